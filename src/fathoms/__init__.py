@@ -1,0 +1,58 @@
+"""fathoms: build, train, compare, understand and ship deep Vision Transformers.
+
+Names are imported when first used, so that `import fathoms` and the command line stay quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fathoms.errors import FathomsError
+
+if TYPE_CHECKING:
+    from fathoms import parts
+    from fathoms.models.config import ViTConfig
+    from fathoms.models.groups import param_groups
+    from fathoms.models.vit import ViT
+    from fathoms.models.weights import load_weights, save_weights
+    from fathoms.models.zoo import create_model, list_models
+    from fathoms.probes.signal import probe
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FathomsError",
+    "ViT",
+    "ViTConfig",
+    "create_model",
+    "list_models",
+    "load_weights",
+    "param_groups",
+    "parts",
+    "probe",
+    "save_weights",
+]
+
+_HOMES = {
+    "ViT": "fathoms.models.vit",
+    "ViTConfig": "fathoms.models.config",
+    "create_model": "fathoms.models.zoo",
+    "list_models": "fathoms.models.zoo",
+    "load_weights": "fathoms.models.weights",
+    "param_groups": "fathoms.models.groups",
+    "probe": "fathoms.probes.signal",
+    "save_weights": "fathoms.models.weights",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "parts":
+        return importlib.import_module("fathoms.parts")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'fathoms' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""The Vision Transformer, its config, its names and its weights."""

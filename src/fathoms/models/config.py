@@ -1,0 +1,215 @@
+"""ViTConfig: one name per family, checked when built. Importing this file does not import torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fathoms.errors import ConfigError
+from fathoms.registry import check_name
+
+Norm = Literal["layernorm", "rmsnorm", "scalenorm", "learnable_scaler", "dyt", "derf", "none"]
+Placement = Literal["pre", "post", "pre_post", "res_post"]
+Residual = Literal[
+    "none",
+    "layerscale",
+    "rezero",
+    "rezero_shared",
+    "skipinit",
+    "fixup",
+    "tfixup",
+    "deepnorm",
+    "layernorm_scaling",
+]
+StemNorm = Literal["none", "pre", "post", "dual", "post_pos"]
+Attention = Literal["softmax", "talking_heads"]
+QKNorm = Literal["none", "rmsnorm", "layernorm"]
+Position = Literal["learned", "sincos", "rope", "learned_rope", "none"]
+Readout = Literal["cls", "mean", "class_attention"]
+MLP = Literal["gelu", "swiglu"]
+Schedule = Literal["uniform", "linear"]
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Everything that makes one Vision Transformer; every field is a flag and a comparison axis.
+
+    >>> ViTConfig(dim=192, heads=3, depth=36, norm="learnable_scaler").grid
+    14
+    """
+
+    image_size: int = 224
+    """Side of the square images, in pixels."""
+    patch_size: int = 16
+    """Side of a patch, in pixels."""
+    in_channels: int = 3
+    """Channels of an image."""
+    num_classes: int = 1000
+    """Outputs of the classifier; 0 leaves it out."""
+    dim: int = 384
+    """Width of a token."""
+    depth: int = 12
+    """Number of blocks."""
+    heads: int = 6
+    """Attention heads; must divide dim."""
+    mlp_ratio: float = 4.0
+    """Hidden width of the MLP over dim."""
+    norm: Norm = "layernorm"
+    """The norm of every branch."""
+    norm_init: str | float | None = None
+    """Start of the norm: "normal" or "ones" for learnable_scaler, alpha for dyt and derf; None: its own."""
+    final_norm: Norm | None = None
+    """The norm after the last block; None: the same as norm."""
+    norm_by_depth: str | None = None
+    """Other norms for ranges of blocks, such as "0-11:layernorm,12-23:dyt"; None: norm everywhere."""
+    attn_placement: Placement = "pre"
+    """Where the norm of the attention stands."""
+    mlp_placement: Placement = "pre"
+    """Where the norm of the MLP stands."""
+    residual: Residual = "none"
+    """How a residual branch is scaled."""
+    residual_init: float | None = None
+    """Where that scale starts; None: the method's own rule for this depth. 0 means 0."""
+    stem_norm: StemNorm = "none"
+    """LayerNorms around the patch projection."""
+    attention: Attention = "softmax"
+    """The attention of every block."""
+    qk_norm: QKNorm = "none"
+    """Norm on each head's q and k."""
+    qkv_bias: bool = True
+    """Whether the q, k, v projection has a bias."""
+    position: Position = "learned"
+    """How a patch knows its place."""
+    registers: int = 0
+    """Extra tokens that no output reads."""
+    readout: Readout = "cls"
+    """How the answer is read from the tokens."""
+    class_attention_depth: int = 2
+    """Blocks of the class-attention read-out."""
+    distill_token: bool = False
+    """A second query token with its own head, for distillation."""
+    mlp: MLP = "gelu"
+    """The MLP of every block."""
+    drop_path: float = 0.0
+    """Probability of leaving a branch out in training."""
+    drop_path_schedule: Schedule = "uniform"
+    """The same rate in every block, or rising from 0."""
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        _check_names(self)
+        _check_combination(self)
+
+    @property
+    def grid(self) -> int:
+        """Patches along one side."""
+        return self.image_size // self.patch_size
+
+    @property
+    def queries(self) -> int:
+        """Tokens that are read out by a head of their own."""
+        return 2 if self.distill_token else 1
+
+    def norms(self) -> list[str]:
+        """The norm of each block."""
+        ranges = parse_ranges(self.norm_by_depth, self.depth)
+        return [ranges.get(index, self.norm) for index in range(self.depth)]
+
+    def replace(self, **changes: Any) -> ViTConfig:
+        """A copy with other values; an unknown field is an error that names the nearest one.
+
+        A start belongs to its method: another norm or residual takes its own unless one is given.
+        """
+        for name in changes:
+            check_name(name, FIELDS, "option", "ViTConfig")
+        for method in ("norm", "residual"):
+            if changes.get(method, getattr(self, method)) != getattr(self, method):
+                changes.setdefault(f"{method}_init", None)
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name."""
+        return dataclasses.asdict(self)
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(ViTConfig))
+
+
+def parse_ranges(text: str | None, depth: int) -> dict[int, str]:
+    """Block index to norm, from a text such as "0-11:layernorm,12:dyt"."""
+    norms: dict[int, str] = {}
+    for item in text.split(",") if text else []:
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*:\s*(\S+)\s*", item, re.ASCII)
+        if match is None:
+            raise ConfigError(
+                f"model.norm_by_depth: {item!r} is no range; write such as '0-11:layernorm,12-23:dyt'"
+            )
+        first, last, name = int(match[1]), int(match[2] or match[1]), match[3]
+        if not first <= last < depth:
+            raise ConfigError(f"model.norm_by_depth: {item!r} leaves the blocks 0-{depth - 1} of this model")
+        if twice := norms.keys() & set(range(first, last + 1)):
+            raise ConfigError(
+                f"model.norm_by_depth: block {min(twice)} has two norms; let the ranges not overlap"
+            )
+        norms |= dict.fromkeys(range(first, last + 1), name)
+    return norms
+
+
+def _check_sizes(config: ViTConfig) -> None:
+    least = {"image_size": 1, "patch_size": 1, "in_channels": 1, "dim": 1, "depth": 1, "heads": 1}
+    least |= {"num_classes": 0, "registers": 0, "class_attention_depth": 1}
+    for name, smallest in least.items():
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"model.{name}={value!r} is no whole number")
+        if value < smallest:
+            raise ConfigError(f"model.{name}={value} is too small; use {smallest} or more")
+    if config.dim % config.heads:
+        raise ConfigError(f"model.dim={config.dim} is not divisible by model.heads={config.heads}")
+    if config.image_size % config.patch_size:
+        raise ConfigError(
+            f"model.image_size={config.image_size} is not divisible by model.patch_size={config.patch_size}"
+        )
+    if not int(config.dim * config.mlp_ratio) >= 1:
+        raise ConfigError(f"model.mlp_ratio={config.mlp_ratio} leaves the MLP no width; use such as 4.0")
+    if not 0.0 <= config.drop_path < 1.0:
+        raise ConfigError(f"model.drop_path={config.drop_path} is no probability below 1; use such as 0.1")
+
+
+def _check_names(config: ViTConfig) -> None:
+    from fathoms.parts import drop, families
+
+    for name, family in families().items():
+        family.check(getattr(config, name), f"model.{name}")
+    norms = families()["norm"]
+    for name in {
+        config.final_norm or config.norm,
+        *parse_ranges(config.norm_by_depth, config.depth).values(),
+    }:
+        norms.check(name, "model.norm_by_depth" if config.norm_by_depth else "model.final_norm")
+    check_name(config.drop_path_schedule, drop.SCHEDULES, "schedule", "model.drop_path_schedule")
+    check_name(config.qk_norm, ("none", "rmsnorm", "layernorm"), "qk_norm", "model.qk_norm")
+
+
+def _check_combination(config: ViTConfig) -> None:
+    """Refuse what contradicts itself, and what would silently equal something else."""
+    from fathoms.parts.attention import ATTENTIONS
+    from fathoms.parts.block import check_residual
+
+    for norm in {config.norm, *config.norms()}:
+        check_residual(config.residual, norm, config.attn_placement, config.mlp_placement)
+    if ATTENTIONS.about(config.attention):
+        raise ConfigError(
+            f"model.attention={config.attention!r} {ATTENTIONS.about(config.attention)}; it is a read-out: "
+            f"use model.readout={config.attention!r}"
+        )
+    if config.readout != "class_attention" and config.class_attention_depth != 2:
+        raise ConfigError(f"readout {config.readout!r} takes no class_attention_depth; leave it out")
+    if config.readout == "mean" and config.distill_token:
+        raise ConfigError("model.distill_token needs a token to read; use readout 'cls' or 'class_attention'")
+    if config.stem_norm == "post_pos" and config.position in ("none", "rope"):
+        raise ConfigError(
+            f"stem_norm 'post_pos' needs positions that are added, not {config.position!r}; use 'post'"
+        )

@@ -1,0 +1,173 @@
+"""Names of weights: fathoms' own, and timm's, which DeiT, CaiT, LearnableScaler and ViT-5 share.
+
+Two things differ beyond names. timm keeps the patch projection as a convolution; here it is the same
+matrix with its columns in the order (row, column, channel). And timm's plain ViT adds a position to the
+class token too: a sum of two parameters, of which fathoms keeps only the sum.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from fathoms.errors import WeightsError
+from fathoms.models.config import ViTConfig
+
+State = dict[str, Tensor]
+
+_PREFIXES = ("module.", "_orig_mod.", "model.")
+
+# timm's name inside a block, and ours. The first that matches wins.
+_BLOCK_NAMES = {
+    "norm1.": "attn_join.norm.",
+    "norm2.": "mlp_join.norm.",
+    "gamma_1": "attn_join.scale.gamma",
+    "gamma_2": "mlp_join.scale.gamma",
+    "ls1.": "attn_join.scale.",
+    "ls2.": "mlp_join.scale.",
+}
+
+
+def unwrap(state: Mapping[str, object]) -> State:
+    """The tensors of a checkpoint, out of a "model" or "state_dict" entry and without wrappers' prefixes."""
+    for key in ("model", "state_dict"):
+        inner = state.get(key)
+        if isinstance(inner, Mapping):
+            state = inner
+    tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    if len(tensors) != len(state) or not tensors:
+        raise WeightsError(
+            "weights: not a mapping of names to tensors; give a state_dict or a .safetensors file"
+        )
+    while prefix := next((p for p in _PREFIXES if all(key.startswith(p) for key in tensors)), None):
+        tensors = {key.removeprefix(prefix): value for key, value in tensors.items()}
+    return tensors
+
+
+def layout_of(state: State) -> str:
+    """Whose names these are."""
+    if "stem.proj.weight" in state:
+        return "fathoms"
+    if "patch_embed.proj.weight" in state:
+        return "timm"
+    raise WeightsError("weights: neither fathoms' nor timm's names (no patch projection among the keys)")
+
+
+def conv_to_linear(weight: Float[Tensor, "D C P P"]) -> Float[Tensor, "D F"]:
+    """A patch convolution as the matrix on patches flattened in the order (row, column, channel)."""
+    return weight.permute(0, 2, 3, 1).flatten(1)
+
+
+def linear_to_conv(weight: Float[Tensor, "D F"], patch_size: int) -> Float[Tensor, "D C P P"]:
+    """The inverse of `conv_to_linear`."""
+    return weight.unflatten(1, (patch_size, patch_size, -1)).permute(0, 3, 1, 2).contiguous()
+
+
+def _ours(name: str) -> str:
+    """A timm name in fathoms' words, for everything that is a renaming."""
+    match = re.fullmatch(r"(blocks|blocks_token_only)\.(\d+)\.(.+)", name)
+    if match is None:
+        return name.replace("patch_embed.proj.", "stem.proj.")
+    stage = "blocks" if match[1] == "blocks" else "readout.blocks"
+    rest = match[3]
+    for theirs, ours in _BLOCK_NAMES.items():
+        if rest.startswith(theirs):
+            rest = ours + rest.removeprefix(theirs)
+            break
+    return f"{stage}.{match[2]}.{rest}"
+
+
+def from_timm(state: State) -> State:
+    """Timm's weights under fathoms' names."""
+    state = dict(state)
+    special = ("cls_token", "dist_token", "pos_embed", "reg_token", "patch_embed.proj.weight")
+    cls, dist, positions, registers, projection = (state.pop(name, None) for name in special)
+    ours = {_ours(name): value for name, value in state.items()}
+    if projection is not None:
+        ours["stem.proj.weight"] = conv_to_linear(projection) if projection.ndim == 4 else projection
+    if registers is not None:
+        ours["registers"] = registers.flatten(0, 1)
+    queries = [token.flatten(0, 1) for token in (cls, dist) if token is not None]
+    if positions is not None:
+        positions = positions.flatten(0, 1)
+        front = positions.shape[0] - math.isqrt(positions.shape[0]) ** 2
+        if queries and front == len(queries):
+            queries = [token + positions[index] for index, token in enumerate(queries)]
+            positions = positions[front:]
+        ours["position.table"] = positions
+    if queries:
+        ours["readout.queries"] = torch.cat(queries)
+    return ours
+
+
+def why_not_timm(config: ViTConfig) -> str | None:
+    """The reason why timm has no model of this kind, or None."""
+    expected = {
+        "attn_placement": ("pre",),
+        "mlp_placement": ("pre",),
+        "residual": ("none", "layerscale"),
+        "stem_norm": ("none",),
+        "position": ("learned",),
+        "mlp": ("gelu",),
+        "norm_by_depth": (None,),
+    }
+    for field, allowed in expected.items():
+        value = getattr(config, field)
+        if value not in allowed:
+            return f"model.{field}={value!r} has no place in timm's layout"
+    return None
+
+
+def to_timm(state: State, config: ViTConfig) -> State:
+    """Fathoms' weights under timm's names, for timm's model of the same architecture.
+
+    timm's DeiT-III, which LayerScale tells from ViT and DeiT, gives its class token no position; in the
+    others that position is zero here, since our class token already holds the sum.
+    """
+    reason = why_not_timm(config)
+    if reason:
+        raise WeightsError(f'weights: {reason}; save with layout="fathoms"')
+    cait = config.readout == "class_attention"
+    scale = "gamma_{}" if cait else "ls{}.gamma"
+    inner = {
+        "attn_join.norm.": "norm1.",
+        "mlp_join.norm.": "norm2.",
+        "attn_join.scale.gamma": scale.format(1),
+        "mlp_join.scale.gamma": scale.format(2),
+        "readout.blocks.": "blocks_token_only.",
+        "stem.proj.": "patch_embed.proj.",
+    }
+    theirs: State = {}
+    for name, value in state.items():
+        for ours, other in inner.items():
+            name = name.replace(ours, other)
+        theirs[name] = value
+    theirs["patch_embed.proj.weight"] = linear_to_conv(theirs["patch_embed.proj.weight"], config.patch_size)
+    positions = theirs.pop("position.table")
+    queries = theirs.pop("readout.queries", None)
+    if "registers" in theirs:
+        theirs["reg_token"] = theirs.pop("registers")[None]
+    if queries is not None:
+        theirs["cls_token"] = queries[None, :1].clone()
+        if config.distill_token:
+            theirs["dist_token"] = queries[None, 1:].clone()
+        if not cait and config.residual == "none":
+            positions = torch.cat([torch.zeros_like(queries), positions])
+    theirs["pos_embed"] = positions[None]
+    return theirs
+
+
+def resize_positions(table: Float[Tensor, "N D"], grid: int) -> Float[Tensor, "M D"]:
+    """A table of positions for another square grid: bicubic, antialiased."""
+    old = math.isqrt(table.shape[0])
+    if old * old != table.shape[0]:
+        raise WeightsError(f"weights: {table.shape[0]} positions form no square grid; they cannot be resized")
+    maps = table.float().T.unflatten(1, (old, old))[None]
+    maps = F.interpolate(maps, size=(grid, grid), mode="bicubic", antialias=True)
+    return maps[0].flatten(1).T.to(table.dtype)

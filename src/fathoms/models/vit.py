@@ -1,0 +1,266 @@
+"""The Vision Transformer: a stem, positions, blocks and a read-out, each picked by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fathoms.errors import ConfigError, ShapeError
+from fathoms.models.config import ViTConfig
+from fathoms.parts.block import Block
+from fathoms.parts.contract import Readout
+from fathoms.parts.drop import drop_path_rates
+from fathoms.parts.init import STD, exempt_from_decay
+from fathoms.parts.layers import linear_flops
+from fathoms.parts.norm import NORMS
+from fathoms.parts.position import POSITIONS, ROTARY, Rope2d, Rotation
+from fathoms.parts.readout import READOUTS
+from fathoms.parts.residual import RESIDUALS
+from fathoms.parts.stem import PatchEmbed
+from fathoms.registry import check_name
+
+
+class ViT(nn.Module):
+    """A Vision Transformer as `config` describes it: images in, logits out.
+
+    Tokens stand in the order queries (cls, distillation), registers, patches.
+
+    >>> vit = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, heads=4, depth=2, num_classes=10))
+    >>> vit(torch.randn(5, 3, 32, 32)).shape
+    torch.Size([5, 10])
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.num_features = config.dim
+        self.grad_checkpointing = False
+        self.stem = PatchEmbed(config.dim, config.patch_size, config.in_channels, config.stem_norm)
+        self.position = POSITIONS.build(config.position, config.dim, config.grid)
+        self.registers = nn.Parameter(torch.empty(config.registers, config.dim)) if config.registers else None
+        rates = drop_path_rates(config.drop_path, config.depth, config.drop_path_schedule)
+        self.blocks = nn.ModuleList(
+            Block(
+                norm=norm,
+                norm_init=config.norm_init if norm == config.norm else None,
+                attention=config.attention,
+                index=index,
+                drop_path=rate,
+                **_block_options(config),
+            )
+            for index, (norm, rate) in enumerate(zip(config.norms(), rates, strict=True))
+        )
+        self.readout = _build_readout(config)
+        self.rope = _build_rope(config, self.readout.travelling)
+        final = config.final_norm or config.norm
+        self.norm = NORMS.build(final, config.dim, init=config.norm_init if final == config.norm else None)
+        self.head = _build_head(config)
+        self.head_dist = _build_head(config) if config.distill_token else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start every parameter and table anew, also after `to_empty` on a meta model.
+
+        Children come before their parents, so that a block's own rule has the last word on its linears.
+        """
+        for module in reversed(list(self.modules())):
+            reset = getattr(module, "reset_parameters", None)
+            if module is not self and callable(reset):
+                reset()
+        if self.registers is not None:
+            nn.init.trunc_normal_(self.registers, std=STD)
+            exempt_from_decay(self.registers)
+        for head in (self.head, self.head_dist):
+            if isinstance(head, nn.Linear):
+                _reset_head(head, self.config)
+
+    @property
+    def num_classes(self) -> int:
+        """Outputs of the classifier."""
+        return self.config.num_classes
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens in front of the patches while the blocks run."""
+        return self.readout.travelling + self.config.registers
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in the backward pass instead of keeping its activations."""
+        self.grad_checkpointing = enable
+
+    def get_classifier(self) -> nn.Module:
+        """The classifier that reads the class token."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """Put a new classifier of `num_classes` outputs in the old one's place; 0 leaves it out."""
+        self.config = self.config.replace(num_classes=num_classes)
+        like = self._home()
+        self.head = _build_head(self.config).to(**like)
+        if self.head_dist is not None:
+            self.head_dist = _build_head(self.config).to(**like)
+
+    def _home(self) -> dict[str, Any]:
+        """Where the model lives, for modules that are to join it."""
+        return {"device": self.stem.proj.weight.device, "dtype": self.stem.proj.weight.dtype}
+
+    def _embed(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
+        size = self.config.image_size
+        if images.shape[-2:] != (size, size):
+            height, width = images.shape[-2:]
+            raise ShapeError(
+                f"images are {height}x{width}, the model takes {size}x{size}; resize them or build the model "
+                f"with image_size={height}"
+            )
+        tokens = self.stem.after_position(self.position(self.stem(images)))
+        if self.registers is not None:
+            registers = self.registers.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
+            tokens = torch.cat([registers, tokens], dim=1)
+        return self.readout.start(tokens)
+
+    def _run(self, block: nn.Module, tokens: Tensor, rotation: Rotation | None) -> Tensor:
+        if self.grad_checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, tokens, rotation, use_reentrant=False)
+        return block(tokens, rotation)
+
+    def forward_features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
+        """All tokens after the read-out's last block and the final norm."""
+        tokens = self._embed(images)
+        rotation = None if self.rope is None else self.rope()
+        for block in self.blocks:
+            tokens = self._run(block, tokens, rotation)
+        return self.norm(self.readout.finish(tokens, self.config.registers))
+
+    def forward_heads(self, tokens: Float[Tensor, "B N D"]) -> tuple[Tensor, ...]:
+        """The logits of each head: one, or with a distillation token two."""
+        pooled = self.readout.pool(tokens, self.config.registers)
+        heads = (self.head,) if self.head_dist is None else (self.head, self.head_dist)
+        return tuple(head(pooled[:, index]) for index, head in enumerate(heads))
+
+    def forward_head(self, tokens: Float[Tensor, "B N D"], pre_logits: bool = False) -> Float[Tensor, "B C"]:
+        """Logits from tokens, the mean of both heads where there are two; or the vectors they read."""
+        if pre_logits:
+            return self.readout.pool(tokens, self.config.registers).mean(dim=1)
+        logits = self.forward_heads(tokens)
+        return logits[0] if len(logits) == 1 else (logits[0] + logits[1]) / 2
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C_out"]:
+        """Logits of each image."""
+        return self.forward_head(self.forward_features(images))
+
+    def forward_intermediates(
+        self,
+        images: Float[Tensor, "B C H W"],
+        indices: int | Sequence[int] | None = None,
+        *,
+        norm: bool = False,
+        output_fmt: str = "NCHW",
+        return_prefix_tokens: bool = False,
+        intermediates_only: bool = False,
+    ) -> Any:
+        """The final tokens and what stood after chosen blocks, as timm's models give them.
+
+        Args:
+            images: A batch.
+            indices: The last n blocks for a number, these blocks for a list, all for None.
+            norm: Whether the final norm is applied to the intermediates too.
+            output_fmt: "NCHW" maps or "NLC" sequences of the patches.
+            return_prefix_tokens: Give each intermediate as (patches, prefix tokens).
+            intermediates_only: Leave the final tokens out.
+        """
+        check_name(output_fmt, ("NCHW", "NLC"), "output_fmt", "forward_intermediates")
+        wanted = take_indices(indices, self.config.depth)
+        tokens = self._embed(images)
+        rotation = None if self.rope is None else self.rope()
+        taken = []
+        for index, block in enumerate(self.blocks):
+            tokens = self._run(block, tokens, rotation)
+            if index in wanted:
+                taken.append(self._intermediate(tokens, norm, output_fmt, return_prefix_tokens))
+        if intermediates_only:
+            return taken
+        return self.norm(self.readout.finish(tokens, self.config.registers)), taken
+
+    def _intermediate(self, tokens: Tensor, norm: bool, output_fmt: str, with_prefix: bool) -> Any:
+        tokens = self.norm(tokens) if norm else tokens
+        prefix, patches = tokens[:, : self.num_prefix_tokens], tokens[:, self.num_prefix_tokens :]
+        if output_fmt == "NCHW":
+            patches = patches.transpose(1, 2).unflatten(2, (self.config.grid, self.config.grid)).contiguous()
+        return (patches, prefix) if with_prefix else patches
+
+    def flop_count(self) -> int:
+        """Multiplications of one image's forward pass: a linear on N tokens counts N * in * out.
+
+        Functions (exp, erf, tanh, square root) count nothing, a division counts as a multiplication.
+        """
+        config = self.config
+        patches = config.grid**2
+        tokens = patches + self.num_prefix_tokens
+        rope = 0 if self.rope is None else self.rope.flop_count(config.heads)
+        last = patches + config.queries if config.readout == "class_attention" else tokens
+        heads = [head for head in (self.head, self.head_dist) if isinstance(head, nn.Linear)]
+        return (
+            self.stem.flop_count(patches)
+            + sum(block.flop_count(tokens) + rope for block in cast(Iterable[Block], self.blocks))
+            + self.readout.flop_count(patches)
+            + self.norm.flop_count(last)
+            + sum(linear_flops(head, 1) for head in heads)
+        )
+
+
+def take_indices(indices: int | Sequence[int] | None, depth: int) -> set[int]:
+    """The chosen blocks as non-negative numbers."""
+    if indices is None:
+        return set(range(depth))
+    chosen = list(range(depth))[-indices:] if isinstance(indices, int) and indices > 0 else indices
+    if isinstance(chosen, int) or any(not -depth <= index < depth for index in chosen):
+        raise ConfigError(
+            f"forward_intermediates: indices={indices} leave the blocks 0-{depth - 1} of this model"
+        )
+    return {index % depth for index in chosen}
+
+
+def _block_options(config: ViTConfig) -> dict[str, Any]:
+    """What the blocks of both stages have in common."""
+    names = ("dim", "heads", "depth", "mlp_ratio", "attn_placement", "mlp_placement", "residual")
+    names += ("residual_init", "qk_norm", "qkv_bias", "mlp")
+    return {name: getattr(config, name) for name in names}
+
+
+def _build_readout(config: ViTConfig) -> Readout:
+    if config.readout != "class_attention":
+        return READOUTS.build(config.readout, config.dim, queries=config.queries)
+    return READOUTS[config.readout](
+        queries=config.queries,
+        class_attention_depth=config.class_attention_depth,
+        norm=config.norm,
+        norm_init=config.norm_init,
+        **_block_options(config),
+    )
+
+
+def _build_rope(config: ViTConfig, queries: int) -> Rope2d | None:
+    if POSITIONS.about(config.position) != ROTARY:
+        return None
+    return Rope2d(config.dim // config.heads, config.grid, queries, config.registers)
+
+
+def _build_head(config: ViTConfig) -> nn.Module:
+    head = nn.Linear(config.dim, config.num_classes) if config.num_classes else nn.Identity()
+    if isinstance(head, nn.Linear):
+        _reset_head(head, config)
+    return head
+
+
+def _reset_head(head: nn.Linear, config: ViTConfig) -> None:
+    if RESIDUALS.about(config.residual).zero_head:
+        nn.init.zeros_(head.weight)
+    else:
+        nn.init.trunc_normal_(head.weight, std=STD)
+    nn.init.zeros_(head.bias)

@@ -1,0 +1,156 @@
+"""Load and save weights: safetensors only, and nothing is skipped in silence."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fathoms.errors import WeightsError
+from fathoms.models import hub
+from fathoms.models.layouts import State, from_timm, layout_of, resize_positions, to_timm, unwrap
+from fathoms.models.vit import ViT
+from fathoms.registry import check_name
+
+SHOWN = 6
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What `load_weights` did.
+
+    Args:
+        source: The file, or the Hub repository with the commit that was read.
+        layout: Whose names the file used: "fathoms" or "timm".
+        resized: Side of the position grid before and after, where it was resized.
+        skipped: Parameters left as they were because `skip` said so.
+    """
+
+    source: str
+    layout: str
+    resized: tuple[int, int] | None
+    skipped: tuple[str, ...]
+
+
+def _read(source: str | Path | Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
+    """The name of a source and its tensors."""
+    if isinstance(source, Mapping):
+        return "state_dict", source
+    if hub.is_hub_id(source):
+        path, name = hub.fetch(str(source))
+    else:
+        path, name = Path(source), str(source)
+    if not path.is_file():
+        raise WeightsError(f"{name}: no such file; give a .safetensors file or a Hub id such as timm/NAME")
+    if path.suffix != ".safetensors":
+        raise WeightsError(
+            f"{name}: only .safetensors files are opened, since others can run code when loaded"
+        )
+    try:
+        return name, load_file(path)
+    except (safetensors.SafetensorError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise WeightsError(f"{name}: not a readable safetensors file ({reason}); fetch it again") from error
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _check(own: State, given: State, name: str) -> None:
+    """Every parameter once, in its own shape, and nothing else."""
+    missing = [key for key in own if key not in given]
+    extra = [key for key in given if key not in own]
+    wrong = [
+        f"{key} {tuple(given[key].shape)} for {tuple(own[key].shape)}"
+        for key in own
+        if key in given and given[key].shape != own[key].shape
+    ]
+    faults = {"missing": missing, "not in the model": extra, "wrong shape": wrong}
+    found = [f"{fault}: {_list(keys)}" for fault, keys in faults.items() if keys]
+    if not found:
+        return
+    heads = any(key.startswith("head") for key in [*missing, *wrong])
+    hint = '; to start the classifier anew, pass skip=["head*"]' if heads else ""
+    error = WeightsError(f"{name} does not fit the model: {'; '.join(found)}{hint}")
+    for fault, keys in faults.items():
+        error.add_note(f"{fault}: {', '.join(keys) or 'none'}")
+    raise error
+
+
+@torch.no_grad()
+def load_weights(
+    model: ViT, source: str | Path | Mapping[str, object], *, skip: Sequence[str] = ()
+) -> LoadReport:
+    """Put the weights of a file, a Hub repository or a state_dict into a model, or refuse.
+
+    timm's, DeiT's, CaiT's, LearnableScaler's and fathoms' names are recognised, and a convolution as
+    patch projection. Learned positions are resized when the grid differs. A missing, extra or mis-shaped
+    tensor is an error, and then nothing has been changed.
+
+    Args:
+        model: Where the weights go.
+        source: A .safetensors file, "timm/NAME" or "timm/NAME@REVISION" on the Hub, or a state_dict.
+        skip: Patterns of parameters that keep their values, such as ["head*"] for another label set.
+    """
+    name, raw = _read(source)
+    state = unwrap(raw)
+    layout = layout_of(state)
+    given = from_timm(state) if layout == "timm" else state
+    own: State = dict(model.named_parameters())
+    skipped = tuple(key for key in own if any(fnmatch.fnmatch(key, pattern) for pattern in skip))
+    for pattern in skip:
+        if not fnmatch.filter(own, pattern):
+            raise WeightsError(f"load_weights: skip pattern {pattern!r} matches no parameter of the model")
+    own = {key: value for key, value in own.items() if key not in skipped}
+    given = {key: value for key, value in given.items() if key not in skipped}
+    resized = None
+    table, target = given.get("position.table"), own.get("position.table")
+    if table is not None and target is not None and table.shape[0] != target.shape[0]:
+        given["position.table"] = resize_positions(table, model.config.grid)
+        resized = (round(table.shape[0] ** 0.5), model.config.grid)
+    _check(own, given, name)
+    for key, parameter in own.items():
+        parameter.copy_(given[key])
+    return LoadReport(name, layout, resized, skipped)
+
+
+def save_weights(model: ViT, path: str | Path, layout: str = "fathoms") -> None:
+    """Write a model's weights to a safetensors file, whole or not at all.
+
+    Args:
+        model: Whose weights.
+        path: Where to; the folder must exist.
+        layout: "fathoms", or "timm" for a file that loads strictly into timm's model of that kind.
+    """
+    check_name(layout, ("fathoms", "timm"), "layout", "save_weights")
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise WeightsError(f"{path}: weights are saved as .safetensors; change the ending")
+    if not path.parent.is_dir():
+        raise WeightsError(f"{path}: the folder does not exist; create it first")
+    state: State = {name: value.detach() for name, value in model.named_parameters()}
+    state = to_timm(state, model.config) if layout == "timm" else state
+    write_safetensors({name: value.cpu().contiguous() for name, value in state.items()}, path)
+
+
+def write_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write beside the target, flush, then rename: a reader never meets half a file."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(descriptor)
+    try:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+        with Path(temporary).open("rb") as written:
+            os.fsync(written.fileno())
+        Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)

@@ -1,0 +1,113 @@
+"""Talking-heads attention: heads are mixed before and after the softmax. Reference here, kernels in triton/."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fathoms.errors import ShapeError
+from fathoms.ops.dispatch import Impl, choose, why_not_triton
+
+KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_KERNEL_HEADS = 16
+MAX_KERNEL_HEAD_DIM = 128
+
+
+def talking_heads(
+    q: Float[Tensor, "B H N K"],
+    k: Float[Tensor, "B H N K"],
+    v: Float[Tensor, "B H N K"],
+    logit_weight: Float[Tensor, "H H"],
+    logit_bias: Float[Tensor, " H"] | None,
+    prob_weight: Float[Tensor, "H H"],
+    prob_bias: Float[Tensor, " H"] | None,
+    *,
+    scale: float,
+    impl: Impl = "auto",
+) -> Float[Tensor, "B H N K"]:
+    """Attend with talking heads: out = mix_w(softmax(mix_l(scale q kᵀ))) v, mix(x)[g] = Σ_h w[g, h] x[h] + b[g].
+
+    `logit_bias` is the same for all keys and cancels in the softmax: it changes neither the output nor any
+    gradient, and its own gradient is zero. Under autocast q, k and v are taken in the autocast dtype, as
+    torch's own attention does. `why_not_fused` tells what `impl="auto"` will choose.
+
+    Args:
+        scale: factor of the logits, usually K ** -0.5.
+        impl: "triton" (fused, no (N, N) map in memory, or an error), "reference", or "auto".
+
+    Paper: Shazeer et al. 2020, arXiv:2003.02436.
+    """
+    _check_shapes(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias)
+    device = q.device.type
+    if torch.is_autocast_enabled(device) and q.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    if choose("talking_heads", impl, q, _why_not_size(q)) == "reference":
+        return talking_heads_reference(
+            q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, scale=scale
+        )
+    # Triton is imported here, so that this module loads where it is not installed.
+    from fathoms.ops.triton.talking_heads import fused_talking_heads
+
+    return fused_talking_heads(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, scale)
+
+
+def talking_heads_reference(
+    q: Float[Tensor, "B H N K"],
+    k: Float[Tensor, "B H N K"],
+    v: Float[Tensor, "B H N K"],
+    logit_weight: Float[Tensor, "H H"],
+    logit_bias: Float[Tensor, " H"] | None,
+    prob_weight: Float[Tensor, "H H"],
+    prob_bias: Float[Tensor, " H"] | None,
+    *,
+    scale: float,
+) -> Float[Tensor, "B H N K"]:
+    """The same in plain torch, the maps in the dtype of q and the softmax in float32 (float64 stays float64)."""
+    logits = _mix(q * scale @ k.transpose(-2, -1), logit_weight, logit_bias)
+    statistics = torch.promote_types(q.dtype, torch.float32)
+    probs = logits.softmax(-1, dtype=statistics).to(q.dtype)
+    return (_mix(probs, prob_weight, prob_bias) @ v).to(q.dtype)
+
+
+def why_not_fused(q: Float[Tensor, "B H N K"]) -> str | None:
+    """The reason why `impl="auto"` would run the reference on `q`, or None if it would run the kernel."""
+    return why_not_triton(q) or _why_not_size(q)
+
+
+def _mix(maps: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    mixed = torch.einsum("gh,bhmn->bgmn", weight.to(maps.dtype), maps)
+    return mixed if bias is None else mixed + bias.to(maps.dtype)[:, None, None]
+
+
+def _why_not_size(q: Tensor) -> str | None:
+    heads, head_dim = q.shape[1], q.shape[3]
+    if q.dtype not in KERNEL_DTYPES:
+        return f"q is {str(q.dtype).removeprefix('torch.')}, the kernel takes bfloat16, float16 and float32"
+    if heads > MAX_KERNEL_HEADS:
+        return f"{heads} heads do not fit in registers, the kernel takes up to {MAX_KERNEL_HEADS}"
+    if head_dim > MAX_KERNEL_HEAD_DIM:
+        return f"{head_dim} channels per head do not fit, the kernel takes up to {MAX_KERNEL_HEAD_DIM}"
+    return None
+
+
+def _check_shapes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    logit_weight: Tensor,
+    logit_bias: Tensor | None,
+    prob_weight: Tensor,
+    prob_bias: Tensor | None,
+) -> None:
+    if q.dim() != 4 or k.shape != q.shape or v.shape != q.shape:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+        raise ShapeError(f"talking_heads: q, k, v are {shapes}; give three of one shape (B, H, N, K)")
+    heads = q.shape[1]
+    for name, weight in (("logit_weight", logit_weight), ("prob_weight", prob_weight)):
+        if weight.shape != (heads, heads):
+            raise ShapeError(f"talking_heads: {name} is {tuple(weight.shape)}; give ({heads}, {heads})")
+    for name, bias in (("logit_bias", logit_bias), ("prob_bias", prob_bias)):
+        if bias is not None and bias.shape != (heads,):
+            raise ShapeError(f"talking_heads: {name} is {tuple(bias.shape)}; give ({heads},)")

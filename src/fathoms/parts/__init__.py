@@ -1,0 +1,77 @@
+"""The parts a Vision Transformer is made of, each usable alone."""
+
+from typing import Any
+
+from fathoms.parts.attention import ATTENTIONS, ClassAttention, SelfAttention, TalkingHeadsAttention
+from fathoms.parts.block import Block, ClassBlock, Join
+from fathoms.parts.drop import DropPath
+from fathoms.parts.mlp import MLPS, GeluMLP, SwiGLU
+from fathoms.parts.norm import NORMS, LayerNorm, NoNorm, RMSNorm, ScaleNorm
+from fathoms.parts.position import POSITIONS, LearnedPosition, Rope2d, SinCosPosition
+from fathoms.parts.readout import READOUTS
+from fathoms.parts.residual import (
+    RESIDUALS,
+    DeepNorm,
+    FixupScale,
+    LayerNormScaling,
+    LayerScale,
+    ReZero,
+    SkipInit,
+)
+from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
+from fathoms.parts.squash import Derf, DyT
+from fathoms.parts.stem import STEM_NORMS, DualPatchNorm, PatchEmbed, patchify
+from fathoms.registry import Registry
+
+__all__ = [
+    "ATTENTIONS",
+    "MLPS",
+    "NORMS",
+    "POSITIONS",
+    "READOUTS",
+    "RESIDUALS",
+    "STEM_NORMS",
+    "Block",
+    "ClassAttention",
+    "ClassBlock",
+    "DeepNorm",
+    "Derf",
+    "DropPath",
+    "DualPatchNorm",
+    "DyT",
+    "FixupScale",
+    "GeluMLP",
+    "Join",
+    "LayerNorm",
+    "LayerNormScaling",
+    "LayerScale",
+    "LearnableScaler",
+    "LearnableScaler2d",
+    "LearnedPosition",
+    "NoNorm",
+    "PatchEmbed",
+    "RMSNorm",
+    "ReZero",
+    "Rope2d",
+    "ScaleNorm",
+    "SelfAttention",
+    "SinCosPosition",
+    "SkipInit",
+    "SwiGLU",
+    "TalkingHeadsAttention",
+    "families",
+    "patchify",
+]
+
+
+def families() -> dict[str, Registry[Any]]:
+    """Each registry under the name of the ViTConfig field that picks from it."""
+    return {
+        "norm": NORMS,
+        "residual": RESIDUALS,
+        "stem_norm": STEM_NORMS,
+        "attention": ATTENTIONS,
+        "position": POSITIONS,
+        "readout": READOUTS,
+        "mlp": MLPS,
+    }

@@ -1,0 +1,180 @@
+"""Attention among tokens: softmax, talking heads, and class attention for the read-out."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fathoms.errors import ConfigError
+from fathoms.ops.talking_heads import talking_heads
+from fathoms.parts.contract import Branch
+from fathoms.parts.init import STD
+from fathoms.parts.layers import PLAIN, Layers, linear_flops
+from fathoms.parts.norm import NORMS
+from fathoms.parts.position import Rotation, rotate
+from fathoms.registry import Registry
+
+ATTENTIONS: Registry[Branch] = Registry("attention")
+
+READS_CONTEXT = "reads a context beside the stream"
+
+
+def head_width(dim: int, heads: int) -> int:
+    """Channels per head; `heads` must divide `dim`."""
+    if heads < 1 or dim % heads:
+        raise ConfigError(f"model.dim={dim} is not divisible by model.heads={heads}")
+    return dim // heads
+
+
+def _attend_flops(queries: int, keys: int, dim: int, heads: int) -> int:
+    """Scaling the queries, q·k, the softmax's division, and the product with the values."""
+    return queries * dim + queries * keys * dim + heads * queries * keys + queries * keys * dim
+
+
+def _split_heads(x: Float[Tensor, "B N D"], heads: int) -> Float[Tensor, "B H N K"]:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _merge_heads(x: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N D"]:
+    return x.transpose(1, 2).flatten(2)
+
+
+@ATTENTIONS.add("softmax")
+class SelfAttention(nn.Module):
+    """softmax(q kᵀ / sqrt K) v per head, through torch's fused attention.
+
+    Args:
+        dim: Width of a token.
+        heads: Number of heads; must divide `dim`.
+        qkv_bias: Whether the packed q, k, v projection has a bias.
+        qk_norm: The norm on each head's q and k, one for all heads, before any rotation.
+        layers: What the linears are built with.
+
+    Paper: Vaswani et al. 2017, arXiv:1706.03762.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, qkv_bias: bool = True, qk_norm: str = "none", layers: Layers = PLAIN
+    ) -> None:
+        super().__init__()
+        self.dim, self.heads = dim, heads
+        width = head_width(dim, heads)
+        self.qkv = layers.linear(dim, 3 * dim, bias=qkv_bias)
+        self.q_norm = NORMS.build(qk_norm, width)
+        self.k_norm = NORMS.build(qk_norm, width)
+        self.proj = layers.linear(dim, dim)
+
+    def project(self, x: Float[Tensor, "B N D"], rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The heads' q, k and v, normalised and rotated."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        return q, k, v
+
+    def forward(self, x: Float[Tensor, "B N D"], rotation: Rotation | None = None) -> Float[Tensor, "B N D"]:
+        """Let every token look at every token."""
+        q, k, v = self.project(x, rotation)
+        return self.proj(_merge_heads(F.scaled_dot_product_attention(q, k, v)))
+
+    def roles(self) -> list[tuple[str, Tensor]]:
+        """The matrices an init rule fills."""
+        q, k, v = self.qkv.weight.detach().chunk(3)
+        return [("q", q), ("k", k), ("v", v), ("out", self.proj.weight.detach())]
+
+    def flop_count(self, num_tokens: int) -> int:
+        """Projections, attention, and the q and k norms where there are any."""
+        norms = 2 * self.q_norm.flop_count(num_tokens * self.heads)
+        attend = _attend_flops(num_tokens, num_tokens, self.dim, self.heads)
+        return linear_flops(self.qkv, num_tokens) + norms + attend + linear_flops(self.proj, num_tokens)
+
+
+@ATTENTIONS.add("talking_heads")
+class TalkingHeadsAttention(SelfAttention):
+    """Attention whose heads are mixed by a learned matrix before the softmax and by another after it.
+
+    `proj_l` mixes the logits, `proj_w` the probabilities, whose rows then need not sum to one. The bias
+    of `proj_l` adds the same number to a whole row, so the softmax cancels it: it is there because the
+    published weights have it, and its gradient is zero.
+
+    Paper: Shazeer et al. 2020, arXiv:2003.02436.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, qkv_bias: bool = True, qk_norm: str = "none", layers: Layers = PLAIN
+    ) -> None:
+        super().__init__(dim, heads, qkv_bias, qk_norm, layers)
+        self.proj_l = nn.Linear(heads, heads)
+        self.proj_w = nn.Linear(heads, heads)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Mixing matrices start from the truncated normal of all of CaiT's linears."""
+        for mixer in (self.proj_l, self.proj_w):
+            nn.init.trunc_normal_(mixer.weight, std=STD)
+            nn.init.zeros_(mixer.bias)
+
+    def forward(self, x: Float[Tensor, "B N D"], rotation: Rotation | None = None) -> Float[Tensor, "B N D"]:
+        """Let every token look at every token, with heads that confer."""
+        q, k, v = self.project(x, rotation)
+        mixers = self.proj_l.weight, self.proj_l.bias, self.proj_w.weight, self.proj_w.bias
+        out = talking_heads(q, k, v, *mixers, scale=(self.dim // self.heads) ** -0.5)
+        return self.proj(_merge_heads(out))
+
+    def flop_count(self, num_tokens: int) -> int:
+        """Plain attention, and heads² multiplications a pair of tokens for each of the two mixings."""
+        return super().flop_count(num_tokens) + 2 * self.heads**2 * num_tokens**2
+
+
+@ATTENTIONS.add("class_attention", READS_CONTEXT)
+class ClassAttention(nn.Module):
+    """A few query tokens read all tokens: q from the queries, k and v from queries and context.
+
+    The context is read and never written, and never copied next to the queries.
+
+    Paper: Touvron et al. 2021, arXiv:2103.17239.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, qkv_bias: bool = True, qk_norm: str = "none", layers: Layers = PLAIN
+    ) -> None:
+        super().__init__()
+        self.dim, self.heads = dim, heads
+        width = head_width(dim, heads)
+        self.q = layers.linear(dim, dim, bias=qkv_bias)
+        self.k = layers.linear(dim, dim, bias=qkv_bias)
+        self.v = layers.linear(dim, dim, bias=qkv_bias)
+        self.q_norm = NORMS.build(qk_norm, width)
+        self.k_norm = NORMS.build(qk_norm, width)
+        self.proj = layers.linear(dim, dim)
+
+    def forward(
+        self, queries: Float[Tensor, "B Q D"], context: Float[Tensor, "B N D"]
+    ) -> Float[Tensor, "B Q D"]:
+        """What each query gathers from the queries and the context."""
+        k = torch.cat([self.k(queries), self.k(context)], dim=1)
+        v = torch.cat([self.v(queries), self.v(context)], dim=1)
+        q, k, v = (_split_heads(t, self.heads) for t in (self.q(queries), k, v))
+        out = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
+        return self.proj(_merge_heads(out))
+
+    def roles(self) -> list[tuple[str, Tensor]]:
+        """The matrices an init rule fills."""
+        linears = {"q": self.q, "k": self.k, "v": self.v, "out": self.proj}
+        return [(role, linear.weight.detach()) for role, linear in linears.items()]
+
+    def flop_count(self, num_tokens: int, num_queries: int = 1) -> int:
+        """Multiplications with `num_queries` queries over a context of `num_tokens` tokens."""
+        keys = num_queries + num_tokens
+        norms = self.heads * (num_queries + keys)
+        return (
+            linear_flops(self.q, num_queries)
+            + linear_flops(self.k, keys)
+            + linear_flops(self.v, keys)
+            + self.q_norm.flop_count(norms)
+            + _attend_flops(num_queries, keys, self.dim, self.heads)
+            + linear_flops(self.proj, num_queries)
+        )

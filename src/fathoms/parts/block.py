@@ -1,0 +1,199 @@
+"""A transformer block: two branches, each joined to the stream by a norm, a placement and a scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fathoms.errors import ConfigError
+from fathoms.parts.attention import ATTENTIONS
+from fathoms.parts.contract import Part
+from fathoms.parts.drop import DropPath
+from fathoms.parts.mlp import MLPS
+from fathoms.parts.norm import NORMS
+from fathoms.parts.position import Rotation
+from fathoms.parts.residual import PLACEMENTS, RESIDUALS, Method, build_residual
+from fathoms.registry import check_name
+
+
+class Join(nn.Module):
+    """How one branch F joins the stream x: which norm, where it stands, how the branch is scaled.
+
+    With N the norm and s the residual scale: "pre" x + s F(N x), "post" N(x + s F x),
+    "pre_post" x + s N'(F(N x)), "res_post" x + s N(F x). The branch itself runs between `enter` and
+    `leave`, so that it may read more than the stream, as class attention does.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        scale: Part,
+        placement: str = "pre",
+        norm: str = "layernorm",
+        *,
+        place: str = "branch",
+        norm_init: str | float | None = None,
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.place = place
+        self.placement = check_name(placement, PLACEMENTS, "placement")
+        self.norm = NORMS.build(norm, dim, init=norm_init)
+        self.post_norm = NORMS.build(norm, dim, init=norm_init) if placement == "pre_post" else None
+        self.scale = scale
+        self.drop_path = DropPath(drop_path)
+
+    def enter(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        """What the branch reads of the stream x."""
+        if self.placement in ("pre", "pre_post"):
+            x = self.norm(x)
+        return self.scale(x) if self.place == "input" else x
+
+    def leave(self, x: Float[Tensor, "B N D"], branch: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        """The stream after the branch has been added."""
+        if self.placement == "res_post":
+            branch = self.norm(branch)
+        elif self.post_norm is not None:
+            branch = self.post_norm(branch)
+        if self.place == "branch":
+            branch = self.scale(branch)
+        skip = self.scale(x) if self.place == "skip" else x
+        joined = skip + self.drop_path(branch)
+        return self.norm(joined) if self.placement == "post" else joined
+
+    def flop_count(self, num_tokens: int) -> int:
+        """The norms and the scale; an addition multiplies nothing."""
+        norms = [norm for norm in (self.norm, self.post_norm) if norm is not None]
+        return sum(norm.flop_count(num_tokens) for norm in norms) + self.scale.flop_count(num_tokens)
+
+    def enter_flops(self, num_tokens: int) -> int:
+        """The part of `flop_count` spent on tokens that only enter."""
+        norm = self.norm.flop_count(num_tokens) if self.placement in ("pre", "pre_post") else 0
+        return norm + (self.scale.flop_count(num_tokens) if self.place == "input" else 0)
+
+
+def check_residual(residual: str, norm: str, attn_placement: str, mlp_placement: str) -> None:
+    """Refuse a method that contradicts the placement or the norm, and placements of no norm."""
+    method: Method = RESIDUALS.about(residual)
+    placements = {"attn_placement": attn_placement, "mlp_placement": mlp_placement}
+    for field, placement in placements.items():
+        check_name(placement, PLACEMENTS, "placement", f"model.{field}")
+        if norm == "none" and placement != "pre":
+            raise ConfigError(
+                f"model.{field}={placement!r} places a norm, but model.norm is 'none'; use 'pre'"
+            )
+        if placement not in method.placements:
+            allowed = " or ".join(repr(name) for name in method.placements)
+            raise ConfigError(
+                f"residual {residual!r} contradicts model.{field}={placement!r}: {method.why}; use {allowed}"
+            )
+    if norm == "none" and method.needs_norm:
+        raise ConfigError(f"residual {residual!r} needs a norm: {method.why}; model.norm is 'none'")
+
+
+class Block(nn.Module):
+    """One block of a Vision Transformer: attention, then MLP, each on a residual branch.
+
+    Args:
+        dim: Width of a token.
+        heads: Number of heads; must divide `dim`.
+        depth: Blocks of the whole network; several residual methods depend on it.
+        index: Which of them this is, from 0.
+        mlp_ratio: Hidden width of the MLP over `dim`.
+        norm: Name of the norm; `norm_init` its own start where it has one.
+        attn_placement: Where the norm of the attention stands: see `Join`.
+        mlp_placement: Where the norm of the MLP stands.
+        residual: Name of the residual method; `residual_init` None takes its rule for this depth.
+        attention: "softmax" or "talking_heads", with `qk_norm` and `qkv_bias`.
+        mlp: "gelu" or "swiglu".
+        drop_path: Probability of leaving a branch out in training.
+
+    >>> import torch
+    >>> block = Block(64, 4, norm="rmsnorm", residual="layerscale", depth=36)
+    >>> block(torch.randn(2, 10, 64)).shape
+    torch.Size([2, 10, 64])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        depth: int = 1,
+        index: int = 0,
+        mlp_ratio: float = 4.0,
+        norm: str = "layernorm",
+        norm_init: str | float | None = None,
+        attn_placement: str = "pre",
+        mlp_placement: str = "pre",
+        residual: str = "none",
+        residual_init: float | None = None,
+        attention: str = "softmax",
+        qk_norm: str = "none",
+        qkv_bias: bool = True,
+        mlp: str = "gelu",
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_residual(residual, norm, attn_placement, mlp_placement)
+        self.depth, self.method = depth, RESIDUALS.about(residual)
+
+        def scale() -> Part:
+            return build_residual(residual, dim, depth=depth, index=index, init_value=residual_init)
+
+        def join(placement: str, own: Part) -> Join:
+            place = self.method.place
+            return Join(dim, own, placement, norm, norm_init=norm_init, place=place, drop_path=drop_path)
+
+        options = {"qkv_bias": qkv_bias, "qk_norm": qk_norm, "layers": self.method.layers}
+        self.attn_join = join(attn_placement, scale())
+        self.attn = ATTENTIONS.build(attention, dim, heads, **options)
+        self.mlp_join = join(mlp_placement, self.attn_join.scale if self.method.per_block else scale())
+        self.mlp = MLPS.build(mlp, dim, mlp_ratio, layers=self.method.layers)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start both branches as the residual method says; every bias of theirs is zero."""
+        for branch in (self.attn, self.mlp):
+            self.method.weights(branch, self.depth)
+            for module in branch.modules():
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def forward(self, x: Float[Tensor, "B N D"], rotation: Rotation | None = None) -> Float[Tensor, "B N D"]:
+        """The stream after attention and MLP."""
+        x = self.attn_join.leave(x, self.attn(self.attn_join.enter(x), rotation))
+        return self.mlp_join.leave(x, self.mlp(self.mlp_join.enter(x)))
+
+    def flop_count(self, num_tokens: int) -> int:
+        """Both branches and both joins."""
+        return sum(
+            part.flop_count(num_tokens) for part in (self.attn_join, self.attn, self.mlp_join, self.mlp)
+        )
+
+
+class ClassBlock(Block):
+    """One block of CaiT's second stage: only the queries are written, the context is read.
+
+    Options as for `Block`, but for the attention, which is class attention.
+
+    Paper: Touvron et al. 2021, arXiv:2103.17239.
+    """
+
+    def __init__(self, dim: int, heads: int, **options: Any) -> None:
+        super().__init__(dim, heads, attention="class_attention", **options)
+
+    def forward(
+        self, queries: Float[Tensor, "B Q D"], context: Float[Tensor, "B N D"]
+    ) -> Float[Tensor, "B Q D"]:
+        """The queries after class attention and MLP."""
+        enter = self.attn_join.enter
+        queries = self.attn_join.leave(queries, self.attn(enter(queries), enter(context)))
+        return self.mlp_join.leave(queries, self.mlp(self.mlp_join.enter(queries)))
+
+    def flop_count(self, num_tokens: int, num_queries: int = 1) -> int:
+        """The queries' own work, and what enters the attention from a context of `num_tokens` tokens."""
+        own = sum(part.flop_count(num_queries) for part in (self.attn_join, self.mlp_join, self.mlp))
+        return own + self.attn_join.enter_flops(num_tokens) + self.attn.flop_count(num_tokens, num_queries)

@@ -1,0 +1,54 @@
+"""What every part of a family can do. A family is this and its contract test, not a base class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+
+class Part(Protocol):
+    """A module of tokens that knows how much it multiplies."""
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        """Run the part."""
+        ...
+
+    def flop_count(self, *sizes: int) -> int:
+        """Multiplications for that many tokens."""
+        ...
+
+
+class Branch(Part, Protocol):
+    """An attention or an MLP: a part whose matrices an init rule can tell apart."""
+
+    def roles(self) -> list[tuple[str, Tensor]]:
+        """Each weight matrix with its role, as views that do not track gradients."""
+        ...
+
+    def modules(self) -> Iterator[nn.Module]:
+        """All submodules, itself included."""
+        ...
+
+
+class Readout(Protocol):
+    """What stands between the blocks and the heads."""
+
+    travelling: int
+
+    def start(self, tokens: Tensor) -> Tensor:
+        """The tokens that enter the first block."""
+        ...
+
+    def finish(self, tokens: Tensor, registers: int) -> Tensor:
+        """The tokens after the read-out's own work."""
+        ...
+
+    def pool(self, tokens: Tensor, registers: int) -> Tensor:
+        """The vectors the heads read, one for each."""
+        ...
+
+    def flop_count(self, num_tokens: int) -> int:
+        """Multiplications over that many patches."""
+        ...

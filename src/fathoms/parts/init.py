@@ -1,0 +1,71 @@
+"""How the linears of a residual branch start: one rule per paper.
+
+A rule is `(branch, depth)`. It fills the weights of an attention or an MLP in place, for a network of
+`depth` blocks, which has 2 * depth residual branches; biases become zero. A branch tells its matrices
+apart through `roles()`: "q", "k", "v", "hidden" and "out". Packed matrices give one view per role, so
+that every rule sees the shape its paper speaks of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from fathoms.parts.contract import Branch
+
+STD = 0.02
+
+
+def exempt_from_decay(parameter: nn.Parameter) -> None:
+    """Mark a parameter that weight decay must leave alone, for `param_groups` and other people's optimizers."""
+    parameter._no_weight_decay = True  # pyrefly: ignore[missing-attribute]
+
+
+Rule = Callable[[Branch, int], None]
+
+
+def trunc_normal(branch: Branch, depth: int) -> None:
+    """Truncated normal with deviation 0.02, whatever the depth: the start of ViT, DeiT and CaiT."""
+    del depth
+    for _, weight in branch.roles():
+        nn.init.trunc_normal_(weight, std=STD)
+
+
+def xavier(branch: Branch, depth: int) -> None:
+    """Xavier uniform, as ReZero's authors start their transformer."""
+    del depth
+    for _, weight in branch.roles():
+        nn.init.xavier_uniform_(weight)
+
+
+def he(branch: Branch, depth: int) -> None:
+    """He normal by fan-in, as SkipInit's authors start their residual branches."""
+    del depth
+    for _, weight in branch.roles():
+        nn.init.kaiming_normal_(weight, nonlinearity="relu")
+
+
+def fixup(branch: Branch, depth: int) -> None:
+    """Xavier, q, k, v times (2L)^-1/6, the MLP's first layer times (2L)^-1/2, the last layer zero."""
+    power = {"hidden": -1 / 2, "q": -1 / 6, "k": -1 / 6, "v": -1 / 6}
+    for role, weight in branch.roles():
+        if role == "out":
+            nn.init.zeros_(weight)
+        else:
+            nn.init.xavier_uniform_(weight, gain=(2 * depth) ** power[role])
+
+
+def tfixup(branch: Branch, depth: int) -> None:
+    """Xavier, then 0.67 L^-1/4 on both MLP layers and the output, sqrt(2) times that on the values."""
+    scale = 0.67 * depth**-0.25
+    gain = {"hidden": scale, "out": scale, "v": scale * 2**0.5}
+    for role, weight in branch.roles():
+        nn.init.xavier_uniform_(weight, gain=gain.get(role, 1.0))
+
+
+def deepnorm(branch: Branch, depth: int) -> None:
+    """Xavier normal, divided by (8L)^1/4 on the values, the output and both MLP layers."""
+    shrink = (8 * depth) ** -0.25
+    for role, weight in branch.roles():
+        nn.init.xavier_normal_(weight, gain=1.0 if role in ("q", "k") else shrink)

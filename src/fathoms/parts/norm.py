@@ -1,0 +1,112 @@
+"""Norms that measure each token; the maps that stand in for them are in `scaler` and `squash`.
+
+Every part here takes any channels-last tensor, computes in float32 or better and gives back the dtype
+it was given, so that a bfloat16 stream under float32 weights loses nothing on the way.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fathoms.parts.contract import Part
+from fathoms.registry import Registry
+
+NORMS: Registry[Part] = Registry("norm")
+
+
+def _widest(x: Tensor, weight: Tensor) -> Tensor:
+    """`x` in the wider of its own and the weight's dtype."""
+    return x.to(torch.promote_types(x.dtype, weight.dtype))
+
+
+@NORMS.add("layernorm")
+class LayerNorm(nn.LayerNorm):
+    """Centre and scale each token: y = weight * (x - mean) / sqrt(var + eps) + bias.
+
+    A torch LayerNorm whose `eps` is the 1e-6 of Vision Transformers and whose output has the dtype of
+    its input, also under autocast.
+
+    Paper: Ba et al. 2016, arXiv:1607.06450.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__(dim, eps=eps)
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Normalise over the last axis."""
+        wide = _widest(x, self.weight)
+        weight, bias = self.weight.to(wide.dtype), self.bias.to(wide.dtype)
+        return F.layer_norm(wide, self.normalized_shape, weight, bias, self.eps).to(x.dtype)
+
+    def flop_count(self, num_tokens: int) -> int:
+        """Three multiplications an element: the square, the scale, the weight."""
+        return 3 * num_tokens * self.normalized_shape[0]
+
+
+@NORMS.add("rmsnorm")
+class RMSNorm(nn.RMSNorm):
+    """Scale each token to unit root mean square: y = weight * x / sqrt(mean(x²) + eps).
+
+    Paper: Zhang & Sennrich 2019, arXiv:1910.07467.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__(dim, eps=eps)
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Normalise over the last axis."""
+        wide = _widest(x, self.weight)
+        return F.rms_norm(wide, self.normalized_shape, self.weight.to(wide.dtype), self.eps).to(x.dtype)
+
+    def flop_count(self, num_tokens: int) -> int:
+        """Three multiplications an element: the square, the scale, the weight."""
+        return 3 * num_tokens * self.normalized_shape[0]
+
+
+@NORMS.add("scalenorm")
+class ScaleNorm(nn.Module):
+    """Give every token the same learned length: y = g * x / |x|, g starting at sqrt(dim).
+
+    Paper: Nguyen & Salazar 2019, arXiv:1910.05895.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+        # One element, not zero-dimensional: sharded training (FSDP2) takes no scalars.
+        self.g = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start at g = sqrt(dim), the length of a token whose elements have unit variance."""
+        nn.init.constant_(self.g, math.sqrt(self.dim))
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Rescale each token; a token of length below `eps` is divided by `eps`."""
+        return (F.normalize(_widest(x, self.g), dim=-1, eps=self.eps) * self.g).to(x.dtype)
+
+    def flop_count(self, num_tokens: int) -> int:
+        """Three multiplications an element: the square, the division by the length, g."""
+        return 3 * num_tokens * self.dim
+
+
+@NORMS.add("none")
+class NoNorm(nn.Module):
+    """No norm at all: y = x."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Return x."""
+        return x
+
+    def flop_count(self, num_tokens: int) -> int:
+        """Nothing is multiplied."""
+        return 0 * num_tokens

@@ -1,0 +1,164 @@
+"""Where a patch is: tables added to the tokens, and rotations of q and k."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fathoms.errors import ConfigError
+from fathoms.parts.init import STD, exempt_from_decay
+from fathoms.registry import Registry
+
+POSITIONS: Registry[nn.Module] = Registry("position")
+
+ROTARY = "rotary"
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines for each token and channel of a head."""
+
+    cos: Float[Tensor, "N K"]
+    sin: Float[Tensor, "N K"]
+
+
+def rotate(x: Float[Tensor, "B H N K"], rotation: Rotation) -> Float[Tensor, "B H N K"]:
+    """Turn each pair of neighbouring channels by its token's angle."""
+    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack([-odd, even], dim=-1).flatten(-2)
+    return (x * rotation.cos + turned * rotation.sin).to(x.dtype)
+
+
+def _grid_angles(width: int, rows: int, theta: float) -> Float[Tensor, "N K"]:
+    """Angles on a square grid: half of the channels turn with the row, the others with the column."""
+    frequency = theta ** (-torch.arange(0, width // 2, 2, dtype=torch.float64) / (width // 2))
+    angle = torch.outer(torch.arange(rows, dtype=torch.float64), frequency).repeat_interleave(2, dim=-1)
+    row = angle[:, None, :].expand(rows, rows, -1)
+    column = angle[None, :, :].expand(rows, rows, -1)
+    return torch.cat([row, column], dim=-1).flatten(0, 1)
+
+
+class Rope2d(nn.Module):
+    """Rotary positions on a square grid of patches, with registers on a small grid of their own.
+
+    Tokens come in the order queries, registers, patches; queries (cls) are not rotated. Patches use
+    `theta`, registers `register_theta`, as in ViT-5.
+
+    Papers: Su et al. 2021, arXiv:2104.09864; ViT-5, arXiv:2602.08071.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(
+        self,
+        head_width: int,
+        grid: int,
+        queries: int = 0,
+        registers: int = 0,
+        theta: float = 1e4,
+        register_theta: float = 100.0,
+    ) -> None:
+        super().__init__()
+        if head_width % 4:
+            raise ConfigError(
+                f"rope needs dim / heads divisible by 4, not {head_width}; change model.dim or model.heads"
+            )
+        if math.isqrt(registers) ** 2 != registers:
+            raise ConfigError(
+                f"rope puts registers on a square grid; model.registers={registers} is no square"
+            )
+        self.head_width, self.grid, self.queries, self.registers = head_width, grid, queries, registers
+        self.theta, self.register_theta = theta, register_theta
+        tokens = queries + registers + grid * grid
+        self.register_buffer("cos", torch.empty(tokens, head_width), persistent=False)
+        self.register_buffer("sin", torch.empty(tokens, head_width), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Fill the tables; they follow from the sizes alone and are not saved."""
+        angles = torch.cat(
+            [
+                torch.zeros(self.queries, self.head_width, dtype=torch.float64),
+                _grid_angles(self.head_width, math.isqrt(self.registers), self.register_theta),
+                _grid_angles(self.head_width, self.grid, self.theta),
+            ]
+        )
+        self.cos.copy_(angles.cos())
+        self.sin.copy_(angles.sin())
+
+    def forward(self) -> Rotation:
+        """The rotation of every token."""
+        return Rotation(self.cos, self.sin)
+
+    def flop_count(self, heads: int) -> int:
+        """Two multiplications for each channel of q and of k, in one block."""
+        return 2 * 2 * heads * self.cos.shape[0] * self.cos.shape[1]
+
+
+@POSITIONS.add("learned")
+@POSITIONS.add("learned_rope", ROTARY)
+class LearnedPosition(nn.Module):
+    """A learned vector for each place, added to the patch there."""
+
+    def __init__(self, dim: int, grid: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(grid * grid, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start from the truncated normal; positions take no weight decay."""
+        nn.init.trunc_normal_(self.table, std=STD)
+        exempt_from_decay(self.table)
+
+    def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        """Add each place's vector."""
+        return (tokens + self.table).to(tokens.dtype)
+
+
+@POSITIONS.add("sincos")
+class SinCosPosition(nn.Module):
+    """Fixed sines and cosines of row and column, added to the patch there.
+
+    Papers: Vaswani et al. 2017, arXiv:1706.03762; in this 2-D form Chen et al. 2021, arXiv:2104.02057.
+    """
+
+    table: Tensor
+
+    def __init__(self, dim: int, grid: int) -> None:
+        super().__init__()
+        if dim % 4:
+            raise ConfigError(f"position 'sincos' needs a width divisible by 4; model.dim={dim} is not")
+        self.dim, self.grid = dim, grid
+        self.register_buffer("table", torch.empty(grid * grid, dim), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Fill the table; it follows from the sizes alone and is not saved."""
+        frequency = 1e4 ** (-torch.arange(self.dim // 4, dtype=torch.float64) / (self.dim // 4))
+        angle = torch.outer(torch.arange(self.grid, dtype=torch.float64), frequency)
+        waves = torch.cat([angle.sin(), angle.cos()], dim=-1)
+        column = waves[None, :, :].expand(self.grid, self.grid, -1)
+        row = waves[:, None, :].expand(self.grid, self.grid, -1)
+        self.table.copy_(torch.cat([column, row], dim=-1).flatten(0, 1))
+
+    def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        """Add each place's vector."""
+        return (tokens + self.table).to(tokens.dtype)
+
+
+@POSITIONS.add("none")
+@POSITIONS.add("rope", ROTARY)
+class NoPosition(nn.Module):
+    """Nothing is added; with "rope" the places are told by rotation instead."""
+
+    def __init__(self, dim: int, grid: int) -> None:
+        super().__init__()
+        self.dim, self.grid = dim, grid
+
+    def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        """Return the tokens."""
+        return tokens

@@ -1,0 +1,160 @@
+"""How an image's answer is read from its tokens: class token, mean, or class attention.
+
+A read-out acts three times: `start` may put query tokens in front before the first block, `finish` runs
+after the last one, and `pool` picks the vectors that the heads read, one for each head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fathoms.errors import ConfigError
+from fathoms.parts.block import ClassBlock
+from fathoms.parts.contract import Readout
+from fathoms.parts.init import STD, exempt_from_decay
+from fathoms.registry import Registry
+
+READOUTS: Registry[Readout] = Registry("readout")
+
+
+def _reset_queries(queries: nn.Parameter) -> None:
+    nn.init.trunc_normal_(queries, std=STD)
+    exempt_from_decay(queries)
+
+
+def _prepend(queries: Float[Tensor, "Q D"], tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B M D"]:
+    return torch.cat([queries.to(tokens.dtype).expand(tokens.shape[0], -1, -1), tokens], dim=1)
+
+
+@READOUTS.add("cls")
+class ClassToken(nn.Module):
+    """Learned query tokens travel with the patches through every block and are read at the end.
+
+    Args:
+        dim: Width of a token.
+        queries: 1 for the class token, 2 with DeiT's distillation token behind it.
+
+    Papers: Dosovitskiy et al. 2020, arXiv:2010.11929; Touvron et al. 2020, arXiv:2012.12877.
+    """
+
+    def __init__(self, dim: int, queries: int = 1) -> None:
+        super().__init__()
+        self.travelling = queries
+        self.queries = nn.Parameter(torch.empty(queries, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start the queries from the truncated normal; they take no weight decay."""
+        _reset_queries(self.queries)
+
+    def start(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B M D"]:
+        """Put the queries in front."""
+        return _prepend(self.queries, tokens)
+
+    def finish(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B M D"]:
+        """Nothing is left to do."""
+        del registers
+        return tokens
+
+    def pool(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B Q D"]:
+        """The queries."""
+        del registers
+        return tokens[:, : self.travelling]
+
+    def flop_count(self, num_tokens: int) -> int:
+        """Nothing is multiplied."""
+        return 0 * num_tokens
+
+
+@READOUTS.add("mean")
+class MeanToken(nn.Module):
+    """The mean of the patch tokens after the final norm; registers are left out."""
+
+    travelling = 0
+
+    def __init__(self, dim: int, queries: int = 1) -> None:
+        super().__init__()
+        if queries != 1:
+            raise ConfigError(
+                "model.distill_token needs a token of its own; use readout 'cls' or 'class_attention'"
+            )
+        self.dim = dim
+
+    def start(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        """Nothing is put in front."""
+        return tokens
+
+    def finish(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B N D"]:
+        """Nothing is left to do."""
+        del registers
+        return tokens
+
+    def pool(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B 1 D"]:
+        """The mean over the patches."""
+        return tokens[:, registers:].mean(dim=1, keepdim=True)
+
+    def flop_count(self, num_tokens: int) -> int:
+        """One multiplication a channel, by 1/N."""
+        return self.dim if num_tokens else 0
+
+
+@READOUTS.add("class_attention")
+class ClassAttentionReadout(nn.Module):
+    """CaiT's second stage: the queries come after the last block and read the patches in a few more.
+
+    Registers have done their work by then and are dropped.
+
+    Args:
+        dim: Width of a token.
+        heads: Heads of the class attention.
+        queries: 1 for the class token, 2 with a distillation token behind it.
+        class_attention_depth: Number of class-attention blocks.
+        depth: Blocks before this stage; the residual method's rules go by it, and its block index goes on.
+        **options: As for `Block`.
+
+    Paper: Touvron et al. 2021, arXiv:2103.17239.
+    """
+
+    travelling = 0
+
+    def __init__(
+        self, dim: int, heads: int, queries: int, class_attention_depth: int, depth: int, **options: Any
+    ) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.empty(queries, dim))
+        self.blocks = nn.ModuleList(
+            ClassBlock(dim, heads, depth=depth, index=depth + step, **options)
+            for step in range(class_attention_depth)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start the queries from the truncated normal; they take no weight decay."""
+        _reset_queries(self.queries)
+
+    def start(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        """The queries come later."""
+        return tokens
+
+    def finish(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B M D"]:
+        """Let the queries read the patches; they come back in front of them."""
+        patches = tokens[:, registers:]
+        queries = self.queries.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
+        for block in self.blocks:
+            queries = block(queries, patches)
+        return torch.cat([queries, patches], dim=1)
+
+    def pool(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B Q D"]:
+        """The queries."""
+        del registers
+        return tokens[:, : self.queries.shape[0]]
+
+    def flop_count(self, num_tokens: int) -> int:
+        """The class-attention blocks over a context of `num_tokens` patches."""
+        blocks = cast(Iterable[ClassBlock], self.blocks)
+        return sum(block.flop_count(num_tokens, self.queries.shape[0]) for block in blocks)

@@ -1,0 +1,67 @@
+"""LearnableScaler: a learned affine map where a norm used to be."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fathoms.parts.norm import NORMS
+from fathoms.registry import check_name
+
+ScalerInit = Literal["normal", "ones"]
+
+
+@NORMS.add("learnable_scaler")
+class LearnableScaler(nn.Module):
+    """A learned affine map in the place of a norm: y = a * x + b, without any statistics.
+
+    Args:
+        num_channels: Length of `a` and `b`.
+        eps: Taken so that the class stands wherever a LayerNorm was built; nothing is divided here.
+        affine: False leaves `a` and `b` out, which makes this the identity.
+        init: "normal" draws a from N(0, 1), as the authors' code does; "ones" starts at the identity.
+
+    From: github.com/nghiemtuan/LearnableScaler; with init="ones" it is ResMLP's Affine, arXiv:2105.03404.
+    """
+
+    def __init__(
+        self, num_channels: int, eps: float = 1e-6, affine: bool = True, init: ScalerInit = "normal"
+    ) -> None:
+        super().__init__()
+        self.num_channels, self.eps = num_channels, eps
+        self.init = check_name(init, ("normal", "ones"), "init", type(self).__name__)
+        self.a = nn.Parameter(torch.empty(num_channels)) if affine else None
+        self.b = nn.Parameter(torch.empty(num_channels)) if affine else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw `a` as `init` says; `b` is zero."""
+        if self.a is not None and self.b is not None:
+            nn.init.normal_(self.a) if self.init == "normal" else nn.init.ones_(self.a)
+            nn.init.zeros_(self.b)
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Scale and shift each channel, the last axis."""
+        if self.a is None or self.b is None:
+            return x
+        return (x * self.a + self.b).to(x.dtype)
+
+    def flop_count(self, num_tokens: int) -> int:
+        """One multiplication an element; for maps, `num_tokens` is the number of positions."""
+        return 0 if self.a is None else num_tokens * self.num_channels
+
+
+class LearnableScaler2d(LearnableScaler):
+    """LearnableScaler for convolutional maps (B, C, H, W), in the place of a BatchNorm.
+
+    From: github.com/nghiemtuan/LearnableScaler.
+    """
+
+    def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        """Scale and shift each channel, the second axis."""
+        if self.a is None or self.b is None:
+            return x
+        return (x * self.a[:, None, None] + self.b[:, None, None]).to(x.dtype)

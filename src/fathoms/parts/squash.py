@@ -1,0 +1,86 @@
+"""DyT and Derf: bounded curves where a norm used to be."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fathoms.errors import ConfigError
+from fathoms.parts.norm import NORMS
+
+
+def _check_alpha(part: str, init: float) -> float:
+    if isinstance(init, str):
+        raise ConfigError(f"{part}: init={init!r} is no number; give the starting alpha, such as 0.5")
+    return float(init)
+
+
+@NORMS.add("dyt")
+class DyT(nn.Module):
+    """Dynamic tanh: y = weight * tanh(alpha * x) + bias, one alpha for all channels.
+
+    Args:
+        dim: Number of channels.
+        init: Where alpha starts.
+
+    Paper: Zhu et al. 2025, arXiv:2503.10622.
+    """
+
+    def __init__(self, dim: int, init: float = 0.5) -> None:
+        super().__init__()
+        self.dim, self.init = dim, _check_alpha("dyt", init)
+        self.alpha = nn.Parameter(torch.empty(1))
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.bias = nn.Parameter(torch.empty(dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Alpha at `init`, weight one, bias zero."""
+        nn.init.constant_(self.alpha, self.init)
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Squash each element."""
+        return (torch.tanh(x * self.alpha) * self.weight + self.bias).to(x.dtype)
+
+    def flop_count(self, num_tokens: int) -> int:
+        """Two multiplications an element: alpha and the weight."""
+        return 2 * num_tokens * self.dim
+
+
+@NORMS.add("derf")
+class Derf(nn.Module):
+    """Dynamic erf: y = weight * erf(alpha * x + shift) + bias, alpha and shift for all channels.
+
+    Args:
+        dim: Number of channels.
+        init: Where alpha starts; the shift starts at zero.
+
+    Paper: Chen et al. 2025, "Stronger Normalization-Free Transformers", arXiv:2512.10938.
+    """
+
+    def __init__(self, dim: int, init: float = 0.5) -> None:
+        super().__init__()
+        self.dim, self.init = dim, _check_alpha("derf", init)
+        self.alpha = nn.Parameter(torch.empty(1))
+        self.shift = nn.Parameter(torch.empty(1))
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.bias = nn.Parameter(torch.empty(dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Alpha at `init`, shift zero, weight one, bias zero."""
+        nn.init.constant_(self.alpha, self.init)
+        nn.init.zeros_(self.shift)
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Squash each element."""
+        return (torch.erf(x * self.alpha + self.shift) * self.weight + self.bias).to(x.dtype)
+
+    def flop_count(self, num_tokens: int) -> int:
+        """Two multiplications an element: alpha and the weight."""
+        return 2 * num_tokens * self.dim

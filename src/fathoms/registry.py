@@ -1,0 +1,87 @@
+"""Families of named parts: a choice is a name, and an unknown name is an error."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from fathoms.errors import ConfigError, FathomsError, UnknownNameError
+
+T = TypeVar("T")
+Entry = TypeVar("Entry", bound=Callable[..., Any])
+
+
+def nearest(name: str, options: Iterable[str]) -> str:
+    """The option closest to `name`, ignoring case."""
+    options = list(options)
+    same = [option for option in options if option.lower() == name.lower()]
+    return (same or difflib.get_close_matches(name.lower(), options, n=1, cutoff=0.0) or [""])[0]
+
+
+def check_name(name: str, options: Iterable[str], kind: str, where: str = "") -> str:
+    """Return `name` if it is one of `options`; else say which one is nearest."""
+    options = list(options)
+    if isinstance(name, str) and name in options:
+        return name
+    place = f"{where}: " if where else ""
+    hint = nearest(str(name), options)
+    raise UnknownNameError(f"{place}no {kind} is called {name!r}; did you mean {hint!r}?")
+
+
+class Registry(Generic[T]):
+    """One family of parts: `add` a class under a name, look it up, build it.
+
+    >>> SHAPES = Registry("shape")
+    >>> @SHAPES.add("square")
+    ... def square(side: float) -> float:
+    ...     return side * side
+    >>> SHAPES.build("square", 3)
+    9
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Callable[..., T]] = {}
+        self._about: dict[str, Any] = {}
+
+    def add(self, name: str, about: Any = None) -> Callable[[Entry], Entry]:
+        """Register the decorated class; `about` holds what a builder must know beyond it."""
+
+        def register(entry: Entry) -> Entry:
+            if name in self._entries:
+                raise FathomsError(f"{self.kind} {name!r} is registered already; choose another name")
+            self._entries[name] = entry
+            self._about[name] = about
+            return entry
+
+        return register
+
+    def __getitem__(self, name: str) -> Callable[..., T]:
+        return self._entries[check_name(name, self._entries, self.kind)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def check(self, name: str, where: str = "") -> str:
+        """Return `name`, or raise with the nearest valid name; `where` names the field."""
+        return check_name(name, self._entries, self.kind, where)
+
+    def about(self, name: str) -> Any:
+        """What was said of the part when it was registered, or None."""
+        return self._about[self.check(name)]
+
+    def build(self, name: str, *args: Any, **options: Any) -> T:
+        """Build the part; an option of `None` means its own default, an unused one is refused."""
+        entry = self[name]
+        given = {key: value for key, value in options.items() if value is not None}
+        for key in given.keys() - set(inspect.signature(entry).parameters):
+            raise ConfigError(f"{self.kind} {name!r} takes no {key}; leave it out")
+        return entry(*args, **given)
