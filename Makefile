@@ -9,8 +9,8 @@ demo: $(READY)
 	$(BIN)/fathoms probe
 
 test: $(READY) lint
-	$(BIN)/pytest -m "not compile" -n auto --jaxtyping-packages=fathoms,beartype.beartype
-	$(BIN)/pytest -m compile
+	$(BIN)/pytest -m "not compile and not plain" -n auto --jaxtyping-packages=fathoms,beartype.beartype
+	$(BIN)/pytest -m "compile or plain" -n auto
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -14,10 +14,11 @@ Entry = TypeVar("Entry", bound=Callable[..., Any])
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
-    """The option closest to `name`, ignoring case."""
+    """The option closest to `name`: the same but for case, one that begins with it, or the most alike."""
     options = list(options)
     same = [option for option in options if option.lower() == name.lower()]
-    return (same or difflib.get_close_matches(name.lower(), options, n=1, cutoff=0.0) or [""])[0]
+    longer = [option for option in options if name and option.lower().startswith(name.lower())]
+    return (same or longer or difflib.get_close_matches(name.lower(), options, n=1, cutoff=0.0) or [""])[0]
 
 
 def check_name(name: str, options: Iterable[str], kind: str, where: str = "") -> str:
@@ -45,15 +46,23 @@ class Registry(Generic[T]):
         self.kind = kind
         self._entries: dict[str, Callable[..., T]] = {}
         self._about: dict[str, Any] = {}
+        self._summaries: dict[str, str] = {}
 
-    def add(self, name: str, about: Any = None) -> Callable[[Entry], Entry]:
-        """Register the decorated class; `about` holds what a builder must know beyond it."""
+    def add(self, name: str, about: Any = None, summary: str = "") -> Callable[[Entry], Entry]:
+        """Register the decorated class.
+
+        Args:
+            name: What users write to pick it.
+            about: What a builder must know beyond the class itself.
+            summary: One line for listings, where the first line of the docstring will not do.
+        """
 
         def register(entry: Entry) -> Entry:
             if name in self._entries:
                 raise FathomsError(f"{self.kind} {name!r} is registered already; choose another name")
             self._entries[name] = entry
             self._about[name] = about
+            self._summaries[name] = summary or (inspect.getdoc(entry) or "").partition("\n")[0]
             return entry
 
         return register
@@ -77,6 +86,10 @@ class Registry(Generic[T]):
     def about(self, name: str) -> Any:
         """What was said of the part when it was registered, or None."""
         return self._about[self.check(name)]
+
+    def summary(self, name: str) -> str:
+        """One line on what the part does."""
+        return self._summaries[self.check(name)]
 
     def build(self, name: str, *args: Any, **options: Any) -> T:
         """Build the part; an option of `None` means its own default, an unused one is refused."""

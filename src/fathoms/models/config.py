@@ -58,7 +58,7 @@ class ViTConfig:
     """Hidden width of the MLP over dim."""
     norm: Norm = "layernorm"
     """The norm of every branch."""
-    norm_init: str | float | None = None
+    norm_init: float | str | None = None
     """Start of the norm: "normal" or "ones" for learnable_scaler, alpha for dyt and derf; None: its own."""
     final_norm: Norm | None = None
     """The norm after the last block; None: the same as norm."""

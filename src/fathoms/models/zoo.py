@@ -120,7 +120,11 @@ def _dual_patch_norm() -> dict[str, Shape]:
     }
 
 
-MODELS: dict[str, Shape] = _plain() | _cait() | _vit5() | _scaler() | _dual_patch_norm()
+# What the commands use when no model is named: deep, narrow, for scikit-learn's 8x8 handwritten digits.
+_DIGITS = {"vit_digits": {"image_size": 8, "patch_size": 2, "in_channels": 1, "num_classes": 10}}
+_DIGITS["vit_digits"] |= {"dim": 64, "depth": 24, "heads": 4}
+
+MODELS: dict[str, Shape] = _DIGITS | _plain() | _cait() | _vit5() | _scaler() | _dual_patch_norm()
 
 ALIASES: dict[str, str] = {f"vit5_{size}": f"vit5_{size}_patch16_224" for size in ("small", "base", "large")}
 for _dim, _patch, _depth in _SCALER:

@@ -1,0 +1,1 @@
+"""Fused operations, each with its reference in plain torch beside it."""

@@ -40,7 +40,8 @@ def talking_heads(
     """
     _check_shapes(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias)
     device = q.device.type
-    if torch.is_autocast_enabled(device) and q.dtype != torch.float64:
+    # A meta tensor, which has sizes and no numbers, knows no autocast.
+    if device != "meta" and torch.is_autocast_enabled(device) and q.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if choose("talking_heads", impl, q, _why_not_size(q)) == "reference":

@@ -22,8 +22,8 @@ class Join(nn.Module):
     """How one branch F joins the stream x: which norm, where it stands, how the branch is scaled.
 
     With N the norm and s the residual scale: "pre" x + s F(N x), "post" N(x + s F x),
-    "pre_post" x + s N'(F(N x)), "res_post" x + s N(F x). The branch itself runs between `enter` and
-    `leave`, so that it may read more than the stream, as class attention does.
+    "pre_post" x + s N'(F(N x)), "res_post" x + s N(F x). The branch itself runs between `enter` and the
+    call of the join, so that it may read more than the stream, as class attention does.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Join(nn.Module):
             x = self.norm(x)
         return self.scale(x) if self.place == "input" else x
 
-    def leave(self, x: Float[Tensor, "B N D"], branch: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+    def forward(self, x: Float[Tensor, "B N D"], branch: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
         """The stream after the branch has been added."""
         if self.placement == "res_post":
             branch = self.norm(branch)
@@ -164,8 +164,8 @@ class Block(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N D"], rotation: Rotation | None = None) -> Float[Tensor, "B N D"]:
         """The stream after attention and MLP."""
-        x = self.attn_join.leave(x, self.attn(self.attn_join.enter(x), rotation))
-        return self.mlp_join.leave(x, self.mlp(self.mlp_join.enter(x)))
+        x = self.attn_join(x, self.attn(self.attn_join.enter(x), rotation))
+        return self.mlp_join(x, self.mlp(self.mlp_join.enter(x)))
 
     def flop_count(self, num_tokens: int) -> int:
         """Both branches and both joins."""
@@ -190,8 +190,8 @@ class ClassBlock(Block):
     ) -> Float[Tensor, "B Q D"]:
         """The queries after class attention and MLP."""
         enter = self.attn_join.enter
-        queries = self.attn_join.leave(queries, self.attn(enter(queries), enter(context)))
-        return self.mlp_join.leave(queries, self.mlp(self.mlp_join.enter(queries)))
+        queries = self.attn_join(queries, self.attn(enter(queries), enter(context)))
+        return self.mlp_join(queries, self.mlp(self.mlp_join.enter(queries)))
 
     def flop_count(self, num_tokens: int, num_queries: int = 1) -> int:
         """The queries' own work, and what enters the attention from a context of `num_tokens` tokens."""

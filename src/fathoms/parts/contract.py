@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 
+@runtime_checkable
 class Part(Protocol):
     """A module of tokens that knows how much it multiplies."""
 
@@ -20,6 +21,7 @@ class Part(Protocol):
         ...
 
 
+@runtime_checkable
 class Branch(Part, Protocol):
     """An attention or an MLP: a part whose matrices an init rule can tell apart."""
 
@@ -31,7 +33,12 @@ class Branch(Part, Protocol):
         """All submodules, itself included."""
         ...
 
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All parameters."""
+        ...
 
+
+@runtime_checkable
 class Readout(Protocol):
     """What stands between the blocks and the heads."""
 

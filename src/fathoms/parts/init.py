@@ -18,7 +18,7 @@ STD = 0.02
 
 
 def exempt_from_decay(parameter: nn.Parameter) -> None:
-    """Mark a parameter that weight decay must leave alone, for `param_groups` and other people's optimizers."""
+    """Mark a parameter that weight decay must leave alone; `param_groups` heeds it."""
     parameter._no_weight_decay = True  # pyrefly: ignore[missing-attribute]
 
 

@@ -72,10 +72,13 @@ class RMSNorm(nn.RMSNorm):
 class ScaleNorm(nn.Module):
     """Give every token the same learned length: y = g * x / |x|, g starting at sqrt(dim).
 
+    Tokens shorter than `eps` are divided by `eps`. It is large enough that the gradient at a token of
+    zeros, g / eps, stays a float16 number.
+
     Paper: Nguyen & Salazar 2019, arXiv:1910.05895.
     """
 
-    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+    def __init__(self, dim: int, eps: float = 1e-3) -> None:
         super().__init__()
         self.dim, self.eps = dim, eps
         # One element, not zero-dimensional: sharded training (FSDP2) takes no scalars.
@@ -87,7 +90,7 @@ class ScaleNorm(nn.Module):
         nn.init.constant_(self.g, math.sqrt(self.dim))
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Rescale each token; a token of length below `eps` is divided by `eps`."""
+        """Rescale each token."""
         return (F.normalize(_widest(x, self.g), dim=-1, eps=self.eps) * self.g).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:

@@ -99,8 +99,8 @@ class Rope2d(nn.Module):
         return 2 * 2 * heads * self.cos.shape[0] * self.cos.shape[1]
 
 
+@POSITIONS.add("learned_rope", ROTARY, "A learned vector added to each patch, and rotations of q and k.")
 @POSITIONS.add("learned")
-@POSITIONS.add("learned_rope", ROTARY)
 class LearnedPosition(nn.Module):
     """A learned vector for each place, added to the patch there."""
 
@@ -150,10 +150,10 @@ class SinCosPosition(nn.Module):
         return (tokens + self.table).to(tokens.dtype)
 
 
+@POSITIONS.add("rope", ROTARY, "Rotations of q and k by row and column; nothing is added.")
 @POSITIONS.add("none")
-@POSITIONS.add("rope", ROTARY)
 class NoPosition(nn.Module):
-    """Nothing is added; with "rope" the places are told by rotation instead."""
+    """Nothing is added: places are told by rotation ("rope"), or not at all."""
 
     def __init__(self, dim: int, grid: int) -> None:
         super().__init__()

@@ -63,12 +63,12 @@ def build_residual(name: str, dim: int, *, depth: int, index: int, init_value: f
     return RESIDUALS.build(name, dim, init_value=init_value, **place)
 
 
+@RESIDUALS.add("tfixup", Method(weights=init.tfixup), "The branch as it is, under T-Fixup's weight init.")
 @RESIDUALS.add("none", Method())
-@RESIDUALS.add("tfixup", Method(weights=init.tfixup))
 class Unscaled(nn.Module):
-    """The branch as it is: y = x. T-Fixup acts on the weights alone.
+    """The branch as it is: y = x.
 
-    Paper of T-Fixup: Huang et al. 2020, proceedings.mlr.press/v119/huang20f.
+    T-Fixup, which acts on the weights alone: Huang et al. 2020, proceedings.mlr.press/v119/huang20f.
     """
 
     def __init__(self, dim: int) -> None:
@@ -146,10 +146,14 @@ class Scalar(nn.Module):
         return num_tokens * self.dim
 
 
+@RESIDUALS.add(
+    "rezero_shared",
+    Method(start=lambda _: 0.0, weights=init.xavier, per_block=True),
+    "y = alpha * x, one alpha for both branches of a block, as ReZero's authors have it.",
+)
 @RESIDUALS.add("rezero", Method(start=lambda _: 0.0, weights=init.xavier))
-@RESIDUALS.add("rezero_shared", Method(start=lambda _: 0.0, weights=init.xavier, per_block=True))
 class ReZero(Scalar):
-    """y = alpha * x with alpha starting at zero; "rezero_shared" is the authors' one alpha per block.
+    """y = alpha * x with alpha starting at zero, one per branch; "rezero_shared" has one per block.
 
     Paper: Bachlechner et al. 2020, arXiv:2003.04887.
     """

@@ -24,14 +24,14 @@ class StemNorm:
 
 
 STEM_NORMS: Registry[StemNorm] = Registry("stem_norm")
-for _name, _places in {
-    "none": StemNorm(),
-    "pre": StemNorm(before=True),
-    "post": StemNorm(after=True),
-    "dual": StemNorm(before=True, after=True),
-    "post_pos": StemNorm(after_position=True),
-}.items():
-    STEM_NORMS.add(_name, _places)(StemNorm)
+for _name, _places, _summary in (
+    ("none", StemNorm(), "The patch projection alone."),
+    ("pre", StemNorm(before=True), "A LayerNorm on the pixels of each patch."),
+    ("post", StemNorm(after=True), "A LayerNorm on the token, before positions are added."),
+    ("dual", StemNorm(before=True, after=True), "Dual PatchNorm: both pre and post, arXiv:2302.01327."),
+    ("post_pos", StemNorm(after_position=True), "A LayerNorm on the token once positions are added."),
+):
+    STEM_NORMS.add(_name, _places, _summary)(StemNorm)
 
 
 def patchify(images: Float[Tensor, "B C H W"], patch_size: int) -> Float[Tensor, "B N P"]:

@@ -1,0 +1,77 @@
+"""The `fathoms` command: finds the command's module, and turns a user's mistake into one line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from fathoms import __version__
+from fathoms.errors import FathomsError
+from fathoms.registry import nearest
+
+COMMANDS = {
+    "models": "list the models, or show one",
+    "parts": "list the parts that each switch picks from",
+    "probe": "see, before training, whether the signal survives the depth",
+}
+
+USAGE_ERROR = 2
+
+
+def overview() -> str:
+    """The help of the command itself."""
+    width = max(len(name) for name in COMMANDS)
+    rows = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
+    return (
+        "usage: fathoms COMMAND [...]\n\n"
+        "Build, train, compare, understand and ship deep Vision Transformers.\n\n"
+        f"commands:\n{rows}\n\n"
+        "examples:\n"
+        "  fathoms probe --depth 48 --residual layerscale\n"
+        "  fathoms COMMAND --help"
+    )
+
+
+def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The command, of one word or two, and the words after it."""
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if name in COMMANDS:
+            return name, list(words[length:])
+    hint = nearest(words[0], COMMANDS)
+    raise FathomsError(f"no command is called {words[0]!r}; did you mean {hint!r}?")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 is success, 2 a user's mistake, 130 Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if words[0] == "--version":
+        print(__version__)
+        return 0
+    name = ""
+    try:
+        name, rest = split_command(words)
+        from fathoms.cli.parse import parse
+
+        module = importlib.import_module(f"fathoms.cli.{name.replace(' ', '_')}")
+        code = module.run(parse(module, name, rest))
+        sys.stdout.flush()
+        return code
+    except FathomsError as error:
+        print(f"fathoms {name}: {error}".replace("fathoms : ", "fathoms: "), file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone, as `| head` does. Nothing more can be said there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""List the parts that each switch of a model picks from."""
+
+from __future__ import annotations
+
+import json as json_format
+from dataclasses import dataclass
+
+import tyro
+
+EXAMPLES = """
+fathoms parts
+fathoms parts residual
+fathoms parts --json
+"""
+
+
+@dataclass(frozen=True)
+class Args:
+    """What to list."""
+
+    family: tyro.conf.Positional[str | None] = None
+    """One family, such as norm; without it, all."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def run(args: Args) -> int:
+    """Print each family's names with the first line of what they do."""
+    from fathoms.parts import families
+    from fathoms.registry import check_name
+
+    known = families()
+    chosen = list(known) if args.family is None else [check_name(args.family, known, "family")]
+    listing = {family: {name: known[family].summary(name) for name in known[family]} for family in chosen}
+    if args.json:
+        print(json_format.dumps(listing))
+        return 0
+    for family, parts in listing.items():
+        print(f"--{family.replace('_', '-')}")
+        for name, summary in parts.items():
+            print(f"  {name:<20}{summary}")
+    return 0

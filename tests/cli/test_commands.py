@@ -1,0 +1,119 @@
+"""The command line as a user meets it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fathoms.cli.main import COMMANDS
+
+ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+
+
+def fathoms(*words, **options):
+    command = [sys.executable, "-m", "fathoms.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120, **options)
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_shows_an_example_and_imports_no_torch(name):
+    words = [*name.split(), "--help"]
+    code = f"import sys; from fathoms.cli.main import main\ntry: main({words!r})\nfinally: print('torch' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    assert "examples:" in result.stdout
+    assert f"fathoms {name}" in result.stdout
+    assert result.stdout.splitlines()[-1] == "False"
+
+
+def test_help_is_quick():
+    """Best of five, since the machine has other work: half a second from the shell."""
+    seconds = []
+    for _ in range(5):
+        start = time.monotonic()
+        fathoms("probe", "--help")
+        seconds.append(time.monotonic() - start)
+    assert min(seconds) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["prob"], "fathoms: no command is called 'prob'; did you mean 'probe'?"),
+        (["probe", "--nrm", "dyt"], "fathoms probe: no option is called '--nrm'; did you mean '--norm'?"),
+        (["probe", "--norm", "dty"], "fathoms probe: --norm: no value is called 'dty'; did you mean 'dyt'?"),
+        (["probe", "--depth", "deep"], "fathoms probe: --depth: 'deep' is no int; see --help"),
+        (["probe", "--depth", "0"], "fathoms probe: model.depth=0 is too small; use 1 or more"),
+        (
+            ["probe", "--model", "cait"],
+            "fathoms probe: model: no model is called 'cait'; did you mean 'cait_xxs24_224'?",
+        ),
+        (
+            ["probe", "--batch-size", "0"],
+            "fathoms probe: --batch-size 0: use 1 to 1797, the number of digits",
+        ),
+        (
+            ["probe", "--num-classes", "3"],
+            "fathoms probe: --num-classes 3: the digits have 10 classes; use 10 or more",
+        ),
+        (["models", "x*"], "fathoms models: no model matches 'x*'; see `fathoms models`"),
+        (["parts", "norms"], "fathoms parts: no family is called 'norms'; did you mean 'norm'?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(words, message):
+    result = fathoms(*words)
+    assert result.returncode == 2
+    assert result.stderr == message + "\n"
+    assert result.stdout == ""
+
+
+def test_probe_prints_a_table_and_a_sentence():
+    result = fathoms("probe", "--depth", "3")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["block", "branch", "stream", "added", "ratio", "gradient", "weights"]
+    assert len(lines) == 1 + 6 + 2
+    assert lines[-1].startswith("vit_digits, 3 blocks: the stream grows")
+
+
+def test_probe_json_is_one_object_with_the_switches_in_it():
+    result = fathoms(
+        "probe", "--depth", "2", "--norm", "dyt", "--norm-init", "0.8", "--batch-size", "4", "--json"
+    )
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert told["config"]["norm"] == "dyt"
+    assert told["config"]["norm_init"] == 0.8
+    assert len(told["sites"]) == 4
+
+
+def test_models_lists_and_shows():
+    assert "cait_s24_224" in fathoms("models", "cait_*").stdout.split()
+    told = json.loads(fathoms("models", "cait_s24_224", "--json").stdout)
+    assert told["parameters"] == pytest.approx(46.9e6, rel=0.01)
+    assert "46.92 M parameters" in fathoms("models", "cait_s24_224").stdout
+
+
+def test_parts_lists_every_family():
+    told = json.loads(fathoms("parts", "--json").stdout)
+    assert set(told) == {"norm", "residual", "stem_norm", "attention", "position", "readout", "mlp"}
+    assert all(summary for parts in told.values() for summary in parts.values())
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    command = f"{sys.executable} -m fathoms.cli.main models | head -1"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert result.stdout.count("\n") == 1
+    assert result.stderr == ""
+
+
+def test_version_is_printed():
+    import fathoms as package
+
+    assert fathoms("--version").stdout.strip() == package.__version__

@@ -1,0 +1,140 @@
+"""What every norm must do. A new norm gets these tests by being registered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fathoms.parts import NORMS, LearnableScaler, LearnableScaler2d, RMSNorm, ScaleNorm
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(params=list(NORMS))
+def norm(request):
+    torch.manual_seed(0)
+    return NORMS[request.param](32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("weights", DTYPES, ids=str)
+def test_keeps_shape_and_dtype_whatever_the_weights_are(norm, dtype, weights):
+    x = torch.randn(2, 5, 32, dtype=dtype)
+    y = norm.to(weights)(x)
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
+
+
+@pytest.mark.parametrize("shape", [(32,), (3, 32), (2, 5, 32), (2, 3, 5, 32)])
+def test_takes_any_channels_last_tensor(norm, shape):
+    assert norm(torch.randn(shape)).shape == shape
+
+
+def test_gives_a_gradient_to_the_input_and_every_parameter(norm):
+    x = torch.randn(2, 5, 32, requires_grad=True)
+    (norm(x) * torch.randn(2, 5, 32)).sum().backward()
+    for tensor in (x, *norm.parameters()):
+        assert tensor.grad is not None
+        assert tensor.grad.isfinite().all()
+        assert tensor.grad.any()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-4, 1e4])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_is_finite_at_extremes(norm, scale, dtype):
+    x = (scale * torch.randn(2, 5, 32).clamp(-3, 3)).to(dtype).requires_grad_()
+    y = norm(x)
+    y.sum().backward()
+    assert y.isfinite().all()
+    assert x.grad.isfinite().all()
+
+
+def test_bfloat16_stays_close_to_float64(norm):
+    """One rounding of the result: 2^-8 relative to the largest value."""
+    x = torch.randn(2, 5, 32).bfloat16()
+    exact = norm.double()(x.double())
+    rounded = norm.float()(x).double()
+    assert (rounded - exact).abs().max() <= 2**-8 * exact.abs().max() + 1e-12
+
+
+def test_autocast_does_not_change_the_dtype_of_the_stream(norm):
+    for dtype in (torch.float32, torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert norm(torch.randn(2, 5, 32, dtype=dtype)).dtype == dtype
+
+
+def test_starts_anew_after_a_reset(norm):
+    if not list(norm.parameters()):
+        pytest.skip("this norm has no parameters")
+    torch.manual_seed(1)
+    norm.reset_parameters()
+    first = [parameter.clone() for parameter in norm.parameters()]
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.fill_(7.0)
+    torch.manual_seed(1)
+    norm.reset_parameters()
+    assert all(torch.equal(a, b) for a, b in zip(first, norm.parameters(), strict=True))
+
+
+def test_survives_save_and_load(norm):
+    twin = type(norm)(32)
+    twin.load_state_dict(norm.state_dict())
+    x = torch.randn(2, 5, 32)
+    assert torch.equal(twin(x), norm(x))
+
+
+def test_counts_multiplications_in_proportion_to_tokens(norm):
+    assert norm.flop_count(10) == 10 * norm.flop_count(1)
+
+
+@pytest.mark.compile
+def test_compiles_in_one_graph(norm):
+    x = torch.randn(2, 5, 32)
+    assert torch.allclose(torch.compile(norm, fullgraph=True, backend="aot_eager")(x), norm(x), atol=1e-6)
+
+
+def test_formulas_at_the_start():
+    x = torch.randn(4, 32, dtype=torch.float64)
+    centred = x - x.mean(-1, keepdim=True)
+    expected = {
+        "layernorm": centred / (x.var(-1, keepdim=True, correction=0) + 1e-6).sqrt(),
+        "rmsnorm": x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt(),
+        "scalenorm": 32**0.5 * x / x.norm(dim=-1, keepdim=True),
+        "dyt": torch.tanh(0.5 * x),
+        "derf": torch.erf(0.5 * x),
+        "none": x,
+    }
+    for name, y in expected.items():
+        assert torch.allclose(NORMS[name](32).double()(x), y, atol=1e-12), name
+
+
+def test_scaler_keeps_the_seeds_signature_names_and_draw():
+    scaler = LearnableScaler(10_000, eps=1e-6, affine=True)
+    assert [name for name, _ in scaler.named_parameters()] == ["a", "b"]
+    assert abs(scaler.a.mean()) < 0.05
+    assert abs(scaler.a.std() - 1) < 0.05
+    assert not scaler.b.any()
+    assert LearnableScaler(8, init="ones").a.eq(1).all()
+    x = torch.randn(2, 5, 10_000)
+    assert torch.equal(scaler(x), scaler.a[None, None, :] * x + scaler.b[None, None, :])
+
+
+def test_scaler_2d_acts_on_the_channels_of_maps():
+    scaler = LearnableScaler2d(3)
+    x = torch.randn(2, 3, 4, 5).bfloat16()
+    y = scaler(x)
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
+    assert torch.equal(y, (scaler.a[None, :, None, None] * x + scaler.b[None, :, None, None]).bfloat16())
+
+
+def test_scaler_without_affine_is_the_identity_and_has_no_parameters():
+    scaler = LearnableScaler(8, affine=False)
+    x = torch.randn(2, 8)
+    assert torch.equal(scaler(x), x)
+    assert not list(scaler.parameters())
+    assert scaler.flop_count(3) == 0
+
+
+def test_no_part_is_a_scalar_that_sharding_refuses():
+    for norm in (ScaleNorm(8), RMSNorm(8)):
+        assert all(parameter.ndim >= 1 for parameter in norm.parameters())

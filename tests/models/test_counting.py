@@ -1,0 +1,204 @@
+"""Sizes and multiplications: the published ones, and an independent count."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import fathoms
+from fathoms import FathomsError, ViT, ViTConfig
+from fathoms.parts import PatchEmbed
+
+# CaiT's table: parameters in millions, multiplications in billions at the image size of the name.
+# Each figure is rounded where the paper rounds it.
+CAIT = [
+    ("cait_xxs24_224", 11.96, "2.5"),
+    ("cait_xxs24_384", None, "9.5"),
+    ("cait_xxs36_224", 17.30, "3.8"),
+    ("cait_xxs36_384", None, "14.2"),
+    ("cait_xs24_224", 26.6, "5.4"),
+    ("cait_xs24_384", None, "19.3"),
+    ("cait_xs36_224", 38.6, "8.1"),
+    ("cait_xs36_384", None, "28.8"),
+    ("cait_s24_224", 46.9, "9.4"),
+    ("cait_s24_384", None, "32.2"),
+    ("cait_s36_224", 68.2, "13.9"),
+    ("cait_s36_384", None, "48.0"),
+    ("cait_s48_224", 89.5, "18.6"),
+    ("cait_s48_384", None, "63.8"),
+    ("cait_m24_224", 185.9, "36.0"),
+    ("cait_m24_384", None, "116.1"),
+    ("cait_m36_224", 270.9, "53.7"),
+    ("cait_m36_384", None, "173.3"),
+    ("cait_m48_448", 356.5, "329.6"),
+]
+
+
+def meta(name, **options):
+    with torch.device("meta"):
+        return fathoms.create_model(name, **options)
+
+
+def matmul_count(model):
+    """Multiplications in matrix products, by torch's own counter, which counts additions too."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        config, device = model.config, model.head.weight.device
+        model(torch.randn(1, config.in_channels, config.image_size, config.image_size, device=device))
+    return counter.get_total_flops() // 2
+
+
+def parameters(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "millions", "billions"), CAIT)
+def test_cait_has_its_published_size(name, millions, billions):
+    model = meta(name)
+    if millions is not None:
+        assert parameters(model) / 1e6 == pytest.approx(millions, rel=0.01)
+    matmuls = matmul_count(model)
+    rounding = 0.5 * 10 ** -len(billions.partition(".")[2])
+    assert abs(matmuls / 1e9 - float(billions)) <= 0.01 * float(billions) + rounding
+    # The paper counts matrix products alone; element by element there are a few per mille more.
+    assert 1.0 < model.flop_count() / matmuls < 1.01
+
+
+@pytest.mark.parametrize("norm", ["learnable_scaler", "layernorm"])
+@pytest.mark.parametrize(
+    ("dim", "patch", "depth"), [(192, 16, 24), (192, 16, 36), (288, 16, 24), (288, 32, 24), (288, 32, 36)]
+)
+def test_every_row_of_learnable_scalers_table_has_its_size(norm, dim, patch, depth):
+    """Counted by hand: 12 D² + 13 D a block with either norm's 2 D, and the rest of a ViT around it."""
+    model = meta(f"vit_{norm}_embed_dim{dim}_patch{patch}_head3_depth{depth}")
+    tokens = (224 // patch) ** 2
+    block = 12 * dim**2 + 9 * dim + 2 * 2 * dim
+    stem = 3 * patch**2 * dim + dim + tokens * dim + dim
+    assert parameters(model) == depth * block + stem + 2 * dim + 1000 * dim + 1000
+    attention = 2 * (tokens + 1) ** 2 * dim
+    matmuls = depth * (12 * (tokens + 1) * dim**2 + attention) + tokens * 3 * patch**2 * dim + 1000 * dim
+    assert model.flop_count() == pytest.approx(matmuls, rel=0.01)
+
+
+def elementwise(model):
+    """Multiplications outside matrix products, written apart from the code's own count."""
+    config = model.config
+    patches = config.grid**2
+    tokens = patches + model.num_prefix_tokens
+    dim, heads = config.dim, config.heads
+    per_norm = {"layernorm": 3, "rmsnorm": 3, "learnable_scaler": 1, "dyt": 2}[config.norm] * dim
+    hidden = int(dim * config.mlp_ratio)
+    scaled = 2 * dim if config.residual == "layerscale" else 0
+    block = tokens * (2 * per_norm + 2 * hidden + scaled + dim) + heads * tokens**2
+    if config.qk_norm == "rmsnorm":
+        block += 2 * 3 * tokens * dim
+    if config.position == "learned_rope":
+        block += 4 * tokens * dim
+    total = config.depth * block + tokens * per_norm
+    if config.readout == "class_attention":
+        keys = patches + 1
+        step = keys * per_norm + per_norm + 2 * hidden + scaled + dim + heads * keys
+        total += config.class_attention_depth * step + per_norm
+    return total
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"norm": "learnable_scaler"},
+        {"norm": "dyt", "residual": "layerscale"},
+        {"attention": "talking_heads", "residual": "layerscale", "readout": "class_attention"},
+        {"norm": "rmsnorm", "qk_norm": "rmsnorm", "position": "learned_rope", "registers": 4},
+    ],
+    ids=str,
+)
+def test_flop_count_is_the_matmuls_of_torchs_counter_plus_the_elementwise_terms(options):
+    model = ViT(
+        ViTConfig(image_size=48, patch_size=8, dim=48, heads=4, depth=3, num_classes=10, **options)
+    ).eval()
+    assert model.flop_count() == matmul_count(model) + elementwise(model)
+
+
+def test_the_stem_counts_its_norms():
+    assert PatchEmbed(8, 4, 3, "dual").flop_count(5) == 5 * (48 * 8 + 3 * 48 + 3 * 8)
+
+
+def test_groups_keep_every_parameter_once_and_say_why():
+    model = fathoms.create_model("cait_xxs24_224", depth=2, num_classes=10)
+    groups = fathoms.param_groups(model, weight_decay=0.05)
+    listed = [parameter for group in groups for parameter in group["params"]]
+    assert {id(parameter) for parameter in listed} == {id(parameter) for parameter in model.parameters()}
+    assert len(listed) == len(list(model.parameters()))
+    decayed = {name for group in groups if group["weight_decay"] for name in group["names"]}
+    assert decayed == {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.ndim == 2 and name not in ("position.table", "readout.queries")
+    }
+    table = groups.table()
+    assert "blocks.0.attn_join.scale.gamma" in table
+    assert "marked _no_weight_decay" in table
+    assert len(table.splitlines()) == 1 + len(listed)
+    torch.optim.AdamW(groups, lr=1e-3)
+
+
+@pytest.mark.parametrize("readout", ["cls", "class_attention"])
+def test_layer_decay_falls_from_the_head_to_the_stem(readout):
+    model = ViT(ViTConfig(image_size=32, dim=16, heads=2, depth=3, readout=readout, num_classes=5))
+    scales = {}
+    for group in fathoms.param_groups(model, 0.1, layer_decay=0.5):
+        scales |= dict.fromkeys(group["names"], group["lr_scale"])
+    assert scales["head.weight"] == scales["norm.weight"] == 1.0
+    assert [scales[f"blocks.{index}.attn.qkv.weight"] for index in range(3)] == [0.125, 0.25, 0.5]
+    assert scales["stem.proj.weight"] == scales["position.table"] == 0.0625
+    assert scales["readout.queries"] == (0.0625 if readout == "cls" else 1.0)
+
+
+def test_groups_work_on_any_model_and_skip_frozen_parameters():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    model[0].weight.requires_grad_(False)
+    groups = fathoms.param_groups(model, 0.1)
+    assert [group["names"] for group in groups] == [["0.bias", "1.weight", "1.bias"]]
+    with pytest.raises(
+        FathomsError, match="layer_decay knows the layers of fathoms models only, not of Sequential"
+    ):
+        fathoms.param_groups(model, 0.1, layer_decay=0.9)
+    for bad in ({"weight_decay": -1.0}, {"weight_decay": 0.1, "layer_decay": 0.0}):
+        with pytest.raises(FathomsError, match="param_groups"):
+            fathoms.param_groups(model, **bad)
+
+
+def test_the_zoo_holds_what_it_promises():
+    names = set(fathoms.list_models())
+    assert len(names) == len(fathoms.list_models())
+    promised = {
+        *(f"cait_{size}_224" for size in ("xs36", "s36", "s48", "m24", "m36")),
+        *("cait_m36_384", "cait_m48_448", "vit_s32_dpn_224", "vit5_large", "deit3_large_patch16_384"),
+        *(
+            "vit_layernorm_embed_dim192_patch16_head3_depth36",
+            "vit_scaler_192x36_16",
+            "vit_layernorm_192x36_16",
+        ),
+    }
+    assert promised <= names
+    for name in names:
+        meta(name, depth=1)
+
+
+def test_timms_names_for_these_families_are_all_here():
+    timm = pytest.importorskip("timm")
+    for pattern in ("cait_*", "deit_*", "deit3_*"):
+        missing = {n for n in timm.list_models(pattern) if "huge" not in n} - set(
+            fathoms.list_models(pattern)
+        )
+        assert not missing
+
+
+def test_overrides_reach_every_field():
+    model = meta("cait_s24_224", norm="dyt", depth=36, image_size=288, num_classes=7)
+    config = model.config
+    assert (config.norm, config.depth, config.image_size, config.num_classes) == ("dyt", 36, 288, 7)
+    assert model.blocks[0].attn_join.scale.init_value == 1e-6
+    assert fathoms.create_model("cait_xxs36_224", depth=1).blocks[0].attn_join.scale.init_value == 1e-5

@@ -1,0 +1,201 @@
+"""The model's habits: those of timm's models, and those of torch's tools."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import fathoms
+from fathoms import FathomsError, ViT, ViTConfig
+from fathoms.parts import NORMS
+
+SMALL = {"image_size": 32, "patch_size": 8, "dim": 48, "heads": 4, "depth": 3, "num_classes": 10}
+
+VARIANTS = {
+    "plain": {},
+    "cait": {"attention": "talking_heads", "residual": "layerscale", "readout": "class_attention"},
+    "vit5": {
+        "norm": "rmsnorm",
+        "residual": "layerscale",
+        "qk_norm": "rmsnorm",
+        "qkv_bias": False,
+        "position": "learned_rope",
+        "registers": 4,
+    },
+    "scaler": {"norm": "learnable_scaler", "readout": "mean", "position": "sincos"},
+    "fixup": {"norm": "none", "residual": "fixup", "mlp": "swiglu", "stem_norm": "dual"},
+    "distilled": {"distill_token": True, "residual": "rezero_shared", "attn_placement": "res_post"},
+    "deepnorm": {"residual": "deepnorm", "attn_placement": "post", "mlp_placement": "post", "norm": "derf"},
+}
+
+
+def fresh(variant, **more):
+    torch.manual_seed(0)
+    return ViT(ViTConfig(**SMALL, **VARIANTS[variant] | more))
+
+
+def built(variant, **more):
+    """A model moved off its start, where zeros would hide whole branches."""
+    vit = fresh(variant, **more)
+    with torch.no_grad():
+        for parameter in vit.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return vit
+
+
+def images(batch=2):
+    return torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(params=list(VARIANTS))
+def variant(request):
+    return request.param
+
+
+def test_features_then_head_is_the_whole(variant):
+    vit = built(variant).eval()
+    tokens = vit.forward_features(images())
+    assert tokens.shape[2] == vit.num_features == 48
+    assert torch.equal(vit.forward_head(tokens), vit(images()))
+    assert vit.forward_head(tokens, pre_logits=True).shape == (2, 48)
+    assert len(vit.forward_heads(tokens)) == (2 if variant == "distilled" else 1)
+
+
+def test_intermediates_come_as_maps_or_sequences(variant):
+    vit = built(variant).eval()
+    final, maps = vit.forward_intermediates(images())
+    assert torch.equal(final, vit.forward_features(images()))
+    assert [tuple(m.shape) for m in maps] == [(2, 48, 4, 4)] * 3
+    (sequence,) = vit.forward_intermediates(images(), [-1], output_fmt="NLC", intermediates_only=True)
+    assert torch.equal(sequence.transpose(1, 2).unflatten(2, (4, 4)), maps[-1])
+    ((_, prefix),) = vit.forward_intermediates(
+        images(), 1, return_prefix_tokens=True, intermediates_only=True
+    )
+    assert prefix.shape[1] == vit.num_prefix_tokens
+    with pytest.raises(FathomsError, match="leave the blocks 0-2"):
+        vit.forward_intermediates(images(), [3])
+
+
+def test_reset_classifier_changes_the_outputs_and_the_config(variant):
+    vit = built(variant)
+    vit.reset_classifier(7)
+    assert vit(images()).shape == (2, 7)
+    assert vit.num_classes == vit.config.num_classes == 7
+    vit.reset_classifier(0)
+    assert vit(images()).shape == (2, 48)
+
+
+def test_gradient_checkpointing_changes_nothing_but_memory(variant):
+    vit, twin = built(variant), built(variant)
+    twin.set_grad_checkpointing()
+    for model in (vit, twin):
+        model(images()).square().sum().backward()
+    for (name, a), b in zip(vit.named_parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, rtol=1e-5, atol=1e-7), name
+
+
+def test_a_meta_model_starts_as_a_real_one_does(variant):
+    with torch.device("meta"):
+        vit = ViT(ViTConfig(**SMALL, **VARIANTS[variant]))
+    assert all(parameter.is_meta for parameter in vit.parameters())
+    vit = vit.to_empty(device="cpu")
+    torch.manual_seed(7)
+    vit.reset_parameters()
+    twin = built(variant)
+    torch.manual_seed(7)
+    twin.reset_parameters()
+    for (name, a), b in zip(vit.named_parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert torch.equal(vit(images()), twin(images()))
+
+
+def test_bfloat16_and_autocast_stay_near_float32(variant):
+    """Two percent of the largest logit: bfloat16 keeps 8 bits, through 3 blocks."""
+    vit = built(variant).eval()
+    exact = vit(images())
+    tolerance = 0.02 * exact.abs().max() + 1e-6
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (vit(images()).float() - exact).abs().max() < tolerance
+    half = copy.deepcopy(vit).bfloat16()(images().bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert (half.float() - exact).abs().max() < 2 * tolerance
+
+
+def test_deepcopy_is_another_model_with_the_same_answer(variant):
+    vit = built(variant).eval()
+    twin = copy.deepcopy(vit)
+    assert torch.equal(vit(images()), twin(images()))
+    with torch.no_grad():
+        twin.stem.proj.weight.add_(1.0)
+    assert not torch.equal(vit(images()), twin(images()))
+
+
+@pytest.mark.compile
+def test_compiles_in_one_graph_forward_and_backward(variant):
+    """One graph for every variant; machine code, which takes half a minute each, for the two that differ most."""
+    vit, twin = built(variant), built(variant)
+    backend = "inductor" if variant in ("cait", "vit5") else "aot_eager"
+    compiled = torch.compile(twin, fullgraph=True, backend=backend)
+    for model in (vit, compiled):
+        model(images()).square().sum().backward()
+    assert torch.allclose(vit(images()), compiled(images()), atol=1e-5)
+    for (name, a), b in zip(vit.named_parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-5), name
+
+
+@pytest.mark.compile
+def test_exports_with_a_dynamic_batch(variant):
+    vit = built(variant).eval()
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(vit, (images(3),), dynamic_shapes=({0: batch},))
+    assert torch.allclose(program.module()(images(5)), vit(images(5)), atol=1e-5)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_drop_path_drops_in_training_only(rate):
+    vit = built("plain", drop_path=rate)
+    assert torch.equal(vit.eval()(images()), vit(images()))
+    torch.manual_seed(0)
+    first = vit.train()(images())
+    assert torch.equal(first, vit(images())) is (rate == 0.0)
+
+
+def test_drop_path_keeps_the_mean():
+    from fathoms.parts import DropPath
+
+    drop = DropPath(0.3).train()
+    y = drop(torch.ones(20_000, 3, 2))
+    assert y.unique().tolist() == pytest.approx([0.0, 1 / 0.7])
+    assert y.mean() == pytest.approx(1.0, abs=0.02)
+    assert torch.equal(y[:, 0, 0], y[:, 2, 1])
+
+
+def test_zero_scales_leave_the_stream_alone():
+    vit = fresh("plain", residual="layerscale", residual_init=0.0).eval()
+    tokens = vit._embed(images())
+    final, maps = vit.forward_intermediates(images(), output_fmt="NLC")
+    assert torch.equal(maps[-1], tokens[:, 1:])
+    assert vit.blocks[0].attn_join.scale.gamma.shape == (48,)
+    assert final.shape == tokens.shape
+
+
+def test_cait_gives_no_position_to_the_class_token_and_freezes_the_patches():
+    vit = built("cait").eval()
+    tokens = vit.forward_features(images())
+    _, maps = vit.forward_intermediates(images(), 1, norm=True, output_fmt="NLC")
+    assert torch.allclose(tokens[:, 1:], maps[-1], atol=1e-6)
+    assert vit.position.table.shape == (16, 48)
+
+
+def test_final_norm_can_differ_from_the_blocks():
+    vit = built("plain", norm="dyt", final_norm="layernorm")
+    assert type(vit.norm) is NORMS["layernorm"]
+
+
+def test_public_names_are_all_there():
+    for name in fathoms.__all__:
+        assert getattr(fathoms, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        fathoms.nonsense  # noqa: B018

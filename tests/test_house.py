@@ -1,0 +1,102 @@
+"""The house itself: short files, imports that point one way, commands that exist, a quick start."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
+def test_files_are_short_and_say_what_they_are_about(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    assert ast.get_docstring(ast.parse(text)), "a file says what it is about in its first line"
+
+
+@pytest.mark.parametrize("mark", ["TODO", "FIXME", "XXX", "NotImplementedError", "import *"])
+def test_nothing_is_left_for_later(mark):
+    assert not [str(path) for path in SOURCES if mark in path.read_text()]
+
+
+def test_no_file_is_called_utils():
+    assert not [path for path in SOURCES if path.stem in ("utils", "helpers", "misc", "common")]
+
+
+def test_imports_point_one_way():
+    result = subprocess.run(
+        [Path(sys.executable).parent / "lint-imports", "--no-cache"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout
+
+
+def test_the_readmes_commands_exist():
+    from fathoms.cli.main import COMMANDS
+
+    text = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    made = set(re.findall(r"\bmake (\w+)", text))
+    assert {"demo", "test"} <= made <= targets
+    used = set(re.findall(r"^\s*fathoms ([a-z]+(?: (?:check|pack|info))?)", text, re.MULTILINE))
+    assert used
+    assert used <= set(COMMANDS)
+    for script in re.findall(r"python (\w+/\w+\.py)", text):
+        assert (ROOT / script).is_file()
+
+
+def test_import_fathoms_adds_little_to_import_torch():
+    """Best of three. Also with every public name touched: under 0.3 s on top of torch."""
+    code = (
+        "import time, torch; start = time.perf_counter(); import fathoms; "
+        "[getattr(fathoms, name) for name in fathoms.__all__]; print(time.perf_counter() - start)"
+    )
+    plain = code.replace("[getattr(fathoms, name) for name in fathoms.__all__]; ", "")
+
+    def best(program):
+        runs = [
+            subprocess.run([sys.executable, "-c", program], capture_output=True, text=True) for _ in range(3)
+        ]
+        return min(float(run.stdout) for run in runs)
+
+    assert best(plain) < 0.3
+    assert best(code) < 1.5
+
+
+def test_every_command_has_a_module_with_its_three_parts():
+    import importlib
+
+    from fathoms.cli.main import COMMANDS
+
+    for name in COMMANDS:
+        module = importlib.import_module(f"fathoms.cli.{name.replace(' ', '_')}")
+        assert module.EXAMPLES.strip().startswith(f"fathoms {name}")
+        assert callable(module.run)
+        assert module.Args
+
+
+def test_public_docstring_examples_run():
+    import doctest
+    import importlib
+
+    tried = 0
+    for name in (
+        "registry",
+        "models.config",
+        "models.vit",
+        "models.zoo",
+        "models.groups",
+        "parts.block",
+        "parts.residual",
+        "probes.signal",
+    ):
+        result = doctest.testmod(importlib.import_module(f"fathoms.{name}"))
+        assert result.failed == 0, name
+        tried += result.attempted
+    assert tried > 10
