@@ -285,7 +285,7 @@ def test_a_hub_repository_without_safetensors_is_refused(hub_server):
     assert not any("pytorch_model" in path for path in Hub.asked)
 
 
-def test_what_looks_like_a_path_is_no_hub_id(tmp_path):
+def test_what_looks_like_a_path_is_no_hub_id():
     for text in ("runs/a/model.safetensors", "model.safetensors", "a/b/c", "../x/y", "timm/", "a b/c"):
         assert not hub.is_hub_id(text)
     assert hub.is_hub_id("timm/cait_s24_224.fb_dist_in1k")
