@@ -1,0 +1,217 @@
+"""Time, memory and exactness of the fused operations on one GPU: `python benchmarks/ops.py --json`.
+
+Talking heads, forward and forward+backward, in bfloat16, side by side in one process on the same inputs: the plain
+form of this library (eager and torch.compile), torch.compile of timm's form (heads moved last, two linear layers),
+fused, and plain attention without mixing. Times are replays of a CUDA graph, so that they show the device and not
+the host; `*_launched_ms` are the same calls launched one by one.
+The floor is the longest of: matrix products at the measured matrix rate, mixing at the fp32 rate, exponentials at
+16 per clock and multiprocessor, and each input and output moved once at the measured copy rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from fathoms.ops.talking_heads import talking_heads, talking_heads_reference
+
+SHAPES = [(256, 8, 196, 48), (64, 8, 576, 48), (256, 4, 196, 48), (64, 6, 576, 48), (32, 16, 576, 48)]
+NAMES = ("dq", "dk", "dv", "d_logit_weight", "d_logit_bias", "d_prob_weight", "d_prob_bias")
+# Multiply-adds per clock and multiprocessor outside the tensor cores, and exponentials (CUDA programming guide, 9.0).
+FP32_PER_CLOCK, EXP_PER_CLOCK = 128, 16
+# Clocks per millisecond of an H200 under load, as nvidia-smi showed it.
+CLOCKS_PER_MS = 1_980_000
+
+
+def main() -> None:
+    """Measure every shape; the last line of the output is one JSON object with `--json`, else a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument("--shape", type=int, nargs=4, action="append", metavar=("B", "H", "N", "K"))
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("no CUDA device; run this where there is one")
+    limits = measure_limits()
+    rows = []
+    for shape in arguments.shape or SHAPES:
+        rows.append(measure(tuple(shape), limits))
+        print(as_line(rows[-1]), flush=True)
+    if arguments.json:
+        report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **limits}
+        print(json.dumps({**report, "talking_heads": rows}))
+
+
+def measure(shape: tuple[int, int, int, int], limits: dict[str, float]) -> dict[str, Any]:
+    """Every form at one shape."""
+    torch.compiler.reset()
+    scale = shape[3] ** -0.5
+    leaves, grad = make_inputs(shape)
+    forms: dict[str, Callable[..., Tensor]] = {
+        "eager": lambda *x: talking_heads_reference(*x, scale=scale),
+        "compiled": torch.compile(lambda *x: talking_heads_reference(*x, scale=scale), dynamic=False),
+        "compiled_timm": torch.compile(lambda *x: timm_form(*x, scale=scale), dynamic=False),
+        "fused": lambda *x: talking_heads(*x, scale=scale, impl="triton"),
+        "sdpa": lambda q, k, v, *_: scaled_dot_product_attention(q, k, v, scale=scale),
+    }
+    row: dict[str, Any] = {"shape": shape, "floor": floor(shape, limits)}
+    for name, form in forms.items():
+        used = leaves[:3] if name == "sdpa" else leaves
+        row[name] = {
+            "forward_launched_ms": time_ms(lambda form=form, used=used: forward(form, used)),
+            "training_launched_ms": time_ms(lambda form=form, used=used: train(form, used, grad)),
+            "forward_ms": replay_ms(lambda form=form, used=used: forward(form, used)),
+            "training_ms": replay_ms(lambda form=form, used=used: train(form, used, grad)),
+            "peak_mib": peak_mib(lambda form=form, used=used: train(form, used, grad)),
+        }
+    row["errors"] = errors(forms, shape, scale)
+    for key in ("forward_ms", "training_ms"):
+        row[f"speedup_{key[:-3]}"] = row["compiled"][key] / row["fused"][key]
+        row[f"speedup_over_timm_{key[:-3]}"] = row["compiled_timm"][key] / row["fused"][key]
+        row[f"times_sdpa_{key[:-3]}"] = row["fused"][key] / row["sdpa"][key]
+        row[f"share_of_floor_{key[:-3]}"] = row["floor"][key] / row["fused"][key]
+    return row
+
+
+def timm_form(
+    q: Tensor, k: Tensor, v: Tensor, wl: Tensor, bl: Tensor, ww: Tensor, bw: Tensor, *, scale: float
+) -> Tensor:
+    """What timm's TalkingHeadAttn does between its projections."""
+    attention = (q * scale) @ k.transpose(-2, -1)
+    attention = linear(attention.permute(0, 2, 3, 1), wl, bl).permute(0, 3, 1, 2).softmax(-1)
+    return linear(attention.permute(0, 2, 3, 1), ww, bw).permute(0, 3, 1, 2) @ v
+
+
+def make_inputs(shape: tuple[int, int, int, int]) -> tuple[list[Tensor], Tensor]:
+    """Leaves as a model has them (views of a packed qkv; weights in bfloat16, as under autocast), and a gradient."""
+    batch, heads, tokens, channels = shape
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    q, k, v = torch.randn(batch, tokens, 3, heads, channels, **options).permute(2, 0, 3, 1, 4)
+    weights = [torch.eye(heads, **options) + 0.3 * torch.randn(heads, heads, **options) for _ in range(2)]
+    biases = [0.1 * torch.randn(heads, **options) for _ in range(2)]
+    leaves = [q, k, v, weights[0], biases[0], weights[1], biases[1]]
+    grad = torch.randn(batch, tokens, heads, channels, **options).transpose(1, 2)
+    return [x.detach().requires_grad_() for x in leaves], grad
+
+
+def forward(form: Callable[..., Tensor], leaves: list[Tensor]) -> Tensor:
+    """One pass without gradients."""
+    with torch.no_grad():
+        return form(*leaves)
+
+
+def train(form: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
+    """One forward and backward pass."""
+    return torch.autograd.grad(form(*leaves), leaves, grad)
+
+
+def time_ms(work: Callable[[], object]) -> float:
+    """Median time by CUDA events, after warming up and compiling."""
+    from triton.testing import do_bench
+
+    work()
+    return float(do_bench(work, warmup=30, rep=100, return_mode="median"))
+
+
+def replay_ms(work: Callable[[], object]) -> float:
+    """Median time of replays of a CUDA graph."""
+    from triton.testing import do_bench_cudagraph
+
+    return float(do_bench_cudagraph(work, rep=100, return_mode="median"))
+
+
+def peak_mib(work: Callable[[], object]) -> float:
+    """Memory that one call takes on top of its inputs."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def errors(
+    forms: dict[str, Callable[..., Tensor]], shape: tuple[int, int, int, int], scale: float
+) -> dict[str, dict[str, float]]:
+    """Relative errors against float64 on four images, fused beside the unfused bfloat16 form."""
+    leaves, grad = make_inputs((4, *shape[1:]))
+    exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
+    exact = outcome(lambda *x: talking_heads_reference(*x, scale=scale), exact_leaves, grad.double())
+    result = {}
+    for name in ("fused", "eager"):
+        values = outcome(forms[name], leaves, grad)
+        result[name] = {
+            key: ((values[key].double() - exact[key]).norm() / exact[key].norm()).item()
+            for key in exact
+            if key != "d_logit_bias"
+        }
+    return result
+
+
+def outcome(form: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> dict[str, Tensor]:
+    """Output and gradients by name."""
+    out = form(*leaves)
+    return {"out": out.detach(), **dict(zip(NAMES, torch.autograd.grad(out, leaves, grad), strict=True))}
+
+
+def measure_limits() -> dict[str, float]:
+    """Matrix and copy rate of this device on random data."""
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    big = torch.randn(2**29, device="cuda", dtype=torch.bfloat16)
+    target = torch.empty_like(big)
+    return {
+        "matrix_tflops": 2 * 8192**3 / time_ms(lambda: a @ a) / 1e9,
+        "copy_tbps": 2 * big.nbytes / time_ms(lambda: target.copy_(big)) / 1e9,
+    }
+
+
+def floor(shape: tuple[int, int, int, int], limits: dict[str, float]) -> dict[str, float]:
+    """The shortest possible times in ms, and which unit sets the one of training."""
+    batch, heads, tokens, channels = shape
+    places = batch * tokens * tokens
+    clocks = torch.cuda.get_device_properties(0).multi_processor_count * CLOCKS_PER_MS
+    tensor_bytes = 2 * batch * heads * tokens * channels
+    times = []
+    # Forward: two products, two mixings, q k v out. Training adds the products for S, dA, dq, dk, dv, four mixings
+    # (two of gradients, two of weights, beside those of the forward pass made again), and nine more tensors.
+    for products, mixings, exponentials, tensors in ((2, 2, 1, 4), (7, 8, 2, 12)):
+        times.append(
+            {
+                "matrix": products * 2 * places * heads * channels / (limits["matrix_tflops"] * 1e9),
+                "mixing": mixings * places * heads**2 / (FP32_PER_CLOCK * clocks),
+                "exponentials": exponentials * places * heads / (EXP_PER_CLOCK * clocks),
+                "bytes": tensors * tensor_bytes / (limits["copy_tbps"] * 1e9),
+            }
+        )
+    return {
+        "forward_ms": max(times[0].values()),
+        "training_ms": max(times[1].values()),
+        **{f"training_{unit}_ms": value for unit, value in times[1].items()},
+    }
+
+
+def as_line(row: dict[str, Any]) -> str:
+    """One shape for a reader."""
+    cells = [f"{tuple(row['shape'])!s:22}"]
+    for name in ("eager", "compiled", "compiled_timm", "fused", "sdpa"):
+        form = row[name]
+        cells.append(
+            f"{name} {form['forward_ms']:.3f}/{form['training_ms']:.3f} ms {form['peak_mib']:.0f} MiB"
+        )
+    cells.append(f"speedup {row['speedup_forward']:.2f}/{row['speedup_training']:.2f}")
+    cells.append(f"over timm {row['speedup_over_timm_forward']:.2f}/{row['speedup_over_timm_training']:.2f}")
+    cells.append(f"floor {row['share_of_floor_forward']:.0%}/{row['share_of_floor_training']:.0%}")
+    worst = max(row["errors"]["fused"][key] / row["errors"]["eager"][key] for key in row["errors"]["fused"])
+    return "  ".join([*cells, f"worst error {worst:.2f} of unfused"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Talking-heads attention: the reference against float64, the kernels against the reference.
+
+Without a GPU the kernels run in Triton's interpreter. It must be switched on before triton is imported, so this
+file is started again as a script, and the tests read the numbers that it prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fathoms.errors import BackendError, ShapeError
+from fathoms.ops.talking_heads import talking_heads, talking_heads_reference, why_not_fused
+
+# torch says this once, in the thread that runs the first backward pass of a process on a GPU.
+pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
+
+NAMES = ("q", "k", "v", "logit_weight", "logit_bias", "prob_weight", "prob_bias")
+# name: (B, H, N, K), dtype, scale, layout of q, k, v, with biases
+CASES = {
+    "three_heads_odd_tokens": ((1, 3, 13, 16), "float32", 0.25, "packed", True),
+    "one_head": ((2, 1, 9, 16), "float32", 0.25, "packed", True),
+    "six_heads_no_bias": ((1, 6, 17, 24), "float32", 0.2, "contiguous", False),
+    "strided_channels": ((1, 2, 18, 16), "float32", 0.25, "strided", True),
+    "large_logits": ((1, 2, 17, 48), "float32", 30.0, "packed", True),
+    "even_tokens": ((1, 4, 16, 16), "float32", 0.25, "packed", True),
+    "float16": ((1, 5, 17, 32), "float16", 0.2, "packed", True),
+    "bfloat16": ((1, 8, 18, 48), "bfloat16", 48**-0.5, "packed", True),
+    "twelve_heads": ((1, 12, 17, 16), "bfloat16", 0.25, "packed", True),
+}
+# float32: rounding of sums over N and K. float16: its own rounding. bfloat16: the interpreter truncates where the
+# device rounds, which doubles the error of the unfused form (the device test compares with that form instead).
+TOLERANCE = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 3e-2}
+
+
+def make_inputs(shape, dtype, layout="packed", biases=True, device="cpu", seed=0):
+    """Random q, k, v and weights near the identity, as leaves that need gradients."""
+    torch.manual_seed(seed)
+    B, H, N, K = shape
+    if layout == "packed":
+        qkv = torch.randn(B, N, 3, H, K, device=device).to(dtype).permute(2, 0, 3, 1, 4)
+    elif layout == "strided":
+        qkv = torch.randn(3, B, H, K, N, device=device).to(dtype).transpose(-2, -1)
+    else:
+        qkv = torch.randn(3, B, H, N, K, device=device).to(dtype)
+    weights = [torch.eye(H, device=device) + 0.3 * torch.randn(H, H, device=device) for _ in range(2)]
+    bias = [torch.randn(H, device=device), 0.1 * torch.randn(H, device=device)] if biases else [None, None]
+    leaves = [*qkv, weights[0], bias[0], weights[1], bias[1]]
+    return [None if x is None else x.detach().to(dtype).requires_grad_() for x in leaves]
+
+
+def run(function, leaves, **options):
+    """Output and gradients by name."""
+    for leaf in leaves:
+        if leaf is not None:
+            leaf.grad = None
+    out = function(*leaves, **options)
+    torch.manual_seed(1)
+    out.backward(torch.randn(out.shape).to(out))
+    named = zip(NAMES, leaves, strict=True)
+    return {"out": out.detach(), **{name: leaf.grad for name, leaf in named if leaf is not None}}
+
+
+def doubled(leaves):
+    return [None if x is None else x.detach().double().requires_grad_() for x in leaves]
+
+
+def relative_errors(results, exact):
+    """Norm of the difference over norm of the truth; for the logit bias, whose gradient is zero, the norm."""
+    errors = {}
+    for name, value in exact.items():
+        difference = (results[name].double() - value).norm().item()
+        errors[name] = difference / (1.0 if name == "logit_bias" else value.norm().item())
+    return errors
+
+
+def interpreted():
+    """Run every case through the kernels, in this process, and the checks of the custom op."""
+    from fathoms.ops.triton.talking_heads import talking_heads_forward
+
+    report = {}
+    for name, (shape, dtype, scale, layout, biases) in CASES.items():
+        leaves = make_inputs(shape, getattr(torch, dtype), layout, biases)
+        fused = run(talking_heads, leaves, scale=scale, impl="triton")
+        exact = run(talking_heads_reference, doubled(leaves), scale=scale)
+        same = all(fused[key].dtype == leaves[0].dtype for key in fused)
+        report[name] = {"errors": relative_errors(fused, exact), "same_dtype": same}
+    leaves = make_inputs((1, 2, 9, 16), torch.float32)
+    report["opcheck"] = torch.library.opcheck(talking_heads_forward, (*leaves, 0.25))
+
+    def attend(*arguments):
+        return talking_heads(*arguments, scale=0.25, impl="triton")
+
+    eager = run(attend, leaves)
+    compiled = run(torch.compile(attend, fullgraph=True, backend="aot_eager"), leaves)
+    report["compiled"] = max(relative_errors(compiled, eager).values())
+    print(json.dumps(report))
+
+
+@pytest.fixture(scope="module")
+def report():
+    pytest.importorskip("triton", reason="triton is not installed")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", str(Path(__file__))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted_kernels_match_float64(report, name):
+    # Logits of hundreds leave differences of nearly equal numbers: float32 itself keeps only four digits of those.
+    tolerance = 1e-3 if name == "large_logits" else TOLERANCE[CASES[name][1]]
+    assert max(report[name]["errors"].values()) < tolerance, report[name]["errors"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_keep_the_dtype(report, name):
+    assert report[name]["same_dtype"]
+
+
+def test_custom_op_passes_opcheck(report):
+    assert set(report["opcheck"].values()) == {"SUCCESS"}
+
+
+@pytest.mark.compile
+def test_compile_sees_through_the_custom_op(report):
+    assert report["compiled"] < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_reference_matches_float64(dtype):
+    leaves = make_inputs((2, 4, 37, 48), dtype)
+    exact = run(talking_heads_reference, doubled(leaves), scale=48**-0.5)
+    errors = relative_errors(run(talking_heads, leaves, scale=48**-0.5, impl="reference"), exact)
+    # bfloat16 keeps eight bits, and rounds five maps on the way to the logit weights.
+    assert max(errors.values()) < (1e-5 if dtype == torch.float32 else 5e-2), errors
+
+
+def test_reference_passes_gradcheck():
+    leaves = make_inputs((1, 2, 3, 4), torch.float64)
+    assert torch.autograd.gradcheck(lambda *x: talking_heads_reference(*x, scale=0.5), leaves)
+
+
+def test_identity_mixing_is_plain_attention():
+    q, k, v, *_ = make_inputs((2, 4, 11, 8), torch.float32)
+    eye = torch.eye(4)
+    out = talking_heads(q, k, v, eye, None, eye, None, scale=8**-0.5)
+    torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+def test_autocast_takes_its_dtype_as_plain_attention_does():
+    leaves = make_inputs((1, 2, 5, 8), torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert talking_heads(*leaves, scale=0.3).dtype == torch.bfloat16
+
+
+def test_kernel_on_cpu_is_refused_with_the_reason():
+    leaves = make_inputs((1, 2, 5, 8), torch.float32)
+    with pytest.raises(BackendError, match=r'talking_heads: impl="triton" cannot run: .*; use impl="auto"'):
+        talking_heads(*leaves, scale=0.3, impl="triton")
+    assert why_not_fused(leaves[0]) is not None
+
+
+def test_wrong_shapes_are_refused():
+    q, k, v, weight, bias, *_ = make_inputs((1, 2, 5, 8), torch.float32)
+    with pytest.raises(ShapeError, match=r"prob_weight is \(3, 3\); give \(2, 2\)"):
+        talking_heads(q, k, v, weight, bias, torch.eye(3), None, scale=0.3)
+    with pytest.raises(ShapeError, match="three of one shape"):
+        talking_heads(q, k[:, :1], v, weight, bias, weight, None, scale=0.3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("shape", [(2, 8, 196, 48), (3, 6, 77, 24), (1, 3, 65, 64), (2, 4, 50, 48)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_device_kernels_are_as_exact_as_the_unfused_form(shape, dtype):
+    scale = shape[3] ** -0.5
+    leaves = make_inputs(shape, dtype, device="cuda")
+    exact = run(talking_heads_reference, doubled(leaves), scale=scale)
+    fused = relative_errors(run(talking_heads, leaves, scale=scale, impl="triton"), exact)
+    plain = relative_errors(run(talking_heads_reference, leaves, scale=scale), exact)
+    # The bias gradient is rounded once, at the end, in both forms: luck decides which one is nearer.
+    once = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps / 2
+    for name, error in fused.items():
+        assert error < max(1.2 * plain[name], once if name == "prob_bias" else 1e-5), (
+            name,
+            error,
+            plain[name],
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_device_kernels_are_deterministic():
+    leaves = make_inputs((4, 8, 196, 48), torch.bfloat16, device="cuda")
+    once = run(talking_heads, leaves, scale=0.1, impl="triton")
+    again = run(talking_heads, leaves, scale=0.1, impl="triton")
+    assert all(torch.equal(once[name], again[name]) for name in once)
+
+
+@pytest.mark.gpu
+@pytest.mark.compile
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_device_op_compiles_without_graph_breaks():
+    leaves = make_inputs((2, 4, 50, 48), torch.bfloat16, device="cuda")
+    compiled = torch.compile(lambda *x: talking_heads(*x, scale=0.1, impl="auto"), fullgraph=True)
+    eager = run(talking_heads, leaves, scale=0.1, impl="triton")
+    assert all(torch.equal(run(compiled, leaves)[name], eager[name]) for name in eager)
+
+
+if __name__ == "__main__":
+    interpreted()
