@@ -1,0 +1,195 @@
+"""Decode a data set and name every bad file, duplicate and odd picture; write a manifest.
+
+Exit status: 0 nothing bad, 1 bad files were found, 2 the check could not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+if TYPE_CHECKING:
+    from fathoms.data.check import Report
+    from fathoms.data.sources.base import Source
+
+EXAMPLES: str = """\
+fathoms data check photos/                   every split under photos/, manifest into photos/
+fathoms data check photos.tar --json         one JSON object on the last line
+fathoms data check photos/ --near -1         leave near duplicates out (faster)
+"""
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Args:
+    """What to check, and where to put the manifest."""
+
+    path: tyro.conf.Positional[str]
+    """Folder, .tar, folder of shards, pack, .npz, IDX or CIFAR folder, or hfds/NAME."""
+    manifest: str | None = None
+    """File to write the manifest to; by default beside the data."""
+    near: int = 4
+    """Bits by which two perceptual hashes may differ to count as near duplicates; -1 for none."""
+    workers: int = 0
+    """Decoding threads; 0 means one per core."""
+    json: bool = False
+    """Print one JSON object on the last line."""
+
+
+def run(args: Args) -> int:
+    """Check, print, write the manifest; 1 if a file is bad."""
+    from fathoms.data import ArraySource, list_splits, open_source
+    from fathoms.data.check import check_sources
+    from fathoms.data.manifest import default_manifest
+    from fathoms.data.workers import available_cores
+
+    opened = [open_source(args.path, split) for split in list_splits(args.path)]
+    target = Path(args.manifest) if args.manifest else default_manifest(args.path)
+    encoded = [source for source in opened if not isinstance(source, ArraySource)]
+    if not encoded:
+        return _run_arrays([s for s in opened if isinstance(s, ArraySource)], target, args)
+    total = sum(len(source) for source in encoded)
+    with progress_bar("checking", total) as advance:
+        report = check_sources(encoded, args.workers or available_cores(), args.near, advance)
+    _write_manifest(target, encoded, report)
+    result = _summary(encoded, report, target)
+    _print(encoded, report, result)
+    if args.json:
+        print(json.dumps(result))
+    return 1 if report.bad else 0
+
+
+@contextlib.contextmanager
+def progress_bar(title: str, total: int) -> Any:
+    """A progress bar on a terminal, nothing elsewhere; yields a function that takes the count so far."""
+    import sys
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    # Progress goes to standard error, so that standard output holds only results.
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _write_manifest(target: Path, sources: list[Source], report: Report) -> None:
+    from fathoms.data.errors import DataError
+    from fathoms.data.manifest import write_manifest
+
+    facts, rows = {}, {}
+    for source in sources:
+        found = [finding for finding in report.findings if finding.split == source.split]
+        rows[source.split] = [finding.row for finding in found]
+        facts[source.split] = {
+            "kind": source.kind,
+            "classes": list(source.classes),
+            "fingerprint": source.fingerprint(),
+            "count": len(source),
+            "bad": [[finding.row.name, finding.problem] for finding in found if finding.problem],
+        }
+    try:
+        write_manifest(target, facts, rows)
+    except OSError as error:
+        raise DataError(f"{target}: cannot be written ({error.strerror}); give --manifest FILE") from error
+
+
+def _summary(sources: list[Source], report: Report, target: Path) -> dict[str, Any]:
+    balance = {source.split: report.balance(source.classes, source.split) for source in sources}
+    return {
+        "files": len(report.findings),
+        "bad": [{"name": f.row.name, "problem": f.problem} for f in report.bad],
+        "exact_duplicates": report.exact,
+        "near_duplicates": [[a, b, bits] for a, b, bits in report.near],
+        "across_splits": report.across,
+        "classes": {source.split: len(source.classes) for source in sources},
+        "smallest_class": {split: min(count.values()) for split, count in balance.items()},
+        "largest_class": {split: max(count.values()) for split, count in balance.items()},
+        "empty_classes": {s: [n for n, c in count.items() if not c] for s, count in balance.items()},
+        "modes": report.modes(),
+        "rotated": sum(finding.rotated for finding in report.findings),
+        "decoder": report.decoder,
+        "manifest": str(target),
+    }
+
+
+def _print(sources: list[Source], report: Report, result: dict[str, Any]) -> None:
+    for source in sources:
+        low, high = result["smallest_class"][source.split], result["largest_class"][source.split]
+        print(
+            f"{source.split}: {len(source)} files ({source.kind}), {len(source.classes)} classes, "
+            f"{low} to {high} good pictures each"
+        )
+        empty = result["empty_classes"][source.split]
+        if empty:
+            print(f"  no good picture in: {', '.join(map(repr, empty[:_SHOWN]))}")
+    print(f"decoder in use: {report.decoder}")
+    print("stored as: " + ", ".join(f"{mode} {count}" for mode, count in result["modes"].items()))
+    if result["rotated"]:
+        print(f"turned upright by EXIF: {result['rotated']}")
+    for finding in report.bad:
+        print(f"BAD {finding.row.name!r}: {finding.problem}")
+    _print_some("same picture", [" = ".join(map(repr, group)) for group in report.exact])
+    _print_some("nearly the same", [f"{a!r} ~ {b!r} ({bits} bits)" for a, b, bits in report.near])
+    _print_some("in more than one split", [", ".join(map(repr, group)) for group in report.across])
+    print(f"{len(report.bad)} bad of {len(report.findings)} files; manifest: {result['manifest']}")
+
+
+def _print_some(title: str, lines: list[str]) -> None:
+    for line in lines[:_SHOWN]:
+        print(f"{title}: {line}")
+    if len(lines) > _SHOWN:
+        print(f"{title}: {len(lines) - _SHOWN} more (all of them with --json)")
+
+
+def _run_arrays(sources: list[Any], target: Path, args: Args) -> int:
+    from fathoms.data.check import check_arrays
+    from fathoms.data.errors import DataError
+    from fathoms.data.manifest import write_manifest
+    from fathoms.data.similar import exact_groups
+
+    found = [check_arrays(source) for source in sources]
+    names = [source.where(i) for source in sources for i in range(len(source))]
+    owner = [source.split for source in sources for _ in range(len(source))]
+    digests = [digest for part in found for digest in part["digests"]]
+    groups = exact_groups(digests)
+    across = [[names[i] for i in group] for group in groups if len({owner[i] for i in group}) > 1]
+    facts = {
+        s.split: {
+            "kind": s.kind,
+            "classes": list(s.classes),
+            "fingerprint": s.fingerprint(),
+            "count": len(s),
+            "bad": [],
+        }
+        for s in sources
+    }
+    try:
+        write_manifest(target, facts, {s.split: [] for s in sources})
+    except OSError as error:
+        raise DataError(f"{target}: cannot be written ({error.strerror}); give --manifest FILE") from error
+    for source, part in zip(sources, found, strict=True):
+        low, high = min(part["balance"].values()), max(part["balance"].values())
+        print(
+            f"{source.split}: {len(source)} images ({source.kind}), "
+            f"{len(source.classes)} classes, {low} to {high} each"
+        )
+    _print_some("same picture", [" = ".join(names[i] for i in group) for group in groups])
+    print(f"0 bad of {len(names)} images; {len(across)} in more than one split; manifest: {target}")
+    if args.json:
+        result = {
+            "files": len(names),
+            "bad": [],
+            "exact_duplicates": [[names[i] for i in group] for group in groups],
+            "across_splits": across,
+            "manifest": str(target),
+        }
+        print(json.dumps(result))
+    return 0

@@ -1,0 +1,65 @@
+"""Say what a data set is: its kind, splits, classes and sizes, without decoding it.
+
+Exit status: 0, or 2 where nothing could be opened.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import tyro
+
+EXAMPLES: str = """\
+fathoms data info photos/
+fathoms data info packed/ --json
+fathoms data info cifar-10-batches-bin/
+"""
+
+
+@dataclass(frozen=True)
+class Args:
+    """What to describe."""
+
+    path: tyro.conf.Positional[str]
+    """Folder, .tar, folder of shards, pack, .npz, IDX or CIFAR folder, or hfds/NAME."""
+    json: bool = False
+    """Print one JSON object on the last line."""
+
+
+def run(args: Args) -> int:
+    """Print the kind, the splits and the decoder that would be used."""
+    from fathoms.data import ArraySource, choose_decoder, list_splits, open_source
+    from fathoms.data.sources.detect import detect
+
+    kind, decoder = detect(args.path), choose_decoder("auto")
+    splits: dict[str, Any] = {}
+    for name in list_splits(args.path, kind):
+        source = open_source(args.path, name, kind)
+        facts: dict[str, Any] = {
+            "images": len(source),
+            "classes": list(source.classes),
+            "fingerprint": source.fingerprint(),
+        }
+        if isinstance(source, ArraySource):
+            facts["shape"] = list(source.images.shape[1:])
+            facts["bytes"] = source.images.nbytes
+        else:
+            facts["bytes"] = sum(source.size(i) for i in range(len(source)))
+        splits[source.split] = facts
+    print(f"{args.path}: {kind}")
+    for name, facts in splits.items():
+        shown = ", ".join(repr(c) for c in facts["classes"][:5]) + (
+            ", …" if len(facts["classes"]) > 5 else ""
+        )
+        shape = f", {'x'.join(map(str, facts['shape']))} pixels" if "shape" in facts else ""
+        print(
+            f"  {name}: {facts['images']} images{shape}, {facts['bytes'] / 1e6:.1f} MB, "
+            f"{len(facts['classes'])} classes ({shown}), fingerprint {facts['fingerprint'][:12]}"
+        )
+    print(f"decoder in use: {decoder.name} ({decoder.reason})")
+    if args.json:
+        result = {"path": args.path, "kind": kind, "splits": splits}
+        print(json.dumps({**result, "decoder": decoder.name, "decoder_reason": decoder.reason}))
+    return 0

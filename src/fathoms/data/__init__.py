@@ -1,0 +1,98 @@
+"""Images in: sources, fast decoding, augmentation on the device, loaders that resume anywhere.
+
+Names are imported when first used, so that a command that needs one of them does not load them all.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fathoms.data.augment.mix import MixOptions, soft_targets
+    from fathoms.data.augment.pipeline import IMAGENET_MEAN, IMAGENET_STD, Augment, AugmentOptions
+    from fathoms.data.batch import Batch
+    from fathoms.data.crop import CropOptions
+    from fathoms.data.decode import Decoder, choose_decoder
+    from fathoms.data.errors import ArchiveError, BadImageError, DataError, LoaderError
+    from fathoms.data.loader import Loader, LoaderOptions
+    from fathoms.data.manifest import verify_manifest
+    from fathoms.data.plan import Plan, Refs
+    from fathoms.data.resident import ResidentLoader
+    from fathoms.data.sources.arrays import ArraySource
+    from fathoms.data.sources.base import Source
+    from fathoms.data.sources.detect import list_splits, open_source
+    from fathoms.data.stats import LoaderStats
+    from fathoms.data.views import EvalView, TrainView
+
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "ArchiveError",
+    "ArraySource",
+    "Augment",
+    "AugmentOptions",
+    "BadImageError",
+    "Batch",
+    "CropOptions",
+    "DataError",
+    "Decoder",
+    "EvalView",
+    "Loader",
+    "LoaderError",
+    "LoaderOptions",
+    "LoaderStats",
+    "MixOptions",
+    "Plan",
+    "Refs",
+    "ResidentLoader",
+    "Source",
+    "TrainView",
+    "choose_decoder",
+    "list_splits",
+    "open_source",
+    "soft_targets",
+    "verify_manifest",
+]
+
+_HOMES = {
+    "ArchiveError": "fathoms.data.errors",
+    "ArraySource": "fathoms.data.sources.arrays",
+    "Augment": "fathoms.data.augment.pipeline",
+    "AugmentOptions": "fathoms.data.augment.pipeline",
+    "BadImageError": "fathoms.data.errors",
+    "Batch": "fathoms.data.batch",
+    "CropOptions": "fathoms.data.crop",
+    "DataError": "fathoms.data.errors",
+    "Decoder": "fathoms.data.decode",
+    "EvalView": "fathoms.data.views",
+    "IMAGENET_MEAN": "fathoms.data.augment.pipeline",
+    "IMAGENET_STD": "fathoms.data.augment.pipeline",
+    "Loader": "fathoms.data.loader",
+    "LoaderError": "fathoms.data.errors",
+    "LoaderOptions": "fathoms.data.loader",
+    "LoaderStats": "fathoms.data.stats",
+    "MixOptions": "fathoms.data.augment.mix",
+    "Plan": "fathoms.data.plan",
+    "Refs": "fathoms.data.plan",
+    "ResidentLoader": "fathoms.data.resident",
+    "Source": "fathoms.data.sources.base",
+    "TrainView": "fathoms.data.views",
+    "choose_decoder": "fathoms.data.decode",
+    "list_splits": "fathoms.data.sources.detect",
+    "open_source": "fathoms.data.sources.detect",
+    "soft_targets": "fathoms.data.augment.mix",
+    "verify_manifest": "fathoms.data.manifest",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from where it lives."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(_HOMES)

@@ -1,0 +1,1 @@
+"""Batched augmentation in plain torch, drawn from counters."""

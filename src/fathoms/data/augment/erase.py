@@ -1,0 +1,79 @@
+"""Random erasing: rectangles of a normalised batch replaced by zero, one colour, or noise.
+
+Paper: Zhong et al. 2017, arXiv:1708.04896.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fathoms.data.augment.apply import put_rows, to_device
+from fathoms.data.counter import device_uniforms, sample_keys, uniforms
+from fathoms.errors import ConfigError
+from fathoms.registry import check_name
+
+MODES = ("const", "rand", "pixel")
+_TRIES = 10
+
+
+def check_erasing(prob: float, mode: str, count: int) -> None:
+    """Refuse options out of range."""
+    check_name(mode, MODES, "erasing mode", "data.remode")
+    if not 0 <= prob <= 1 or count < 1:
+        raise ConfigError(f"data.reprob={prob} must be in 0..1 and data.recount={count} at least 1")
+
+
+def draw_rectangles(keys: np.ndarray, prob: float, count: int, height: int, width: int) -> np.ndarray:
+    """(B, count, 4) top, left, height, width; a height of zero erases nothing.
+
+    An area between 2 % and a third of the picture (shared among the rectangles), an aspect between
+    0.3 and 1 / 0.3; the first of ten draws that is smaller than the picture.
+    """
+    per_box = 2 * _TRIES + 2
+    draws = uniforms(keys, 2 + count * per_box)
+    number = 1 + np.floor(draws[:, 1] * count)
+    body = draws[:, 2:].reshape(len(keys), count, per_box)
+    area = height * width * (0.02 + (1 / 3 - 0.02) * body[..., :_TRIES]) / number[:, None, None]
+    reach = math.log(1 / 0.3)
+    aspect = np.exp(reach * (2 * body[..., _TRIES : 2 * _TRIES] - 1))
+    tall, wide = np.round(np.sqrt(area * aspect)), np.round(np.sqrt(area / aspect))
+    fits = (tall < height) & (wide < width)
+    first = fits.argmax(-1)[..., None]
+    tall = np.take_along_axis(tall, first, -1)[..., 0]
+    wide = np.take_along_axis(wide, first, -1)[..., 0]
+    top = np.floor(body[..., -2] * (height - tall + 1))
+    left = np.floor(body[..., -1] * (width - wide + 1))
+    used = (draws[:, :1] < prob) & (np.arange(count) < number[:, None]) & fits.any(-1)
+    return np.stack([top, left, np.where(used, tall, 0), wide], -1).astype(np.int64)
+
+
+def erase(
+    images: Float[Tensor, "B C H W"], rectangles: np.ndarray, mode: str, keys: np.ndarray
+) -> Float[Tensor, "B C H W"]:
+    """The batch with the rectangles filled; only samples that have one are touched."""
+    rows = np.flatnonzero(rectangles[..., 2].any(-1))
+    if not len(rows):
+        return images
+    device, (channels, height, width) = images.device, images.shape[1:]
+    box = to_device(rectangles[rows], device)
+    y = torch.arange(height, device=device)[:, None]
+    x = torch.arange(width, device=device)
+    top, left, tall, wide = (box[..., i, None, None] for i in range(4))
+    inside = ((y >= top) & (y < top + tall) & (x >= left) & (x < left + wide)).any(1)[:, None]
+    where = to_device(rows, device)
+    noise: Tensor | float = 0.0
+    if mode != "const":
+        # Noise has its own key, or its first numbers would be those that drew the rectangles.
+        own = to_device(sample_keys(0, 0, "noise", keys[rows].view(np.int64)).view(np.int64), device)
+        pixels = height * width if mode == "pixel" else 1
+        draws = device_uniforms(own, channels * pixels)
+        noise = math.sqrt(2) * torch.erfinv(2 * draws + 2.0**-24 - 1)
+        shape = (-1, channels, height, width) if mode == "pixel" else (-1, channels, 1, 1)
+        noise = noise.view(shape).to(images.dtype)
+    picked = images.index_select(0, where)
+    return put_rows(images, rows, where, [torch.where(inside, noise, picked)])

@@ -1,0 +1,140 @@
+"""All augmentation of a batch that is done after cropping: policy, jitter, normalise, erase, mix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+from fathoms.data.augment.apply import CPU, EAGER, apply_layer, compiled_kernels
+from fathoms.data.augment.erase import check_erasing, draw_rectangles, erase
+from fathoms.data.augment.jitter import draw_jitter, jitter_ranges
+from fathoms.data.augment.mix import MixOptions, draw_mixture, mix_images, soft_targets
+from fathoms.data.augment.policy import draw_layers, parse_policy
+from fathoms.data.counter import generator, sample_keys
+from fathoms.data.plan import Refs
+from fathoms.errors import ConfigError
+from fathoms.registry import check_name
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class AugmentOptions:
+    """What happens to a training batch; the defaults only normalise."""
+
+    aa: str | None = None
+    """rand-m9-mstd0.5-inc1 and the like, or 3a."""
+    color_jitter: float | tuple[float, ...] | None = None
+    """Strength of brightness, contrast, saturation (and hue)."""
+    reprob: float = 0.0
+    """Probability of random erasing."""
+    remode: str = "const"
+    """const, rand (one colour) or pixel (noise)."""
+    recount: int = 1
+    """Largest number of erased rectangles."""
+    mix: MixOptions = field(default_factory=MixOptions)
+    """Mixup and cutmix."""
+    interpolation: str = "random"
+    """Filter of rotations, shears and translations."""
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    """Subtracted, on the scale 0 to 1."""
+    std: tuple[float, float, float] = IMAGENET_STD
+    """Divided by, on the scale 0 to 1."""
+
+    def __post_init__(self) -> None:
+        check_erasing(self.reprob, self.remode, self.recount)
+        if self.aa is not None:
+            parse_policy(self.aa)
+        if self.color_jitter is not None:
+            jitter_ranges(self.color_jitter)
+        if min(self.std) <= 0:
+            raise ConfigError(f"data.std={self.std} must be positive")
+
+
+def normalise(
+    images: UInt8[Tensor, "B 3 H W"], mean: Float[Tensor, "3"], std: Float[Tensor, "3"], dtype: torch.dtype
+) -> Float[Tensor, "B 3 H W"]:
+    """(v / 255 - mean) / std, computed in float32."""
+    scale, shift = 1 / (255 * std), -mean / std
+    return torch.addcmul(shift[:, None, None], images.float(), scale[:, None, None]).to(dtype)
+
+
+class Augment:
+    """Augmentation of whole batches, a function of (seed, epoch, sample) and nothing else.
+
+    Args:
+        options: what to do.
+        seed: the seed of the run.
+        classes: number of classes, for soft targets.
+        train: False normalises and does nothing more.
+        dtype: type of the images handed out.
+        device: where the batches are.
+        compile: "none", or "inductor" to compile the operations (for a GPU).
+    """
+
+    def __init__(
+        self,
+        options: AugmentOptions,
+        *,
+        seed: int = 0,
+        classes: int = 0,
+        train: bool = True,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        compile: str = "none",
+    ) -> None:
+        check_name(compile, ("none", "inductor"), "compiler", "data.compile")
+        if train and options.mix.active and classes < 2:
+            raise ConfigError(f"data: mixup needs the number of classes; classes={classes}")
+        self.options, self.seed, self.classes, self.train, self.dtype = options, seed, classes, train, dtype
+        self.device, self.compile = torch.device(device), compile
+        self.policy = parse_policy(options.aa) if options.aa and train else None
+        self.ranges = jitter_ranges(options.color_jitter) if options.color_jitter and train else None
+        written = CPU if self.device.type == "cpu" else EAGER
+        self._kernels = compiled_kernels() if compile == "inductor" else written
+        self._mean = torch.tensor(options.mean, device=self.device)
+        self._std = torch.tensor(options.std, device=self.device)
+        grey = [min(255, round(255 * value)) for value in options.mean]
+        self._fill = torch.tensor(grey, dtype=torch.uint8, device=self.device)
+
+    def colours(self, images: UInt8[Tensor, "B 3 H W"], refs: Refs, epoch: int) -> UInt8[Tensor, "B 3 H W"]:
+        """Policy and colour jitter on bytes; the batch is changed in place and returned."""
+        layers = []
+        if self.policy is not None:
+            keys = sample_keys(self.seed, epoch, "policy", refs.index, refs.repeat)
+            layers += draw_layers(self.policy, keys, self.options.interpolation)
+        if self.ranges is not None:
+            keys = sample_keys(self.seed, epoch, "jitter", refs.index, refs.repeat)
+            layers += draw_jitter(self.ranges, keys)
+        for layer in layers:
+            images = apply_layer(images, layer, self._fill, self._kernels)
+        return images
+
+    def finish(
+        self,
+        images: UInt8[Tensor, "B 3 H W"],
+        labels: Int64[Tensor, " B"],
+        refs: Refs,
+        epoch: int,
+        step: int,
+        rank: int = 0,
+    ) -> tuple[Float[Tensor, "B 3 H W"], Float[Tensor, "B C"] | None]:
+        """Normalise, erase and mix; the second result is soft targets where samples were mixed."""
+        out = normalise(images, self._mean, self._std, self.dtype)
+        if not self.train:
+            return out, None
+        height, width = images.shape[2:]
+        if self.options.reprob:
+            keys = sample_keys(self.seed, epoch, "erase", refs.index, refs.repeat)
+            boxes = draw_rectangles(keys, self.options.reprob, self.options.recount, height, width)
+            out = erase(out, boxes, self.options.remode, keys)
+        if not self.options.mix.active:
+            return out, None
+        rng: np.random.Generator = generator(self.seed, epoch, "mix", step, rank)
+        mixture = draw_mixture(self.options.mix, rng, len(labels), height, width)
+        targets = soft_targets(labels, self.classes, self.options.mix.smoothing, mixture)
+        return mix_images(out, mixture), targets

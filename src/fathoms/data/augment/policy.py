@@ -1,0 +1,214 @@
+"""Augmentation policies by name: timm's `rand-m9-mstd0.5-inc1` syntax and 3-Augment (`3a`).
+
+A policy says which operations may be drawn and how strong; `draw` turns sample keys into choices.
+Magnitudes run from 0 to 10; what a magnitude means for each operation is in `LEVELS`.
+
+Papers: RandAugment, Cubuk et al. 2019, arXiv:1909.13719; DeiT III (3-Augment), arXiv:2204.07118.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fathoms.data.counter import normals, uniforms
+from fathoms.errors import ConfigError
+from fathoms.registry import check_name
+
+_STANDARD = (
+    "AutoContrast",
+    "Equalize",
+    "Invert",
+    "Rotate",
+    "Posterize",
+    "Solarize",
+    "SolarizeAdd",
+    "Color",
+    "Contrast",
+    "Brightness",
+    "Sharpness",
+    "ShearX",
+    "ShearY",
+    "TranslateXRel",
+    "TranslateYRel",
+)
+# What `inc1` changes: these come in a form that grows stronger with the magnitude.
+_GROWING = ("Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness")
+_INCREASING = tuple(f"{name}Increasing" if name in _GROWING else name for name in _STANDARD)
+_THREE = ("SolarizeIncreasing", "Desaturate", "GaussianBlur")
+_WEIGHTED: dict[str, dict[str, float]] = {
+    "weights": {"Rotate": 3, "ShearX": 2, "ShearY": 2, "TranslateXRel": 1, "TranslateYRel": 1}
+    | dict.fromkeys(("ColorIncreasing", "SharpnessIncreasing", "AutoContrast"), 0.25)
+    | dict.fromkeys(("SolarizeIncreasing", "SolarizeAdd", "ContrastIncreasing", "BrightnessIncreasing"), 0.05)
+    | dict.fromkeys(("Equalize", "PosterizeIncreasing", "Invert"), 0.05),
+    "3aw": dict.fromkeys(_THREE, 6.0)
+    | {"Rotate": 3.0, "ShearX": 2.0, "ShearY": 2.0}
+    | dict.fromkeys(("PosterizeIncreasing", "AutoContrast", "ColorIncreasing", "SharpnessIncreasing"), 1.0)
+    | dict.fromkeys(("ContrastIncreasing", "BrightnessIncreasing", "Equalize", "Invert"), 1.0),
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The operation behind a name, and how strong a magnitude makes it.
+
+    `vary` says what chance adds: nothing, a sign, a sign about one, or a value from 0.1 up.
+    """
+
+    kind: str
+    level: Callable[[np.ndarray], np.ndarray] = np.zeros_like
+    vary: str = "nothing"
+
+    def argument(self, magnitude: np.ndarray, sign: np.ndarray, draw: np.ndarray) -> np.ndarray:
+        """The argument of the operation, from magnitudes in 0..10, signs of one and uniform draws."""
+        value = self.level(magnitude / 10)
+        if self.vary == "sign":
+            return sign * value
+        if self.vary == "about one":
+            return np.maximum(0.1, 1 + sign * value)
+        return 0.1 + draw * (value - 0.1) if self.vary == "from 0.1" else value
+
+
+def _bits(m: np.ndarray) -> np.ndarray:
+    return np.trunc(m * 4)
+
+
+def _threshold(m: np.ndarray) -> np.ndarray:
+    return np.minimum(256, np.trunc(m * 256))
+
+
+def _up_to(reach: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda m: m * reach
+
+
+LEVELS: dict[str, Operation] = {
+    "AutoContrast": Operation("auto_contrast"),
+    "Equalize": Operation("equalize"),
+    "Invert": Operation("invert"),
+    "Rotate": Operation("rotate", _up_to(30.0), "sign"),
+    "Posterize": Operation("posterize", _bits),
+    "PosterizeIncreasing": Operation("posterize", lambda m: 4 - _bits(m)),
+    "PosterizeOriginal": Operation("posterize", lambda m: _bits(m) + 4),
+    "Solarize": Operation("solarize", _threshold),
+    "SolarizeIncreasing": Operation("solarize", lambda m: 256 - _threshold(m)),
+    "SolarizeAdd": Operation("solarize_add", lambda m: np.minimum(128, np.trunc(m * 110))),
+    "ShearX": Operation("shear_x", _up_to(0.3), "sign"),
+    "ShearY": Operation("shear_y", _up_to(0.3), "sign"),
+    "TranslateXRel": Operation("translate_x", _up_to(0.45), "sign"),
+    "TranslateYRel": Operation("translate_y", _up_to(0.45), "sign"),
+    "Desaturate": Operation("colour", lambda m: 1 - np.clip(0.5 + 0.5 * m, 0.5, 1)),
+    "GaussianBlur": Operation("gaussian_blur", lambda m: np.clip(0.1 + 1.9 * m, 0.1, 2)),
+    "GaussianBlurRand": Operation("gaussian_blur", lambda m: 2 * np.clip(m, 0, 1), "from 0.1"),
+}
+for _name, _kind in (
+    ("Color", "colour"),
+    ("Contrast", "contrast"),
+    ("Brightness", "brightness"),
+    ("Sharpness", "sharpness"),
+):
+    LEVELS[_name] = Operation(_kind, lambda m: m * 1.8 + 0.1)
+    LEVELS[f"{_name}Increasing"] = Operation(_kind, _up_to(0.9), "about one")
+
+# Draws of one layer: choice, applied or not, two for the magnitude, sign, filter, extra.
+_DRAWS = 7
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Operations to draw from, how many per sample, and how strong."""
+
+    ops: tuple[str, ...]
+    weights: tuple[float, ...] | None = None
+    layers: int = 2
+    prob: float = 0.5
+    magnitude: float | tuple[float, ...] = 10.0
+    spread: float = 0.0
+    """Standard deviation of the magnitude; infinite means uniform between 0 and the magnitude."""
+    limit: float = 10.0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one layer of a policy does to each sample: kind of operation ("" for none), argument, filter."""
+
+    kind: np.ndarray
+    argument: np.ndarray
+    cubic: np.ndarray
+
+
+def parse_policy(text: str) -> Policy:
+    """Read `rand-m7-n2-p0.5-mstd0.5-mmax10-inc1-tNAME` or `3a`; a part that means nothing is refused."""
+    head, *parts = text.split("-")
+    check_name(head, ("rand", "3a"), "augmentation policy", "data.aa")
+    if head == "3a":
+        if parts and any(not re.fullmatch(r"mstd\d+(\.\d+)?", part) for part in parts):
+            raise ConfigError(f"data.aa={text!r}: '3a' takes only mstd; leave the rest out")
+        spread = float(parts[0][4:]) if parts else 0.0
+        return Policy(("Solarize", "Desaturate", "GaussianBlurRand"), None, 1, 1.0, (5.0, 10.0, 10.0), spread)
+    values = {"m": 10.0, "n": 2.0, "p": 0.5, "mstd": 0.0, "mmax": 10.0, "inc": 0.0}
+    chosen = None
+    for part in parts:
+        if part.startswith("t"):
+            chosen = check_name(part[1:], ("weights", "3a", "3aw"), "set of operations", f"data.aa={text!r}")
+            continue
+        found = re.fullmatch(r"([a-z]+)(\d+(?:\.\d+)?|inf)", part)
+        if not found:
+            raise ConfigError(f"data.aa={text!r}: {part!r} is no option; write rand-m9-mstd0.5-inc1")
+        values[check_name(found[1], values, "RandAugment option", f"data.aa={text!r}")] = float(found[2])
+    weights = None
+    if chosen in _WEIGHTED:
+        ops, weights = tuple(_WEIGHTED[chosen]), tuple(float(w) for w in _WEIGHTED[chosen].values())
+    elif chosen == "3a":
+        ops = _THREE
+    else:
+        ops = _INCREASING if values["inc"] else _STANDARD
+    spread = math.inf if values["mstd"] > 100 else values["mstd"]
+    if values["mmax"] <= 0 or not 0 <= values["p"] <= 1 or not 1 <= values["n"] <= len(ops):
+        raise ConfigError(f"data.aa={text!r}: mmax must be positive, p in 0..1 and n in 1..{len(ops)}")
+    return Policy(ops, weights, int(values["n"]), values["p"], values["m"], spread, values["mmax"])
+
+
+def _choices(policy: Policy, draws: np.ndarray) -> np.ndarray:
+    """Operation numbers (B, layers): with weights no operation twice, without weights freely."""
+    count = len(policy.ops)
+    if policy.weights is None:
+        return np.minimum((draws * count).astype(np.int64), count - 1)
+    weights = np.tile(np.array(policy.weights), (len(draws), 1))
+    picked = []
+    for layer in range(policy.layers):
+        edges = weights.cumsum(1) / weights.sum(1, keepdims=True)
+        choice = np.minimum((draws[:, layer, None] >= edges).sum(1), count - 1)
+        weights[np.arange(len(draws)), choice] = 0
+        picked.append(choice)
+    return np.stack(picked, 1)
+
+
+def draw_layers(policy: Policy, keys: np.ndarray, interpolation: str = "random") -> list[Layer]:
+    """The operations each key gets, layer by layer."""
+    draws = uniforms(keys, policy.layers * _DRAWS).reshape(len(keys), policy.layers, _DRAWS)
+    choices = _choices(policy, draws[..., 0])
+    kinds = np.array([LEVELS[name].kind for name in policy.ops])
+    centres = np.broadcast_to(np.asarray(policy.magnitude, float), len(policy.ops))
+    layers = []
+    for number in range(policy.layers):
+        choice, u = choices[:, number], draws[:, number]
+        magnitude = centres[choice]
+        if math.isinf(policy.spread):
+            magnitude = magnitude * u[:, 2]
+        elif policy.spread:
+            magnitude = magnitude + policy.spread * normals(u[:, 2], u[:, 3])
+        magnitude = np.clip(magnitude, 0, policy.limit)
+        sign = np.where(u[:, 4] < 0.5, -1.0, 1.0)
+        argument = np.zeros(len(keys))
+        for op, name in enumerate(policy.ops):
+            rows = choice == op
+            if rows.any():
+                argument[rows] = LEVELS[name].argument(magnitude[rows], sign[rows], u[rows, 6])
+        active = u[:, 1] < policy.prob
+        cubic = u[:, 5] < 0.5 if interpolation == "random" else np.full(len(keys), interpolation == "bicubic")
+        layers.append(Layer(np.where(active, kinds[choice], ""), argument, cubic))
+    return layers

@@ -1,0 +1,33 @@
+"""What a loader yields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's samples on the device.
+
+    `images` are float, normalised (or uint8 where the loader has no augmentation); `labels` int64,
+    -1 for a picture that could not be decoded (evaluation only); `targets` soft labels where samples
+    were mixed; `ids` the data set indices, on the host. `next_position` is the (epoch, step) to
+    resume from after this batch.
+    """
+
+    images: Tensor
+    labels: Tensor
+    ids: Tensor
+    epoch: int
+    step: int
+    targets: Tensor | None = None
+
+    @property
+    def next_position(self) -> tuple[int, int]:
+        """Counters to store with a checkpoint taken after this batch."""
+        return self.epoch, self.step + 1
+
+    def __len__(self) -> int:
+        return len(self.labels)

@@ -1,0 +1,98 @@
+"""Random numbers from counters: a draw depends on its key alone, never on who asks or when.
+
+A key is (seed, epoch, sample index, repeat, stream); draw k of a key is a hash of both. No state is
+kept, so any worker, in any order, after any resume, gives one sample the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+# The constants of splitmix64 (Steele, Lea and Flood 2014), whose output passes BigCrush.
+_GOLDEN = 0x9E3779B97F4A7C15
+_MULTIPLY_1 = 0xBF58476D1CE4E5B9
+_MULTIPLY_2 = 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+
+# Each use of randomness has a stream of its own, so that switching one augmentation on or off
+# leaves the numbers of the others as they were.
+STREAMS = {"crop": 1, "policy": 2, "jitter": 3, "erase": 4, "mix": 5, "replace": 6, "noise": 7, "order": 8}
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MULTIPLY_1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MULTIPLY_2)
+    return x ^ (x >> np.uint64(31))
+
+
+def _as_words(values: np.ndarray | Sequence[int] | int) -> np.ndarray:
+    return np.atleast_1d(np.asarray(values, dtype=np.int64)).astype(np.uint64)
+
+
+def sample_keys(
+    seed: int,
+    epoch: int,
+    stream: str,
+    index: np.ndarray | Sequence[int],
+    repeat: np.ndarray | Sequence[int] | int = 0,
+) -> np.ndarray:
+    """One 64-bit key per sample, shape of `index`."""
+    words = [
+        _as_words(seed),
+        _as_words(epoch),
+        _as_words(STREAMS[stream]),
+        _as_words(index),
+        _as_words(repeat),
+    ]
+    # Unsigned overflow is the arithmetic of the hash, not a mistake.
+    with np.errstate(over="ignore"):
+        key = np.zeros(1, np.uint64)
+        for word in words:
+            key = _mix((key ^ word) + np.uint64(_GOLDEN))
+        return np.broadcast_to(key, np.broadcast_shapes(np.shape(index), np.shape(repeat))).copy()
+
+
+def uniforms(keys: np.ndarray, count: int) -> np.ndarray:
+    """`count` draws from [0, 1) per key, shape (*keys.shape, count), float64."""
+    with np.errstate(over="ignore"):
+        steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        bits = _mix(keys[..., None] + steps)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def normals(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Standard normal draws from two uniform ones (Box and Muller)."""
+    return np.sqrt(-2.0 * np.log1p(-first)) * np.cos(2.0 * np.pi * second)
+
+
+def generator(seed: int, epoch: int, stream: str, *place: int) -> np.random.Generator:
+    """A numpy generator for draws that belong to a whole batch or epoch."""
+    key = int(
+        sample_keys(seed, epoch, stream, [place[0] if place else 0], [place[1] if len(place) > 1 else 0])[0]
+    )
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= (1 << 63) else value
+
+
+def _shift(x: Tensor, places: int) -> Tensor:
+    # torch has no unsigned 64-bit shift on every device; masking the copied sign bits gives the same.
+    return (x >> places) & ((1 << (64 - places)) - 1)
+
+
+def device_uniforms(keys: Int64[Tensor, " B"], count: int) -> Float[Tensor, "B n"]:
+    """The draws of `uniforms` computed on the device of `keys`, for noise with one draw per pixel."""
+    steps = torch.arange(1, count + 1, dtype=torch.int64, device=keys.device) * _signed(_GOLDEN)
+    x = keys[:, None] + steps
+    x = (x ^ _shift(x, 30)) * _signed(_MULTIPLY_1)
+    x = (x ^ _shift(x, 27)) * _signed(_MULTIPLY_2)
+    x = x ^ _shift(x, 31)
+    # 24 bits are all that float32 can hold without rounding up to one.
+    return _shift(x, 40).to(torch.float32) * 2.0**-24

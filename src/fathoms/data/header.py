@@ -1,0 +1,164 @@
+"""What an image is, from its first bytes: format, size, orientation; nothing is decoded.
+
+The crop is chosen from this, so that only the part that is wanted gets decoded, and a picture that
+declares an absurd size is refused before a byte is allocated for it.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+from dataclasses import dataclass
+
+from fathoms.data.errors import BadImageError
+
+# 67 million pixels are 200 MB of RGB: more than any camera photo a classifier needs, and small
+# enough that sixteen workers fit in a server's memory.
+MAX_PIXELS = 1 << 26
+# A progressive file has about ten scans. Thousands of scans cost seconds each without a large file.
+MAX_SCANS = 64
+# The formats that are looked for; a file is what its bytes say, whatever its name says.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+
+_ORIENTATION_TAG = 0x0112
+
+
+@dataclass(frozen=True)
+class ImageHeader:
+    """Format, stored size and orientation of an image.
+
+    `width` and `height` are as stored; `shown` is the size after the EXIF rotation.
+    """
+
+    format: str
+    width: int
+    height: int
+    orientation: int = 1
+    components: int = 3
+    mcu_width: int = 0
+    progressive: bool = False
+    mode: str = "RGB"
+
+    @property
+    def shown(self) -> tuple[int, int]:
+        """(height, width) as a viewer shows it."""
+        if self.orientation >= 5:
+            return self.width, self.height
+        return self.height, self.width
+
+
+def read_header(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageHeader:
+    """Read the header of an encoded image; raises `BadImageError` with the reason."""
+    if not data:
+        raise BadImageError("the file is empty")
+    header = _read_jpeg(data) if data[:2] == b"\xff\xd8" else _read_other(data, max_pixels)
+    check_size(header.width, header.height, max_pixels)
+    return header
+
+
+def check_size(width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
+    """Refuse an empty or an absurdly large picture."""
+    if width < 1 or height < 1:
+        raise BadImageError(f"it declares {width}x{height} pixels")
+    if width * height > max_pixels:
+        raise BadImageError(f"it declares {width}x{height} pixels, more than the limit of {max_pixels}")
+
+
+def _read_jpeg(data: bytes) -> ImageHeader:
+    """Walk the JPEG segments up to the frame header; note EXIF on the way."""
+    place, end, orientation = 2, len(data), 1
+    while place + 4 <= end:
+        if data[place] != 0xFF:
+            raise BadImageError(f"JPEG marker expected at byte {place}")
+        marker = data[place + 1]
+        if marker == 0xFF:
+            place += 1
+            continue
+        if marker == 0x01 or 0xD0 <= marker <= 0xD8:
+            place += 2
+            continue
+        if marker in (0xD9, 0xDA):
+            raise BadImageError("JPEG without a frame header")
+        length = (data[place + 2] << 8) | data[place + 3]
+        body = place + 4
+        place += 2 + length
+        if length < 2 or place > end:
+            raise BadImageError("JPEG segment runs past the end of the file")
+        if marker == 0xE1 and data[body : body + 6] == b"Exif\x00\x00":
+            orientation = _exif_orientation(data[body + 6 : place])
+        # 0xC0 to 0xCF are frame headers, apart from three tables that share the range.
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            frame = data[body:place]
+            return _frame(frame, marker, orientation, data)
+    raise BadImageError("JPEG ends inside its header")
+
+
+def _frame(frame: bytes, marker: int, orientation: int, data: bytes) -> ImageHeader:
+    if len(frame) < 6:
+        raise BadImageError("JPEG frame header is too short")
+    precision, height, width, components = struct.unpack(">BHHB", frame[:6])
+    if precision != 8:
+        raise BadImageError(f"JPEG with {precision} bits a sample; only 8 are supported")
+    if components not in (1, 3, 4) or len(frame) < 6 + 3 * components:
+        raise BadImageError(f"JPEG with {components} components")
+    if marker not in (0xC0, 0xC1, 0xC2, 0xC9, 0xCA):
+        raise BadImageError("lossless or hierarchical JPEG")
+    sampling = [frame[7 + 3 * i] >> 4 for i in range(components)]
+    if not all(1 <= factor <= 4 for factor in sampling):
+        raise BadImageError("JPEG with impossible sampling factors")
+    progressive = marker in (0xC2, 0xCA)
+    # Entropy-coded bytes never hold FF DA, so counting it counts the scans (or more, never fewer).
+    if progressive and data.count(b"\xff\xda") > MAX_SCANS:
+        raise BadImageError(f"progressive JPEG with more than {MAX_SCANS} scans")
+    mode = {1: "L", 3: "RGB", 4: "CMYK"}[components]
+    mcu = 8 if components == 1 else 8 * max(sampling)
+    return ImageHeader("JPEG", width, height, orientation, components, mcu, progressive, mode)
+
+
+def _exif_orientation(tiff: bytes) -> int:
+    """The orientation tag (1 to 8) of an EXIF block; 1 where it is absent or makes no sense."""
+    if len(tiff) < 8 or tiff[:2] not in (b"II", b"MM"):
+        return 1
+    order = "<" if tiff[:2] == b"II" else ">"
+    (start,) = struct.unpack_from(order + "I", tiff, 4)
+    if start + 2 > len(tiff):
+        return 1
+    (count,) = struct.unpack_from(order + "H", tiff, start)
+    for entry in range(start + 2, min(start + 2 + 12 * count, len(tiff) - 11), 12):
+        tag, kind = struct.unpack_from(order + "HH", tiff, entry)
+        if tag == _ORIENTATION_TAG and kind == 3:
+            (value,) = struct.unpack_from(order + "H", tiff, entry + 8)
+            return value if 1 <= value <= 8 else 1
+    return 1
+
+
+def _read_other(data: bytes, max_pixels: int) -> ImageHeader:
+    """Let Pillow read the header of PNG, WebP, BMP or GIF."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            # Pillow only warns between 89 and 179 million pixels; the size is checked right after.
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                width, height = image.size
+                check_size(width, height, max_pixels)
+                orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+                mode, kind = image.mode, image.format or "?"
+    except BadImageError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise BadImageError(f"it declares too many pixels ({_first_line(error)})") from error
+    except UnidentifiedImageError as error:
+        raise BadImageError(f"not an image of a known format ({', '.join(FORMATS)})") from error
+    except Exception as error:
+        raise BadImageError(f"not an image that can be read ({_first_line(error)})") from error
+    if not isinstance(orientation, int) or not 1 <= orientation <= 8:
+        orientation = 1
+    return ImageHeader(kind, width, height, orientation, mode=mode)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0][:120] if lines else type(error).__name__

@@ -1,0 +1,195 @@
+"""The loader of encoded images: threads decode ahead, batches come out in order, on the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fathoms.data.augment.pipeline import Augment
+from fathoms.data.batch import Batch
+from fathoms.data.boxes import Places, resize_boxes
+from fathoms.data.decode import BACKENDS, choose_decoder
+from fathoms.data.errors import DataError
+from fathoms.data.plan import Plan, Refs
+from fathoms.data.sources.base import Source
+from fathoms.data.stats import LoaderStats
+from fathoms.data.views import Chunk, EvalView, Reader, TrainView
+from fathoms.data.workers import WorkerPool, WorkerState, available_cores
+from fathoms.errors import ConfigError
+from fathoms.registry import check_name
+
+# Samples of one task. Small enough that all workers share one batch, large enough to amortise the queue.
+CHUNK = 16
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How a loader works; none of this changes what comes out of it."""
+
+    workers: int = 0
+    """Decoding threads; 0 means one per CPU core."""
+    prefetch: int = 3
+    """Batches prepared ahead."""
+    timeout: float = 60.0
+    """Seconds one file may take before its worker counts as hung."""
+    max_bad: float = 0.01
+    """Share of the data set that may be bad before the run stops."""
+    decoder: str = "auto"
+    """auto, turbojpeg (crop decode), simplejpeg or pillow."""
+    exif: str = "apply"
+    """apply turns pictures upright; ignore leaves them as stored."""
+
+    def __post_init__(self) -> None:
+        check_name(self.decoder, BACKENDS, "decoder", "data.decoder")
+        if self.workers < 0 or self.prefetch < 1 or self.timeout <= 0 or not 0 <= self.max_bad <= 1:
+            raise ConfigError(
+                f"data: workers={self.workers}, prefetch={self.prefetch}, timeout={self.timeout}, "
+                f"max_bad={self.max_bad}: one is out of range"
+            )
+
+    @property
+    def threads(self) -> int:
+        """The number of threads, with 0 resolved to the cores this process may use."""
+        return self.workers or available_cores()
+
+
+class Loader:
+    """Batches of one split: `for batch in loader.epoch(3, start=17)`.
+
+    Args:
+        source: the pictures.
+        plan: their order; also says which rank this is.
+        view: training crops or evaluation crops.
+        augment: what follows on the device; None yields uint8 images.
+        options: threads, limits and decoder.
+        device: where batches go.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        plan: Plan,
+        view: TrainView | EvalView,
+        augment: Augment | None = None,
+        options: LoaderOptions | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if plan.size != len(source):
+            raise ConfigError(f"data: the plan is for {plan.size} samples, the source has {len(source)}")
+        self.source, self.plan, self.view, self.augment = source, plan, view, augment
+        self.options = options or LoaderOptions()
+        self.device = torch.device(device)
+        self.decoder = choose_decoder(self.options.decoder, self.options.exif)
+        self.stats = LoaderStats()
+        self._allowed = int(self.options.max_bad * len(source))
+        # On a CPU the workers do everything that belongs to one sample; a GPU takes it over from them.
+        self._colour_in_worker = augment is not None and self.device.type == "cpu"
+
+    @property
+    def steps(self) -> int:
+        """Steps of one epoch."""
+        return self.plan.steps
+
+    def describe(self) -> str:
+        """One line on what is in use, for the log."""
+        where = getattr(self.view, "resize_on", "worker")
+        return (
+            f"data: {self.source.kind} {self.source.split}, {len(self.source)} images, "
+            f"{len(self.source.classes)} classes; decoder in use: {self.decoder.name} ({self.decoder.reason}); "
+            f"{self.options.threads} workers; resize on the {where}"
+        )
+
+    def advice(self) -> str:
+        """What to do if the consumer waits for data; empty if it does not."""
+        return self.stats.advice(self.decoder.name, self.source.kind, self.options.threads, available_cores())
+
+    def _work(self, task: tuple[Refs, int], state: WorkerState) -> Chunk:
+        refs, epoch = task
+        reader = Reader(self.source, self.decoder, state.begin, self._note_bad)
+        chunk = self.view.prepare(reader, refs, epoch, pin=self.device.type == "cuda")
+        if self._colour_in_worker and chunk.images is not None and self.augment is not None:
+            chunk.images = self.augment.colours(chunk.images, refs, epoch)
+        return chunk
+
+    def _note_bad(self, name: str, reason: str) -> None:
+        self.stats.note_bad(name, reason, self._allowed)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from step `start` on."""
+        if not 0 <= start <= self.steps:
+            raise DataError(
+                f"data: step {start} is outside the epoch of {self.steps} steps; check the checkpoint"
+            )
+        pool = WorkerPool(self._work, self.options.threads, self.options.timeout)
+        waiting: dict[int, list[Chunk | None]] = {}
+        left: dict[int, int] = {}
+        plans: dict[int, Refs] = {}
+        # Tasks are numbered step * parts + part, so that a result finds its place.
+        parts = -(-self.plan.batch_size // CHUNK)
+        submitted = start
+        asked = time.perf_counter()
+        try:
+            for step in range(start, self.steps):
+                while submitted < min(self.steps, step + self.options.prefetch):
+                    refs = self.plan.batch(epoch, submitted)
+                    count = -(-len(refs) // CHUNK)
+                    plans[submitted], left[submitted] = refs, count
+                    waiting[submitted] = [None for _ in range(count)]
+                    for part in range(count):
+                        task = (refs.part(part * CHUNK, (part + 1) * CHUNK), epoch)
+                        pool.submit(submitted * parts + part, task)
+                    submitted += 1
+                began = time.perf_counter()
+                while left[step]:
+                    number, chunk = pool.take()
+                    waiting[number // parts][number % parts] = chunk
+                    left[number // parts] -= 1
+                self.stats.waited += time.perf_counter() - began
+                chunks = [chunk for chunk in waiting.pop(step) if chunk is not None]
+                refs = plans.pop(step)
+                del left[step]
+                batch = self._assemble(chunks, refs, epoch, step)
+                self.stats.images += len(refs)
+                yield batch
+                now = time.perf_counter()
+                self.stats.elapsed += now - asked
+                asked = now
+        finally:
+            pool.close()
+
+    def _assemble(self, chunks: list[Chunk], refs: Refs, epoch: int, step: int) -> Batch:
+        images = self._images(chunks)
+        labels = torch.from_numpy(np.concatenate([chunk.labels for chunk in chunks]))
+        labels = labels.to(self.device, non_blocking=True)
+        ids = torch.from_numpy(refs.index.astype(np.int64))
+        if self.augment is None:
+            return Batch(images, labels, ids, epoch, step)
+        if not self._colour_in_worker or chunks[0].images is None:
+            images = self.augment.colours(images, refs, epoch)
+        images, targets = self.augment.finish(images, labels, refs, epoch, step, self.plan.rank)
+        return Batch(images, labels, ids, epoch, step, targets)
+
+    def _images(self, chunks: list[Chunk]) -> Tensor:
+        ready = [chunk.images for chunk in chunks if chunk.images is not None]
+        if ready:
+            return torch.cat([part.to(self.device, non_blocking=True) for part in ready])
+        places = [chunk.places for chunk in chunks if chunk.places is not None]
+        pixels = [
+            chunk.pixels.to(self.device, non_blocking=True) for chunk in chunks if chunk.pixels is not None
+        ]
+        lengths = np.array([len(part) for part in pixels])
+        starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        joined = Places(
+            np.concatenate([place.offset + start for place, start in zip(places, starts, strict=True)]),
+            *(
+                np.concatenate([getattr(p, name) for p in places])
+                for name in ("pitch", "size", "box", "flip", "cubic")
+            ),
+        )
+        compile = self.augment.compile if self.augment is not None else "none"
+        return resize_boxes(torch.cat(pixels), joined, self.view.size, compile)

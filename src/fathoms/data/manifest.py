@@ -1,0 +1,85 @@
+"""The manifest of a checked data set: what was there, file by file, so that a change is noticed and named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fathoms.data.atomic import write_atomic
+from fathoms.data.errors import DataError
+from fathoms.data.sources.arrays import ArraySource
+from fathoms.data.sources.base import Source
+from fathoms.data.sources.shards import read_json
+
+MANIFEST_FORMAT = "fathoms-manifest-1"
+MANIFEST_NAME = "fathoms-manifest.json"
+
+
+@dataclass(frozen=True)
+class FileRow:
+    """One file of a split: name, size, label and sha256."""
+
+    name: str
+    size: int
+    label: int
+    sha256: str
+
+
+def default_manifest(path: str | Path) -> Path:
+    """Where the manifest of the data set at `path` is looked for."""
+    place = Path(path)
+    return place / MANIFEST_NAME if place.is_dir() else place.with_name(f"{place.name}.{MANIFEST_NAME}")
+
+
+def write_manifest(path: Path, splits: dict[str, dict[str, Any]], rows: dict[str, list[FileRow]]) -> None:
+    """Store the fingerprint, classes and files of each split."""
+    content = {
+        "format": MANIFEST_FORMAT,
+        "splits": {
+            name: {**facts, "files": [[r.name, r.size, r.label, r.sha256] for r in rows[name]]}
+            for name, facts in splits.items()
+        },
+    }
+    write_atomic(path, json.dumps(content, ensure_ascii=True, indent=None).encode())
+
+
+def verify_manifest(path: str | Path, source: Source | ArraySource) -> dict[str, Any]:
+    """Compare `source` with its manifest; raises `DataError` naming the first file that changed.
+
+    Names, sizes and labels are compared, which takes no reading; `fathoms data check` compares content.
+
+    Returns:
+        The facts of the split that the manifest holds (counts, classes, bad files).
+    """
+    manifest = read_json(Path(path))
+    if manifest.get("format") != MANIFEST_FORMAT:
+        raise DataError(f"{path}: not a manifest of this version; run `fathoms data check` again")
+    splits = manifest.get("splits")
+    facts = splits.get(source.split) if isinstance(splits, dict) else None
+    if not isinstance(facts, dict):
+        raise DataError(f"{path}: it knows no split {source.split!r}; run `fathoms data check` again")
+    if facts.get("fingerprint") == source.fingerprint():
+        return facts
+    raise DataError(f"{path}: {_first_change(facts, source)} since the check; run `fathoms data check` again")
+
+
+def _first_change(facts: dict[str, Any], source: Source | ArraySource) -> str:
+    if tuple(facts.get("classes", ())) != source.classes:
+        return "the list of classes changed"
+    try:
+        before = {str(name): (size, label) for name, size, label, _ in facts["files"]}
+    except (KeyError, TypeError, ValueError):
+        return "the manifest is damaged and cannot be compared"
+    if isinstance(source, ArraySource):
+        return "the arrays changed"
+    now = {source.where(i): (source.size(i), int(source.labels[i])) for i in range(len(source))}
+    for name in sorted(before.keys() - now.keys()):
+        return f"{name} disappeared"
+    for name in sorted(now.keys() - before.keys()):
+        return f"{name} was added"
+    for name, value in now.items():
+        if before[name] != value:
+            return f"{name} changed"
+    return "the contents changed"

@@ -1,0 +1,131 @@
+"""The loader of a data set that lives on the device: no threads, no copies, the same interface.
+
+Cropping, mirroring and resizing read straight from the resident pixels; a batch is a list of indices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from fathoms.data.augment.apply import to_device
+from fathoms.data.augment.pipeline import Augment
+from fathoms.data.batch import Batch
+from fathoms.data.boxes import Places, resize_boxes
+from fathoms.data.counter import sample_keys, uniforms
+from fathoms.data.crop import DRAWS, CropOptions, draw_boxes
+from fathoms.data.errors import DataError
+from fathoms.data.plan import Plan, Refs
+from fathoms.data.sources.arrays import ArraySource
+from fathoms.data.stats import LoaderStats
+from fathoms.errors import ConfigError
+
+
+class ResidentLoader:
+    """Batches of an `ArraySource` kept on `device`.
+
+    Args:
+        source: pixels and labels.
+        plan: their order.
+        size: side of the images handed out; pixels of another size are resized.
+        crop: how training crops are drawn; None takes the whole picture, for evaluation.
+        augment: what follows; None yields uint8 images.
+        device: where everything lives.
+    """
+
+    def __init__(
+        self,
+        source: ArraySource,
+        plan: Plan,
+        size: int,
+        crop: CropOptions | None = None,
+        augment: Augment | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if plan.size != len(source):
+            raise ConfigError(f"data: the plan is for {plan.size} samples, the source has {len(source)}")
+        self.source, self.plan, self.size, self.crop, self.augment = source, plan, size, crop, augment
+        self.device = torch.device(device)
+        self._check_room()
+        # torch takes no read-only arrays, which is what a file read into memory gives.
+        pixels = np.require(source.images, requirements=["C", "W"])
+        self._pixels = torch.from_numpy(pixels).to(self.device).view(-1, 3)
+        self._labels = torch.from_numpy(source.labels).to(self.device)
+        self.stats = LoaderStats()
+
+    def _check_room(self) -> None:
+        if self.device.type != "cuda":
+            return
+        free, _ = torch.cuda.mem_get_info(self.device)
+        if self.source.images.nbytes > free // 2:
+            raise DataError(
+                f"data: {self.source.images.nbytes >> 20} MiB of pixels take more than half of the free "
+                f"{free >> 20} MiB on {self.device}; write them to a folder or shards"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Steps of one epoch."""
+        return self.plan.steps
+
+    def describe(self) -> str:
+        """One line on what is in use, for the log."""
+        return (
+            f"data: {self.source.kind} {self.source.split}, {len(self.source)} images, "
+            f"{len(self.source.classes)} classes; kept on {self.device}, no decoder in use"
+        )
+
+    def advice(self) -> str:
+        """Nothing: there is no loader to wait for."""
+        return ""
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from step `start` on."""
+        if not 0 <= start <= self.steps:
+            raise DataError(
+                f"data: step {start} is outside the epoch of {self.steps} steps; check the checkpoint"
+            )
+        asked = time.perf_counter()
+        for step in range(start, self.steps):
+            began = time.perf_counter()
+            batch = self.batch(epoch, step)
+            # The host's time to issue the work; the device runs it between two training steps.
+            self.stats.waited += time.perf_counter() - began
+            self.stats.images += len(batch)
+            yield batch
+            now = time.perf_counter()
+            self.stats.elapsed += now - asked
+            asked = now
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        """One batch; any may be asked for, in any order."""
+        refs = self.plan.batch(epoch, step)
+        images = self._crops(refs, epoch)
+        labels = self._labels[to_device(refs.index, self.device)]
+        ids = torch.from_numpy(refs.index.astype(np.int64))
+        if self.augment is None:
+            return Batch(images, labels, ids, epoch, step)
+        images = self.augment.colours(images, refs, epoch)
+        images, targets = self.augment.finish(images, labels, refs, epoch, step, self.plan.rank)
+        return Batch(images, labels, ids, epoch, step, targets)
+
+    def _crops(self, refs: Refs, epoch: int) -> torch.Tensor:
+        height, width = self.source.images.shape[1:3]
+        count = len(refs)
+        if self.crop is None and (height, width) == (self.size, self.size):
+            whole = self._pixels.view(-1, height, width, 3)[to_device(refs.index, self.device)]
+            return whole.permute(0, 3, 1, 2).contiguous()
+        sizes = np.tile(np.array([[height, width]]), (count, 1))
+        if self.crop is None:
+            boxes = np.tile(np.array([[0, 0, height, width]]), (count, 1))
+            flips, cubic = np.zeros(count, bool), np.ones(count, bool)
+        else:
+            draws = uniforms(sample_keys(self.plan.seed, epoch, "crop", refs.index, refs.repeat), DRAWS)
+            boxes, flips, cubic = draw_boxes(sizes, draws, self.crop)
+        offset = refs.index.astype(np.int64) * (height * width)
+        places = Places(offset, np.full(count, width), sizes, boxes, flips, cubic)
+        compile = self.augment.compile if self.augment is not None else "none"
+        return resize_boxes(self._pixels, places, self.size, compile)

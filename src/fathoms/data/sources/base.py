@@ -1,0 +1,105 @@
+"""What a source of images is: a list of encoded pictures with labels, read one by one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from fathoms.data.errors import DataError
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
+
+# A held-out split goes by several names; the first that exists is taken, and `Source.split` says which.
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "val": ("val", "validation", "valid"),
+    "test": ("test",),
+    "all": ("all",),
+}
+
+
+@runtime_checkable
+class Source(Protocol):
+    """A split of a data set whose pictures are encoded files.
+
+    `read` may be called from many threads at once. `where` is the name a user can act on.
+    """
+
+    kind: str
+    split: str
+    classes: tuple[str, ...]
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        """How many pictures there are."""
+        ...
+
+    def read(self, index: int) -> bytes:
+        """The encoded bytes of one picture."""
+        ...
+
+    def where(self, index: int) -> str:
+        """The name of one picture, as an error message gives it."""
+        ...
+
+    def size(self, index: int) -> int:
+        """How many bytes one picture takes."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A hash that changes when a picture is added, removed, renamed, relabelled or resized."""
+        ...
+
+
+def is_image(name: str) -> bool:
+    """Whether a file name ends like an image; hidden files never do."""
+    path = PurePosixPath(name)
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+
+
+def digest_lines(lines: Iterable[str]) -> str:
+    """sha256 over lines, as hexadecimal text."""
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line.encode("utf-8", "surrogateescape"))
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def describe(source: Source) -> str:
+    """The fingerprint that every file-backed source shares: names, sizes and labels."""
+    head = [source.kind, *source.classes]
+    body = (f"{source.where(i)}\t{source.size(i)}\t{source.labels[i]}" for i in range(len(source)))
+    return digest_lines([*head, *body])
+
+
+def pick_split(wanted: str, have: Sequence[str], where: str) -> str:
+    """The name under which `where` holds the split `wanted`."""
+    for name in SPLIT_NAMES.get(wanted, (wanted,)):
+        if name in have:
+            return name
+    listed = ", ".join(sorted(have)) or "nothing that looks like a split"
+    raise DataError(f"{where}: there is no split {wanted!r}; it has {listed}")
+
+
+def class_table(
+    names: Sequence[str], reference: Sequence[str] | None, where: str
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Class names and the label of each sample.
+
+    The training split numbers the classes; a held-out split with a class of its own cannot be scored.
+    """
+    own = sorted(set(names))
+    odd = [name for name in own if any(ord(letter) < 32 or ord(letter) == 127 for letter in name)]
+    if odd:
+        raise DataError(f"{where}: class {odd[0]!r} has control characters in its name; rename it")
+    classes = tuple(reference) if reference else tuple(own)
+    extra = [name for name in own if name not in set(classes)]
+    if extra:
+        raise DataError(f"{where}: class {extra[0]!r} is not among the training classes; rename or remove it")
+    number = {name: i for i, name in enumerate(classes)}
+    return classes, np.array([number[name] for name in names], np.int64)

@@ -1,0 +1,78 @@
+"""A Hugging Face data set as a source: encoded bytes straight from Arrow, never decoded by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fathoms.data.errors import BadImageError, DataError
+from fathoms.data.sources.base import digest_lines, pick_split
+
+PREFIX = "hfds/"
+
+
+class HubSource:
+    """One split of a `datasets.Dataset` with an image column and a label column."""
+
+    kind = "hub"
+
+    def __init__(self, dataset: Any, split: str, image_key: str = "image", label_key: str = "label") -> None:
+        import datasets
+
+        for key in (image_key, label_key):
+            if key not in dataset.column_names:
+                raise DataError(f"hub: no column {key!r}; it has {', '.join(dataset.column_names)}")
+        self.split = split
+        self.labels = np.asarray(dataset.with_format("numpy")[label_key][:], np.int64)
+        feature = dataset.features[label_key]
+        named = getattr(feature, "names", None)
+        self.classes = tuple(named) if named else tuple(str(i) for i in range(int(self.labels.max()) + 1))
+        # decode=False hands over the stored bytes, so the crop can be chosen before anything is decoded.
+        self._dataset = dataset.cast_column(image_key, datasets.Image(decode=False))
+        self._key = image_key
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def read(self, index: int) -> bytes:
+        """The stored bytes of one picture."""
+        value = self._dataset[int(index)][self._key]
+        if value.get("bytes"):
+            return value["bytes"]
+        if not value.get("path"):
+            raise BadImageError("the row holds no image")
+        return Path(value["path"]).read_bytes()
+
+    def where(self, index: int) -> str:
+        """SPLIT[ROW]."""
+        return f"{self.split}[{index}]"
+
+    def size(self, index: int) -> int:
+        """The size of the stored bytes."""
+        return len(self.read(index))
+
+    def fingerprint(self) -> str:
+        """The hash that `datasets` keeps of the table, with the labels."""
+        return digest_lines([str(self._dataset._fingerprint), *self.classes, self.labels.tobytes().hex()])
+
+
+def open_hub(path: str, split: str = "train") -> HubSource:
+    """A data set saved with `save_to_disk`, or `hfds/NAME` from the hub's cache or the network."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError("hub: the package 'datasets' is missing; pip install 'fathoms[data]'") from error
+    if path.startswith(PREFIX):
+        # Data sets that need their own Python code are not loaded: nothing a stranger wrote is run.
+        loaded = datasets.load_dataset(path.removeprefix(PREFIX))
+    else:
+        loaded = datasets.load_from_disk(path)
+    if isinstance(loaded, datasets.Dataset):
+        loaded = {"all": loaded}
+    found = pick_split(split, [str(name) for name in loaded], path)
+    dataset = loaded[found]
+    image_key = next((k for k, f in dataset.features.items() if isinstance(f, datasets.Image)), "image")
+    label_key = next((k for k, f in dataset.features.items() if isinstance(f, datasets.ClassLabel)), "label")
+    return HubSource(dataset, found, image_key, label_key)

@@ -1,0 +1,88 @@
+"""The table of contents of a tar file, checked: nothing is extracted, nothing odd is accepted.
+
+An image archive needs plain files with plain names. Links, devices, absolute names, `..`, names that
+occur twice and entries that reach past the end of the file have no use in one, so they are refused
+instead of being cleaned up.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from fathoms.data.errors import ArchiveError
+
+_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file of an archive: its name and where its bytes lie."""
+
+    name: str
+    offset: int
+    size: int
+
+
+def check_member_name(name: str, where: str) -> None:
+    """Refuse a name that could mean a place outside the archive, or that would garble a terminal."""
+    parts = PurePosixPath(name).parts
+    if not name or name.startswith("/") or "\\" in name or ".." in parts or (parts and ":" in parts[0]):
+        raise ArchiveError(f"{where}: member {name[:80]!r} points outside the archive; do not use this file")
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
+        raise ArchiveError(f"{where}: member {name[:80]!r} has control characters in its name; rename it")
+
+
+def read_index(path: str | Path) -> list[Member]:
+    """List the files of an uncompressed tar, in order; raises `ArchiveError` with the reason."""
+    where, length = str(path), Path(path).stat().st_size
+    members: list[Member] = []
+    seen: set[str] = set()
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for entry in archive:
+                if entry.isdir():
+                    # The root of an archive may be listed under an empty name.
+                    check_member_name(entry.name or ".", where)
+                    continue
+                if not entry.isreg() or entry.issparse():
+                    kind = "a link" if entry.islnk() or entry.issym() else "no plain file"
+                    raise ArchiveError(
+                        f"{where}: member {entry.name[:80]!r} is {kind}; pack plain files only"
+                    )
+                check_member_name(entry.name, where)
+                name = str(PurePosixPath(entry.name))
+                if name in seen:
+                    raise ArchiveError(f"{where}: member {name[:80]!r} occurs twice; pack it once")
+                if entry.offset_data + entry.size > length:
+                    raise ArchiveError(f"{where}: member {name[:80]!r} is cut off; copy the archive again")
+                seen.add(name)
+                members.append(Member(name, entry.offset_data, entry.size))
+                # tarfile keeps every entry it has seen; over a million of them that is gigabytes.
+                archive.members = []  # pyrefly: ignore[missing-attribute]
+            end = archive.offset
+    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ArchiveError(f"{where}: not a readable uncompressed tar ({reason}); pack it again") from error
+    _check_end(path, end, length)
+    return members
+
+
+def _check_end(path: str | Path, end: int, length: int) -> None:
+    """Refuse garbage after the last entry: tarfile takes a damaged header for the end."""
+    with Path(path).open("rb") as file:
+        file.seek(end)
+        block = file.read(_BLOCK)
+    if end >= length or not any(block):
+        return
+    raise ArchiveError(f"{path}: damaged header at byte {end}; copy the archive again")
+
+
+def read_at(descriptor: int, member_offset: int, size: int, where: str) -> bytes:
+    """Read one member; a file that shrank since it was indexed is an error, not a short picture."""
+    data = os.pread(descriptor, size, member_offset)
+    if len(data) != size:
+        raise ArchiveError(f"{where}: only {len(data)} of {size} bytes could be read; copy the archive again")
+    return data

@@ -1,0 +1,60 @@
+"""What the loader saw: time spent waiting for it, bad images by name, and what to do about either."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from fathoms.data.errors import DataError
+
+
+@dataclass
+class LoaderStats:
+    """Counts and times of one loader, over all epochs so far."""
+
+    images: int = 0
+    waited: float = 0.0
+    """Seconds the consumer stood still for data."""
+    elapsed: float = 0.0
+    """Seconds since the first batch was asked for, waiting and working."""
+    bad: dict[str, str] = field(default_factory=dict)
+    """Name of each bad image, and what is wrong with it."""
+    replaced: int = 0
+    """Times a bad image was replaced (or marked, in evaluation)."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time spent waiting for data, 0 to 1."""
+        return self.waited / self.elapsed if self.elapsed > 0 else 0.0
+
+    @property
+    def images_per_second(self) -> float:
+        """Images delivered per second of elapsed time."""
+        return self.images / self.elapsed if self.elapsed > 0 else 0.0
+
+    def note_bad(self, name: str, reason: str, allowed: int) -> None:
+        """Count a bad image; too many different ones stop the run, naming the first few."""
+        with self._lock:
+            self.replaced += 1
+            self.bad.setdefault(name, reason)
+            if len(self.bad) <= allowed:
+                return
+            listed = "; ".join(f"{n} ({r})" for n, r in list(self.bad.items())[:3])
+        raise DataError(
+            f"data: {len(self.bad)} bad images are more than the {allowed} allowed: {listed}; "
+            "run `fathoms data check` or raise the allowed share"
+        )
+
+    def advice(self, decoder: str = "", kind: str = "", workers: int = 0, cores: int = 0) -> str:
+        """One sentence on what to do when the consumer waits; empty when it does not."""
+        if self.wait_share < 0.05:
+            return ""
+        share = f"{self.wait_share:.0%} of the time is spent waiting for data"
+        if cores and workers < cores:
+            return f"{share}; use more workers (--workers {cores}; now {workers})"
+        if decoder in ("simplejpeg", "pillow"):
+            return f"{share}; install crop decoding (pip install turbojpeg; now {decoder})"
+        if kind and kind != "pack":
+            return f"{share}; re-encode once with `fathoms data pack`"
+        return f"{share}; decoding is the limit: pack with --short-side 256, or use more CPU cores"

@@ -1,0 +1,242 @@
+"""`fathoms data check`, `pack` and `info`, through their run functions, on data with real faults."""
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+import tyro
+from PIL import Image
+
+from fathoms.cli import data_check, data_info, data_pack
+from fathoms.data import DataError, choose_decoder, open_source
+from fathoms.data.check import check_sources
+from fathoms.data.manifest import verify_manifest
+from fathoms.data.pack import PackOptions, target_size, verify_pack
+from fathoms.data.similar import near_pairs, perceptual_hash
+from fathoms.errors import ConfigError
+
+
+def call(module, capsys, *words):
+    code = module.run(tyro.cli(module.Args, args=[str(word) for word in words]))
+    out = capsys.readouterr().out
+    return code, out, json.loads(out.splitlines()[-1]) if "--json" in words else None
+
+
+def test_a_clean_folder_passes_and_its_manifest_verifies(photo_folder, capsys):
+    code, out, result = call(data_check, capsys, photo_folder, "--json", "--workers", 2)
+    assert code == 0
+    assert result["files"] == 61
+    assert (result["bad"], result["across_splits"]) == ([], [])
+    assert result["modes"] == {"JPEG RGB": 61}
+    assert "decoder in use: " in out
+    facts = verify_manifest(result["manifest"], open_source(photo_folder))
+    assert (facts["count"], facts["classes"]) == (48, ["ape", "bee", "cat"])
+    (photo_folder / "train/ape/new.jpg").write_bytes((photo_folder / "train/ape/000.jpg").read_bytes())
+    with pytest.raises(DataError, match=r"train/ape/new\.jpg was added since the check"):
+        verify_manifest(result["manifest"], open_source(photo_folder))
+
+
+def test_every_bad_file_is_named_with_its_reason(photo_folder, capsys, photo, encoded):
+    good = encoded(photo(3, 200, 200))
+    folder = photo_folder / "train/cat"
+    huge = good.index(b"\xff\xc0") + 5
+    faults = {
+        "zero.jpg": b"",
+        "cut.jpg": good[: len(good) - 200],
+        "header.jpg": good[:60],
+        "text.jpg": b"<html></html>",
+        "bomb.jpg": good[:huge] + b"\xff\xff\xff\xff" + good[huge + 4 :],
+        "bomb.png": encoded(Image.new("1", (20_000, 9_000)), "PNG"),
+    }
+    for name, data in faults.items():
+        (folder / name).write_bytes(data)
+    odd = {"rgba.png": "RGBA", "grey.png": "L", "palette.png": "P"}
+    for number, (name, mode) in enumerate(odd.items()):
+        (folder / name).write_bytes(encoded(photo(70 + number).convert(mode), "PNG"))
+    code, out, result = call(data_check, capsys, photo_folder, "--json")
+    assert code == 1
+    assert {entry["name"] for entry in result["bad"]} == {f"train/cat/{name}" for name in faults}
+    assert all(entry["problem"] for entry in result["bad"])
+    assert "BAD 'train/cat/zero.jpg': the file is empty" in out
+    assert "BAD 'train/cat/bomb.jpg': it declares 65535x65535 pixels" in out
+    assert "BAD 'train/cat/bomb.png': it declares too many pixels" in out
+    assert {"PNG RGBA", "PNG L", "PNG P"} <= set(result["modes"])
+    facts = verify_manifest(result["manifest"], open_source(photo_folder))
+    assert len(facts["bad"]) == 6
+
+
+def test_duplicates_are_found_within_and_across_splits(photo_folder, capsys, encoded):
+    original = photo_folder / "train/ape/000.jpg"
+    (photo_folder / "train/bee/copy.jpg").write_bytes(original.read_bytes())
+    with Image.open(photo_folder / "train/cat/002.jpg") as image:
+        larger = image.resize((image.width * 2, image.height * 2), Image.Resampling.BICUBIC)
+    (photo_folder / "val/cat/leak.jpg").write_bytes(encoded(larger, quality=80))
+    (photo_folder / "train/cat/blank1.png").write_bytes(encoded(Image.new("RGB", (40, 40), (9, 9, 9)), "PNG"))
+    (photo_folder / "train/cat/blank2.png").write_bytes(encoded(Image.new("RGB", (40, 40), (8, 8, 8)), "PNG"))
+    code, _, result = call(data_check, capsys, photo_folder, "--json")
+    assert code == 0
+    assert result["exact_duplicates"] == [["train/ape/000.jpg", "train/bee/copy.jpg"]]
+    assert [pair[:2] for pair in result["near_duplicates"]] == [["train/cat/002.jpg", "val/cat/leak.jpg"]]
+    assert result["across_splits"] == [["train/cat/002.jpg", "val/cat/leak.jpg"]]
+
+
+def test_near_pairs_are_all_pairs_within_the_limit():
+    rng = np.random.default_rng(0)
+    hashes = [int(v) for v in rng.integers(0, 2**63, 300)]
+    for i in range(0, 300, 3):
+        flips = rng.choice(64, size=int(rng.integers(1, 7)), replace=False)
+        hashes.append(hashes[i] ^ sum(1 << int(bit) for bit in flips))
+    hashes += [None, hashes[5]]
+    every = {
+        (i, j): (hashes[i] ^ hashes[j]).bit_count()
+        for i in range(len(hashes))
+        for j in range(i + 1, len(hashes))
+        if None not in (hashes[i], hashes[j]) and (hashes[i] ^ hashes[j]).bit_count() <= 4
+    }
+    assert {(i, j): d for i, j, d in near_pairs(hashes)} == every
+
+
+def test_the_hash_survives_shrinking_and_compression_but_not_another_picture(photo):
+    picture = photo(1, 150, 200)
+    buffer = io.BytesIO()
+    picture.resize((100, 75)).save(buffer, "JPEG", quality=40)
+    first, again = perceptual_hash(np.asarray(picture)), perceptual_hash(np.asarray(Image.open(buffer)))
+    assert (first ^ again).bit_count() <= 4
+    assert (first ^ perceptual_hash(np.asarray(photo(2, 150, 200)))).bit_count() > 12
+
+
+def test_arrays_are_checked_too(tmp_path, capsys):
+    x = np.random.default_rng(0).integers(0, 256, (10, 4, 4, 3), dtype=np.uint8)
+    np.savez(
+        tmp_path / "set.npz", x_train=x, y_train=np.arange(10) % 2, x_test=x[:1], y_test=np.zeros(1, int)
+    )
+    code, _, result = call(data_check, capsys, tmp_path / "set.npz", "--json")
+    assert code == 0
+    assert result["across_splits"] == [["train[0]", "test[0]"]]
+    assert verify_manifest(result["manifest"], open_source(tmp_path / "set.npz"))["count"] == 10
+
+
+def test_a_pack_holds_every_good_picture_smaller_and_the_bad_ones_by_name(photo_folder, tmp_path, capsys):
+    (photo_folder / "train/ape/000.jpg").write_bytes(b"")
+    target = tmp_path / "packed"
+    words = (photo_folder, target, "--max-side", 40, "--shard-samples", 20, "--workers", 2, "--json")
+    code, out, result = call(data_pack, capsys, *words)
+    assert code == 1
+    assert [entry["name"] for entry in result["left_out"]] == ["train/ape/000.jpg"]
+    assert (result["samples"], result["shards_written"]) == (60, 4)
+    assert "LEFT OUT 'train/ape/000.jpg': the file is empty" in out
+    pack, original = open_source(target), open_source(photo_folder)
+    assert (pack.kind, len(pack), pack.classes) == ("pack", 47, original.classes)
+    decoder = choose_decoder()
+    assert max(max(decoder.header(pack.read(i)).shown) for i in range(47)) == 40
+    assert np.bincount(pack.labels).tolist() == [15, 16, 16]
+    assert verify_pack(target) == []
+    # The shards are WebDataset without the index, with the same pictures and labels.
+    plain = open_source(target, kind="webdataset")
+    assert plain.classes == pack.classes
+    assert [plain.read(i) for i in range(47)] == [pack.read(i) for i in range(47)]
+    assert (plain.labels == pack.labels).all()
+
+
+def test_packing_keeps_the_picture(photo_folder, tmp_path, capsys):
+    call(data_pack, capsys, photo_folder, tmp_path / "packed")
+    pack, original = open_source(tmp_path / "packed", "val"), open_source(photo_folder, "val")
+    decoder = choose_decoder()
+    by_number = {int(pack.where(i).split("!")[1][:9]): i for i in range(len(pack))}
+    for number in range(len(original)):
+        before = decoder.decode(original.read(number)).astype(int)
+        after = decoder.decode(pack.read(by_number[number])).astype(int)
+        # Quality 90 with colour at half resolution: about two levels on average.
+        assert np.abs(before - after).mean() < 4
+        assert pack.labels[by_number[number]] == original.labels[number]
+
+
+def test_an_interrupted_pack_goes_on_where_it_stopped(photo_folder, tmp_path, capsys):
+    target = tmp_path / "packed"
+    words = (photo_folder, target, "--shard-samples", 10, "--json")
+    call(data_pack, capsys, *words)
+    whole = {path.name: path.read_bytes() for path in target.iterdir()}
+    # As after a kill: one shard without its table, one never begun, half a shard, no index.
+    (target / "train-000003.json").unlink()
+    (target / "val-000001.tar").unlink()
+    (target / ".train-000004.tar.tmp").write_bytes(b"half a shard")
+    (target / "index.json").unlink()
+    with pytest.raises(DataError):
+        open_source(target, kind="pack")
+    _, _, result = call(data_pack, capsys, *words)
+    assert (result["shards_written"], result["shards_kept"]) == (2, 5)
+    again = {path.name: path.read_bytes() for path in target.iterdir() if not path.name.startswith(".")}
+    assert again == whole
+
+
+def test_other_options_or_other_data_are_packed_anew(photo_folder, tmp_path, capsys):
+    target = tmp_path / "packed"
+    call(data_pack, capsys, photo_folder, target)
+    assert call(data_pack, capsys, photo_folder, target, "--json", "--quality", 80)[2]["shards_written"] == 2
+    (photo_folder / "train/ape/000.jpg").unlink()
+    result = call(data_pack, capsys, photo_folder, target, "--json", "--quality", 80)[2]
+    assert (result["shards_written"], result["shards_kept"]) == (1, 1)
+
+
+def test_a_damaged_pack_is_refused_by_name(photo_folder, tmp_path, capsys):
+    target = tmp_path / "packed"
+    call(data_pack, capsys, photo_folder, target)
+    shard = target / "train-000000.tar"
+    data = bytearray(shard.read_bytes())
+    data[3000] ^= 255
+    shard.write_bytes(data)
+    assert verify_pack(target) == ["train-000000.tar"]
+    shard.write_bytes(data[:-512])
+    with pytest.raises(DataError, match=r"train-000000\.tar: missing or not"):
+        open_source(target)
+    index = json.loads((target / "index.json").read_text())
+    index["splits"]["train"]["shards"][0]["name"] = "../../etc/passwd.tar"
+    (target / "index.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match="not a plain name"):
+        open_source(target)
+
+
+def test_sizes_are_only_ever_reduced():
+    assert target_size(375, 500, PackOptions()) == (375, 500)
+    assert target_size(1000, 500, PackOptions()) == (500, 250)
+    assert target_size(1000, 500, PackOptions(max_side=None, short_side=256)) == (512, 256)
+    assert target_size(100, 90, PackOptions(max_side=None, short_side=256)) == (100, 90)
+    with pytest.raises(ConfigError, match="either max_side or short_side"):
+        PackOptions(max_side=500, short_side=256)
+
+
+def test_info_says_what_is_there(photo_folder, capsys):
+    code, out, result = call(data_info, capsys, photo_folder, "--json")
+    assert code == 0
+    assert result["kind"] == "folder"
+    assert {name: facts["images"] for name, facts in result["splits"].items()} == {"train": 48, "val": 13}
+    assert "decoder in use: " in out
+    assert result["decoder"]
+
+
+def test_source_and_target_must_differ(photo_folder, capsys):
+    with pytest.raises(DataError, match="same folder"):
+        call(data_pack, capsys, photo_folder, photo_folder)
+
+
+@pytest.mark.parametrize("name", ["data_check", "data_pack", "data_info"])
+def test_help_needs_no_torch(name):
+    script = (
+        f"import sys, fathoms.cli.{name} as m; assert m.EXAMPLES and m.__doc__; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_checking_reads_a_tar_in_place(photo_folder, tmp_path):
+    with tarfile.open(tmp_path / "photos.tar", "w") as archive:
+        archive.add(photo_folder, arcname="")
+    report = check_sources(
+        [open_source(tmp_path / "photos.tar", split) for split in ("train", "val")], workers=2
+    )
+    assert len(report.findings) == 61
+    assert report.bad == []

@@ -1,0 +1,297 @@
+"""The loader: same batches for any number of workers, resumable, and honest about bad files and workers."""
+
+import ctypes
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from fathoms.data import (
+    Augment,
+    AugmentOptions,
+    CropOptions,
+    DataError,
+    EvalView,
+    Loader,
+    LoaderError,
+    LoaderOptions,
+    MixOptions,
+    Plan,
+    TrainView,
+    open_source,
+)
+from fathoms.data.sources.folder import FolderSource
+from fathoms.data.workers import WorkerPool
+
+HEAVY = AugmentOptions(
+    aa="rand-m9-mstd0.5-inc1", reprob=0.5, remode="pixel", mix=MixOptions(mixup=0.8, cutmix=1.0)
+)
+
+
+def train_loader(source, workers=2, batch=8, seed=0, options=HEAVY, resize_on="worker", timeout=60.0, **more):
+    augment = Augment(options, seed=seed, classes=len(source.classes))
+    plan = Plan(len(source), batch, seed=seed, **more)
+    settings = LoaderOptions(workers=workers, max_bad=0.2, timeout=timeout)
+    return Loader(source, plan, TrainView(32, CropOptions(), seed, resize_on), augment, settings)
+
+
+def same(one, other):
+    pairs = zip(one, other, strict=True)
+    return all(
+        torch.equal(a.images, b.images)
+        and torch.equal(a.labels, b.labels)
+        and torch.equal(a.targets, b.targets)
+        for a, b in pairs
+    )
+
+
+@pytest.mark.parametrize("resize_on", ["worker", "device"])
+def test_batches_do_not_depend_on_the_number_of_workers(photo_folder, resize_on):
+    source = open_source(photo_folder)
+    one = list(train_loader(source, 1, resize_on=resize_on).epoch(2))
+    assert same(one, train_loader(source, 5, resize_on=resize_on).epoch(2))
+    assert len(one) == 6
+    assert one[0].images.shape == (8, 3, 32, 32)
+    assert one[0].images.dtype == torch.float32
+    # The control: another epoch and another seed give other batches.
+    assert not same(one, train_loader(source, 1, resize_on=resize_on).epoch(3))
+    assert not same(one, train_loader(source, 1, seed=1, resize_on=resize_on).epoch(2))
+
+
+def test_an_epoch_resumes_in_the_middle(photo_folder):
+    source = open_source(photo_folder)
+    whole = list(train_loader(source).epoch(1))
+    epoch, step = whole[2].next_position
+    assert same(whole[3:], train_loader(source, 3).epoch(epoch, start=step))
+    assert list(train_loader(source).epoch(1, start=6)) == []
+    with pytest.raises(DataError, match="outside the epoch of 6 steps"):
+        next(train_loader(source).epoch(1, start=7))
+
+
+def test_a_sample_s_augmentation_does_not_depend_on_its_batch(photo_folder):
+    source = open_source(photo_folder)
+    options = AugmentOptions(aa="rand-m9-mstd0.5-inc1", reprob=0.5, remode="pixel", color_jitter=0.4)
+    by_id = {}
+    for batch_size in (8, 12):
+        for batch in train_loader(source, batch=batch_size, options=options).epoch(0):
+            for number, image in zip(batch.ids.tolist(), batch.images, strict=True):
+                assert torch.equal(by_id.setdefault(number, image), image)
+    assert len(by_id) == 48
+
+
+def test_two_ranks_make_the_global_batch_of_one(photo_folder):
+    source = open_source(photo_folder)
+    options = AugmentOptions(aa="rand-m9-mstd0.5-inc1")
+    whole = next(train_loader(source, batch=8, options=options).epoch(0))
+    parts = [
+        next(train_loader(source, batch=4, options=options, world=2, rank=rank).epoch(0)) for rank in (0, 1)
+    ]
+    for rank, part in enumerate(parts):
+        assert torch.equal(part.images, whole.images[rank::2])
+        assert torch.equal(part.labels, whole.labels[rank::2])
+
+
+def test_repeats_of_a_sample_are_augmented_differently(photo_folder):
+    batch = next(
+        train_loader(open_source(photo_folder), options=AugmentOptions(), batch=6, repeats=3).epoch(0)
+    )
+    assert batch.ids.tolist()[0] == batch.ids.tolist()[2]
+    assert not torch.equal(batch.images[0], batch.images[1])
+
+
+def test_resizing_on_the_device_gives_the_worker_s_pixels(photo_folder):
+    source, plain = open_source(photo_folder), AugmentOptions(mean=(0.0, 0.0, 0.0), std=(1 / 255,) * 3)
+    worker = next(train_loader(source, options=plain).epoch(0))
+    device = next(train_loader(source, options=plain, resize_on="device").epoch(0))
+    # Both round to bytes after each direction; torch's fixed-point weights are off by up to two levels.
+    difference = (worker.images - device.images).abs()
+    assert difference.max() <= 2.01
+    assert difference.mean() < 0.02
+
+
+@pytest.mark.parametrize("mode", ["resized", "pad", "whole"])
+def test_large_photos_are_shrunk_by_the_worker_with_the_same_result(tmp_path, photo, encoded, mode):
+    for i in range(8):
+        folder = tmp_path / "train" / "abc"[i % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{i}.jpg").write_bytes(encoded(photo(i, 300, 360)))
+    source = open_source(tmp_path)
+    images = []
+    for place in ("worker", "device"):
+        view = TrainView(32, CropOptions(mode=mode), 0, place)
+        images.append(next(Loader(source, Plan(8, 8), view, options=LoaderOptions(2)).epoch(0)).images.int())
+    assert (images[0] - images[1]).abs().max() <= 2
+
+
+def test_evaluation_sees_everything_once_and_marks_what_it_cannot_read(photo_folder):
+    (photo_folder / "val/bee/004.jpg").write_bytes(b"")
+    source = open_source(photo_folder, "val")
+    plan = Plan(len(source), 4, order="sequential")
+    loader = Loader(
+        source, plan, EvalView(32), Augment(AugmentOptions(), train=False), LoaderOptions(2, max_bad=0.1)
+    )
+    batches = list(loader.epoch(0))
+    labels, ids = torch.cat([b.labels for b in batches]), torch.cat([b.ids for b in batches])
+    assert ids.tolist() == list(range(13))
+    assert [len(b) for b in batches] == [4, 4, 4, 1]
+    bad = [i for i in range(13) if source.where(i) == "val/bee/004.jpg"]
+    assert labels.eq(-1).nonzero().flatten().tolist() == bad
+    assert loader.stats.bad == {"val/bee/004.jpg": "the file is empty"}
+
+
+def damage(folder):
+    """Six broken files of different kinds."""
+    names = [f"train/{('ape', 'bee', 'cat')[i % 3]}/{i:03d}.jpg" for i in range(6)]
+    good = (folder / names[0]).read_bytes()
+    (folder / names[0]).write_bytes(b"")
+    (folder / names[1]).write_bytes(good[: len(good) // 3])
+    (folder / names[2]).write_bytes(good[:50])
+    (folder / names[3]).write_bytes(b"not an image at all")
+    at = good.index(b"\xff\xc0") + 5
+    (folder / names[4]).write_bytes(good[:at] + b"\xfd\xe8\xfd\xe8" + good[at + 4 :])
+    noisy = bytearray(good)
+    noisy[len(good) // 2 : len(good) // 2 + 30] = bytes(30)
+    (folder / names[5]).write_bytes(bytes(noisy))
+    return names
+
+
+def test_bad_images_are_named_and_replaced_the_same_way_every_time(photo_folder):
+    names = damage(photo_folder)
+    source = open_source(photo_folder)
+    first, again = train_loader(source, 1), train_loader(source, 4)
+    one, other = list(first.epoch(0)), list(again.epoch(0))
+    assert same(one, other)
+    # Crop decode stops at the end of the crop, so a file cut off below it may still be good for one epoch.
+    assert {names[0], names[2], names[3], names[4]} <= set(first.stats.bad) <= set(names)
+    assert first.stats.bad == again.stats.bad
+    assert first.stats.replaced >= 4
+    assert all(batch.labels.min() >= 0 for batch in one)
+
+
+def test_too_many_bad_images_stop_the_run_and_are_named(photo_folder):
+    damage(photo_folder)
+    source = open_source(photo_folder)
+    loader = train_loader(source)
+    loader._allowed = 2
+    with pytest.raises(
+        DataError, match=r"3 bad images are more than the 2 allowed: .*\.jpg .*fathoms data check"
+    ):
+        list(loader.epoch(0))
+
+
+class SlowFolder(FolderSource):
+    """A folder with one file that never arrives."""
+
+    stuck, release = 7, threading.Event()
+
+    def read(self, index: int) -> bytes:
+        while index == self.stuck and not self.release.wait(0.01):
+            pass
+        return super().read(index)
+
+
+@pytest.fixture
+def slow_source(photo_folder):
+    SlowFolder.release.clear()
+    yield SlowFolder(photo_folder)
+    # The abandoned worker must not outlive its test.
+    SlowFolder.release.set()
+
+
+def test_a_worker_that_hangs_is_named_with_its_file_within_seconds(slow_source):
+    began = time.monotonic()
+    with pytest.raises(LoaderError, match=rf"data-worker-\d has hung for .* at {slow_source.where(7)}"):
+        list(train_loader(slow_source, timeout=1.0).epoch(0))
+    assert time.monotonic() - began < 5
+
+
+def kill_thread(thread):
+    """End a thread from outside, as nothing in Python normally does."""
+    number = ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+    )
+    assert number == 1
+
+
+def test_a_worker_that_is_killed_is_named_with_its_file_within_seconds(slow_source):
+    loader = train_loader(slow_source, workers=1)
+
+    def kill():
+        time.sleep(0.5)
+        kill_thread(next(t for t in threading.enumerate() if t.name == "data-worker-0"))
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    began = time.monotonic()
+    with pytest.raises(LoaderError, match=rf"data-worker-0 .*{slow_source.where(7)}"):
+        list(loader.epoch(0))
+    killer.join()
+    assert time.monotonic() - began < 5
+
+
+# Killing a thread is the point of this test; pytest would report each as an accident.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_that_is_gone_without_a_word_is_noticed():
+    release = threading.Event()
+
+    def work(task, state):
+        state.begin(f"file {task}")
+        return release.wait(0.01)
+
+    pool = WorkerPool(work, 2, timeout=60.0)
+    for thread in pool.threads:
+        kill_thread(thread)
+    pool.submit(0, 1)
+    pool.submit(1, 2)
+    # The first result may be the last word of the one that was killed; both ways it is named.
+    with pytest.raises(LoaderError, match=r"data-worker-\d"):
+        list(iter(pool.take, None))
+    pool.close()
+
+
+def test_an_error_in_a_worker_reaches_the_consumer_with_the_file(photo_folder, monkeypatch):
+    source = open_source(photo_folder)
+    monkeypatch.setattr(type(source), "read", lambda _source, index: index // 0)
+    with pytest.raises(LoaderError, match=r"data-worker-\d at train/.* failed with ZeroDivisionError"):
+        list(train_loader(source).epoch(0))
+
+
+def test_threads_end_with_the_epoch_and_torch_keeps_its_own(photo_folder):
+    before = torch.get_num_threads()
+    epochs = train_loader(open_source(photo_folder), workers=4).epoch(0)
+    next(epochs)
+    assert sum(t.name.startswith("data-worker") for t in threading.enumerate()) >= 4
+    epochs.close()
+    time.sleep(0.1)
+    assert not any(t.name.startswith("data-worker") and t.is_alive() for t in threading.enumerate())
+    assert torch.get_num_threads() == before
+
+
+def test_waiting_is_measured_and_comes_with_advice(photo_folder):
+    loader = train_loader(open_source(photo_folder), workers=1)
+    for _ in loader.epoch(0):
+        pass
+    assert 0 < loader.stats.wait_share <= 1
+    loader.stats.waited, loader.stats.elapsed = 4.0, 10.0
+    assert loader.advice().startswith("40% of the time is spent waiting for data; ")
+    fast = train_loader(open_source(photo_folder), workers=2)
+    for _ in fast.epoch(0):
+        time.sleep(0.05)
+    assert fast.stats.wait_share < 0.7
+    fast.stats.waited = 0.0
+    assert fast.advice() == ""
+
+
+def test_the_log_line_says_which_decoder_is_in_use(photo_folder):
+    assert "decoder in use: " in train_loader(open_source(photo_folder)).describe()
+
+
+def test_without_augmentation_bytes_come_out(photo_folder):
+    source = open_source(photo_folder)
+    view = TrainView(32, CropOptions(mode="pad", flip=0.0), 0)
+    batch = next(Loader(source, Plan(48, 8), view, options=LoaderOptions(2)).epoch(0))
+    assert batch.images.dtype == torch.uint8
+    assert batch.targets is None
+    assert np.array_equal(batch.labels.numpy(), source.labels[batch.ids.numpy()])

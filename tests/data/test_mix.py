@@ -1,0 +1,121 @@
+"""Mixup, cutmix and erasing: timm's distributions, exact targets."""
+
+import numpy as np
+import pytest
+import torch
+
+from fathoms.data import Augment, AugmentOptions, MixOptions, Refs
+from fathoms.data.augment.erase import draw_rectangles, erase
+from fathoms.data.augment.mix import draw_mixture, mix_images, soft_targets
+from fathoms.data.counter import generator, sample_keys
+from fathoms.errors import ConfigError, UnknownNameError
+
+
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+@pytest.mark.parametrize("kind", ["mixup", "cutmix", "both"])
+def test_pixels_and_targets_agree_on_the_share(mode, kind):
+    options = MixOptions(
+        mixup=float(kind != "cutmix"), cutmix=float(kind != "mixup"), mode=mode, smoothing=0.0
+    )
+    images = torch.arange(6.0)[:, None, None, None].expand(6, 3, 16, 16).contiguous()
+    labels = torch.arange(6)
+    for step in range(20):
+        mixture = draw_mixture(options, generator(0, 0, "mix", step), 6, 16, 16)
+        mixed, targets = mix_images(images, mixture), soft_targets(labels, 6, 0.0, mixture)
+        # Image i has value i everywhere, so its mean says how much of which picture is in it.
+        expected = (targets * labels).sum(1)
+        assert torch.allclose(mixed.mean((1, 2, 3)), expected, atol=1e-4)
+        assert torch.allclose(targets.sum(1), torch.ones(6))
+        if mode == "batch":
+            assert len(set(mixture.share.tolist())) == 1
+
+
+def test_targets_are_timm_s():
+    mixup = pytest.importorskip("timm.data.mixup", reason="the extra 'timm' is not installed")
+    labels = torch.tensor([0, 3, 2, 1])
+    options = MixOptions(mixup=1.0, smoothing=0.1)
+    mixture = draw_mixture(options, generator(0, 0, "mix", 1), 4, 8, 8)
+    expected = mixup.mixup_target(labels, 5, float(mixture.share[0]), 0.1)
+    assert torch.allclose(soft_targets(labels, 5, 0.1, mixture), expected, atol=1e-6)
+    images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    share = float(mixture.share[0])
+    assert torch.allclose(
+        mix_images(images, mixture), images * share + images.flip(0) * (1 - share), atol=1e-6
+    )
+
+
+def test_shares_are_distributed_as_timm_s():
+    from scipy import stats
+
+    mixup = pytest.importorskip("timm.data.mixup", reason="the extra 'timm' is not installed")
+    np.random.seed(0)
+    theirs = mixup.Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, mode="elem", prob=0.7)
+    lam, cut = theirs._params_per_elem(4000)
+    boxes = [mixup.cutmix_bbox_and_lam((3, 64, 64), value)[1] for value in lam[cut]]
+    options = MixOptions(mixup=0.8, cutmix=1.0, mode="elem", prob=0.7)
+    ours = draw_mixture(options, generator(0, 0, "mix", 0), 4000, 64, 64)
+    assert abs(ours.cut.mean() - cut.mean()) < 0.04
+    assert stats.ks_2samp(ours.share[~ours.cut], lam[~cut]).pvalue > 1e-3
+    assert stats.ks_2samp(ours.share[ours.cut], boxes).pvalue > 1e-3
+
+
+def test_an_odd_batch_can_be_mixed():
+    options = MixOptions(mixup=1.0, cutmix=1.0, mode="pair")
+    mixture = draw_mixture(options, generator(0, 0, "mix", 0), 5, 8, 8)
+    assert mix_images(torch.rand(5, 3, 8, 8), mixture).shape == (5, 3, 8, 8)
+    assert (mixture.share == mixture.share[::-1]).all()
+
+
+def test_mixing_needs_classes_and_known_modes():
+    with pytest.raises(ConfigError, match="number of classes"):
+        Augment(AugmentOptions(mix=MixOptions(mixup=0.8)))
+    with pytest.raises(UnknownNameError, match="did you mean 'batch'"):
+        MixOptions(mode="btch")
+
+
+def test_rectangles_have_timm_s_areas_and_probability():
+    keys = sample_keys(0, 0, "erase", np.arange(5000))
+    boxes = draw_rectangles(keys, 0.25, 1, 64, 64)[:, 0]
+    used = boxes[:, 2] > 0
+    assert abs(used.mean() - 0.25) < 0.03
+    area = boxes[used, 2] * boxes[used, 3] / 64**2
+    assert 0.015 < area.min() < 0.03
+    assert 0.3 < area.max() < 0.36
+    assert (boxes[used, 0] + boxes[used, 2] <= 64).all()
+    assert (boxes[used, 1] + boxes[used, 3] <= 64).all()
+    aspect = boxes[used, 2] / boxes[used, 3]
+    assert abs(np.log(aspect).mean()) < 0.08
+
+
+@pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
+def test_erasing_fills_the_rectangle_and_nothing_else(mode):
+    images = torch.full((40, 3, 32, 32), 7.0)
+    keys = sample_keys(0, 0, "erase", np.arange(40))
+    boxes = draw_rectangles(keys, 0.5, 2, 32, 32)
+    out = erase(images.clone(), boxes, mode, keys)
+    noise = []
+    for i in range(40):
+        inside = torch.zeros(32, 32, dtype=torch.bool)
+        for top, left, height, width in boxes[i]:
+            inside[top : top + height, left : left + width] = True
+        assert (out[i][:, ~inside] == 7.0).all()
+        if inside.any():
+            values = out[i][:, inside]
+            noise.append(values.flatten())
+            assert mode != "const" or (values == 0).all()
+            assert mode != "rand" or (values == values[:, :1]).all()
+    if mode == "pixel":
+        noise = torch.cat(noise)
+        assert abs(noise.mean()) < 0.05
+        assert abs(noise.std() - 1) < 0.05
+
+
+def test_normalising_is_exact_and_keeps_to_the_dtype():
+    augment = Augment(AugmentOptions(), train=False, dtype=torch.bfloat16)
+    images = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
+    refs = Refs(np.arange(2), np.zeros(2, int), np.arange(2))
+    out, targets = augment.finish(images, torch.zeros(2, dtype=torch.int64), refs, 0, 0)
+    mean, std = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    assert out.dtype == torch.bfloat16
+    assert targets is None
+    assert torch.equal(out, ((images / 255 - mean) / std).bfloat16())

@@ -1,0 +1,148 @@
+"""timm's policy strings mean the same here: operations, magnitudes, probabilities."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from fathoms.data import Augment, AugmentOptions, Refs
+from fathoms.data.augment.jitter import draw_jitter, jitter_ranges
+from fathoms.data.augment.policy import LEVELS, draw_layers, parse_policy
+from fathoms.data.counter import sample_keys
+from fathoms.errors import ConfigError, UnknownNameError
+
+timm_ops = pytest.importorskip("timm.data.auto_augment", reason="the extra 'timm' is not installed")
+KEYS = sample_keys(0, 0, "policy", np.arange(20_000))
+
+
+@pytest.mark.parametrize("name", sorted(LEVELS))
+@pytest.mark.parametrize("magnitude", [0.0, 2.2, 7.0, 10.0])
+def test_a_magnitude_means_what_it_means_in_timm(name, magnitude, monkeypatch):
+    level = timm_ops.LEVEL_TO_ARG[name]
+    if level is None:
+        return
+    # timm draws a sign inside; both signs are compared. A blur of random radius is drawn in its operation.
+    for sign, draw in ((-1.0, 0.9), (1.0, 0.1)):
+        monkeypatch.setattr(random, "random", lambda draw=draw: draw)
+        (expected,) = level(magnitude, {"translate_pct": 0.45})
+        ours = LEVELS[name].argument(np.array([magnitude]), np.array([sign]), np.array([1.0]))[0]
+        if name == "Desaturate":
+            expected = 1 - expected
+        if name == "GaussianBlurRand":
+            expected = 0.1 + 1.0 * (2 * expected - 0.1)
+        assert ours == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rand-m9-mstd0.5-inc1",
+        "rand-m7-mstd0.5",
+        "rand-m5-n3-p0.8-mmax12",
+        "rand-m9-tweights",
+        "rand-t3a-inc1",
+        "rand-t3aw",
+    ],
+)
+def test_the_string_is_read_as_timm_reads_it(text):
+    ours, theirs = parse_policy(text), timm_ops.rand_augment_transform(text)
+    assert ours.ops == tuple(op.name for op in theirs.ops)
+    assert ours.layers == theirs.num_layers
+    for op in theirs.ops:
+        assert (ours.magnitude, ours.prob, ours.spread) == (op.magnitude, op.prob, op.magnitude_std)
+        assert ours.limit == (op.magnitude_max or 10)
+    if theirs.choice_weights is None:
+        assert ours.weights is None
+    else:
+        assert np.allclose(np.array(ours.weights) / np.sum(ours.weights), theirs.choice_weights)
+
+
+def test_operations_are_drawn_with_their_probabilities():
+    policy = parse_policy("rand-m9-mstd0.5-inc1")
+    for layer in draw_layers(policy, KEYS):
+        count = Counter(layer.kind)
+        # 20,000 draws, half applied, 15 operations: 667 each, give or take five standard errors.
+        assert abs(count.pop("") - 10_000) < 350
+        assert len(count) == 15
+        assert all(abs(n - 667) < 130 for n in count.values())
+        assert abs(layer.cubic.mean() - 0.5) < 0.02
+        angles = layer.argument[layer.kind == "rotate"]
+        assert np.abs(angles).mean() == pytest.approx(27, abs=0.3)
+        assert np.abs(angles).std() == pytest.approx(1.4, abs=0.2)
+        assert abs((angles > 0).mean() - 0.5) < 0.1
+        assert np.abs(angles).max() <= 30
+
+
+def test_weighted_sets_draw_no_operation_twice():
+    policy = parse_policy("rand-m9-n3-p1-t3aw")
+    kinds = np.stack([layer.kind for layer in draw_layers(policy, KEYS[:2000])], 1)
+    first = Counter(draw_layers(policy, KEYS)[0].kind)
+    total = sum(policy.weights)
+    assert first["gaussian_blur"] / len(KEYS) == pytest.approx(6 / total, abs=0.02)
+    assert first["invert"] / len(KEYS) == pytest.approx(1 / total, abs=0.01)
+    # "colour" stands for two operations; every other name may occur once in a row.
+    assert all(max(Counter(k for k in row if k != "colour").values(), default=0) == 1 for row in kinds)
+
+
+def test_three_augment_applies_exactly_one_of_three():
+    (layer,) = draw_layers(parse_policy("3a"), KEYS)
+    count = Counter(layer.kind)
+    assert set(count) == {"solarize", "colour", "gaussian_blur"}
+    assert all(abs(n / len(KEYS) - 1 / 3) < 0.02 for n in count.values())
+    assert set(layer.argument[layer.kind == "solarize"]) == {128}
+    assert set(layer.argument[layer.kind == "colour"]) == {0}
+    radii = layer.argument[layer.kind == "gaussian_blur"]
+    assert 0.1 <= radii.min() < 0.11
+    assert 1.99 < radii.max() <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("rnd-m9", "did you mean 'rand'"),
+        ("rand-q9", "did you mean"),
+        ("rand-m", "is no option"),
+        ("rand-m9-p2", "p in 0..1"),
+        ("rand-tnothing", "no set of operations"),
+        ("3a-m9", "takes only mstd"),
+    ],
+)
+def test_what_means_nothing_is_refused(text, complaint):
+    with pytest.raises((ConfigError, UnknownNameError), match=complaint):
+        AugmentOptions(aa=text)
+
+
+def test_jitter_meets_every_operation_once_in_random_order():
+    layers = draw_jitter(jitter_ranges((0.4, 0.2, 0.3, 0.1)), KEYS[:5000])
+    assert len(layers) == 4
+    assert set(zip(*(layer.kind for layer in layers), strict=True)) == {
+        order for order in set(zip(*(layer.kind for layer in layers), strict=True)) if len(set(order)) == 4
+    }
+    assert len(set(zip(*(layer.kind for layer in layers), strict=True))) == 24
+    factors = np.concatenate([layer.argument[layer.kind == "contrast"] for layer in layers])
+    assert factors.min() >= 0.8
+    assert factors.max() <= 1.2
+    with pytest.raises(ConfigError, match="none negative"):
+        jitter_ranges((0.4, 0.4))
+
+
+def test_the_pipeline_is_a_function_of_seed_epoch_and_sample():
+    import torch
+
+    images = torch.randint(
+        0, 256, (24, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    options = AugmentOptions(aa="rand-m9-mstd0.5-inc1", color_jitter=0.4, reprob=0.5, remode="rand")
+    augment = Augment(options, seed=1)
+    index = np.arange(24)
+
+    def run(rows, epoch=0, repeat=0):
+        refs = Refs(index[rows], np.full(len(index[rows]), repeat), index[rows])
+        out = augment.colours(images[rows].clone(), refs, epoch)
+        return augment.finish(out, torch.zeros(len(out), dtype=torch.int64), refs, epoch, 0)[0]
+
+    whole = run(slice(0, 24))
+    assert torch.equal(run(slice(10, 17)), whole[10:17])
+    assert not torch.equal(run(slice(0, 24), epoch=1), whole)
+    assert not torch.equal(run(slice(0, 24), repeat=1), whole)

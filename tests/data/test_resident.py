@@ -1,0 +1,73 @@
+"""A data set on the device: the same interface, the same promises as the loader."""
+
+import numpy as np
+import pytest
+import torch
+
+from fathoms.data import (
+    ArraySource,
+    Augment,
+    AugmentOptions,
+    CropOptions,
+    DataError,
+    MixOptions,
+    Plan,
+    ResidentLoader,
+)
+
+
+@pytest.fixture
+def source():
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (50, 16, 16, 3), dtype=np.uint8)
+    return ArraySource("npz", "train", images, np.arange(50) % 5, list("abcde"))
+
+
+def loader(source, **options):
+    augment = Augment(
+        AugmentOptions(aa="rand-m9-mstd0.5-inc1", reprob=0.25, mix=MixOptions(mixup=0.8, cutmix=1.0)),
+        classes=5,
+    )
+    return ResidentLoader(source, Plan(50, 10, seed=2), 16, CropOptions(**options), augment)
+
+
+@pytest.mark.parametrize("mode", ["resized", "pad", "whole"])
+def test_epochs_resume_anywhere(source, mode):
+    whole = list(loader(source, mode=mode).epoch(1))
+    rest = list(loader(source, mode=mode).epoch(1, start=3))
+    assert len(whole) == 5
+    assert all(
+        torch.equal(a.images, b.images) and torch.equal(a.targets, b.targets)
+        for a, b in zip(whole[3:], rest, strict=True)
+    )
+    assert not torch.equal(whole[0].images, next(loader(source, mode=mode).epoch(2)).images)
+    with pytest.raises(DataError, match="outside the epoch"):
+        next(loader(source).epoch(0, start=9))
+
+
+def test_evaluation_hands_out_the_pixels_as_they_are(source):
+    plan = Plan(50, 16, order="sequential")
+    batches = list(ResidentLoader(source, plan, 16).epoch(0))
+    assert torch.equal(
+        torch.cat([b.images for b in batches]), torch.from_numpy(source.images).permute(0, 3, 1, 2)
+    )
+    assert torch.cat([b.labels for b in batches]).tolist() == source.labels.tolist()
+    larger = next(ResidentLoader(source, plan, 24).epoch(0))
+    assert larger.images.shape == (16, 3, 24, 24)
+
+
+def test_padding_shifts_by_at_most_four_pixels_and_flips_half(source):
+    plain = ResidentLoader(source, Plan(50, 50), 16, CropOptions(mode="pad", flip=0.0))
+    batch = next(plain.epoch(0))
+    for number, image in zip(batch.ids.tolist(), batch.images.permute(0, 2, 3, 1).numpy(), strict=True):
+        padded = np.pad(source.images[number], ((4, 4), (4, 4), (0, 0)))
+        windows = [padded[y : y + 16, x : x + 16] for y in range(9) for x in range(9)]
+        assert any((window == image).all() for window in windows)
+
+
+def test_sources_that_do_not_fit_together_are_refused():
+    images = np.zeros((4, 8, 8, 3), np.uint8)
+    with pytest.raises(DataError, match="4 images for 3 labels"):
+        ArraySource("npz", "train", images, np.zeros(3, int), ["a"])
+    with pytest.raises(DataError, match="labels run to 7 for 2 classes"):
+        ArraySource("npz", "train", images, np.array([0, 1, 7, 0]), ["a", "b"])
