@@ -1,0 +1,135 @@
+"""Distillation as in DeiT and CaiT: the student also learns from a teacher's answer to the same images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fathoms.errors import ConfigError, ShapeError
+from fathoms.registry import check_name
+
+KINDS = ("none", "soft", "hard")
+
+
+def class_logits(heads: tuple[Tensor, ...], kind: str = "none") -> Float[Tensor, "B C"]:
+    """The logits that the labels train: the class head when distilling, else the mean of all heads.
+
+    Without a teacher a distillation head would learn nothing, so it then shares the labels, as in inference.
+    """
+    check_name(kind, KINDS, "distillation", "train.distillation_type")
+    return heads[0] if kind != "none" or len(heads) == 1 else torch.stack(heads).mean(0)
+
+
+def distillation_loss(
+    student_heads: tuple[Tensor, ...],
+    teacher_logits: Float[Tensor, "B C"] | None,
+    base_loss: Float[Tensor, ""],
+    kind: str = "none",
+    alpha: float = 0.5,
+    tau: float = 1.0,
+) -> Float[Tensor, ""]:
+    """(1 - alpha) * base_loss + alpha * (what the teacher says of the last head).
+
+    "hard" is the cross-entropy with the teacher's argmax, "soft" is tau² KL(teacher / tau || student / tau), the
+    mean over the batch. With one head the labels and the teacher train the same logits, as in CaiT; with two
+    the teacher trains the distillation head. (DeiT's code divides "soft" by the number of classes once more;
+    this is the formula of its paper.)
+
+    Args:
+        student_heads: The student's logits, one tensor or two, of shape (B, C).
+        teacher_logits: The teacher's, for the same images; None where kind is "none".
+        base_loss: The loss on the labels, of `class_logits`.
+        kind: "none" returns `base_loss`; "soft" or "hard".
+        alpha: Weight of the teacher.
+        tau: Temperature of "soft".
+
+    Paper: Touvron et al. 2020, arXiv:2012.12877.
+    """
+    check_distillation(kind, alpha, tau)
+    if kind == "none":
+        if teacher_logits is not None:
+            raise ConfigError(
+                "train.distillation_type is 'none', but there is a teacher; use 'hard' or 'soft'"
+            )
+        return base_loss
+    student = student_heads[-1]
+    if teacher_logits is None or teacher_logits.shape != student.shape:
+        given = "missing" if teacher_logits is None else tuple(teacher_logits.shape)
+        raise ShapeError(
+            f"distillation: the teacher's logits are {given}, the student's {tuple(student.shape)}; "
+            "give a teacher of the same classes"
+        )
+    wide = torch.promote_types(student.dtype, torch.float32)
+    student, teacher = student.to(wide), teacher_logits.detach().to(wide)
+    if kind == "hard":
+        said = F.cross_entropy(student, teacher.argmax(dim=1))
+    else:
+        ours, theirs = (student / tau).log_softmax(1), (teacher / tau).log_softmax(1)
+        said = tau**2 * F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+    return (1 - alpha) * base_loss + alpha * said
+
+
+def check_distillation(kind: str, alpha: float = 0.5, tau: float = 1.0) -> None:
+    """Refuse an unknown kind, and weights or temperatures out of range."""
+    check_name(kind, KINDS, "distillation", "train.distillation_type")
+    if not (0 <= alpha <= 1 and tau > 0):
+        raise ConfigError(
+            f"train.distillation_alpha={alpha} must lie between 0 and 1, train.distillation_tau={tau} above zero"
+        )
+
+
+class Teacher(nn.Module):
+    """A model that answers and never learns: always in eval mode, without gradients.
+
+    It sees the student's own images, augmented and normalised. Where it was trained with another mean and
+    standard deviation, they are converted: x' = (x * std + mean - mean') / std'.
+
+    Args:
+        model: The teacher.
+        mean: What the student's images were normalised with, and `std`, for each channel.
+        std: See `mean`.
+        own_mean: What the teacher expects; None is the same as the student.
+        own_std: See `own_mean`.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        own_mean: Sequence[float] | None = None,
+        own_std: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model.requires_grad_(False)
+        given = (mean, std, mean if own_mean is None else own_mean, std if own_std is None else own_std)
+        if len({len(row) for row in given}) != 1 or min(*std, *given[3]) <= 0:
+            raise ConfigError(
+                "teacher: means and standard deviations need one number a channel, the latter above zero"
+            )
+        # In float64, so that equal statistics give a scale of exactly one and a shift of exactly zero.
+        ours_mean, ours_std, own_mean_, own_std_ = (torch.tensor(row, dtype=torch.float64) for row in given)
+        scale, shift = ours_std / own_std_, (ours_mean - own_mean_) / own_std_
+        self.converts = bool((scale != 1).any() or (shift != 0).any())
+        self.register_buffer("scale", scale.float()[:, None, None], persistent=False)
+        self.register_buffer("shift", shift.float()[:, None, None], persistent=False)
+        self.train(False)
+
+    def train(self, mode: bool = True) -> Teacher:
+        """Stay in eval mode, whatever is asked."""
+        del mode
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B classes"]:
+        """The teacher's logits."""
+        if self.converts:
+            images = images * self.scale.to(images.dtype) + self.shift.to(images.dtype)
+        return self.model(images)

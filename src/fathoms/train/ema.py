@@ -1,0 +1,76 @@
+"""A moving average of a model's weights, which often generalises better than the weights themselves."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from fathoms.errors import ConfigError, WeightsError
+
+# The warm-up's exponent: decay 0.999 is reached after 31,600 updates.
+WARMUP_POWER = 2 / 3
+
+
+class Ema:
+    """average = decay * average + (1 - decay) * weights, for all parameters and buffers.
+
+    Buffers are averaged too where they are floating, and copied where they count something. The decay is a function of
+    the number of updates alone, so a resumed run needs the averaged weights and nothing else. torch's own
+    AveragedModel reads its counter from the device at every step; this does not wait for the device.
+
+    Args:
+        model: What is averaged, out of any wrapper; the average starts as a copy of it. FSDP2 cannot copy a
+            sharded model: build this first, then shard `module` as the model is sharded.
+        decay: Share of the old average.
+        warmup: Whether the decay rises with the updates u, as min(decay, 1 - u^(-2/3)).
+
+    >>> ema = Ema(nn.Linear(3, 2), decay=0.9)
+    >>> ema.update(nn.Linear(3, 2), step=1)
+    >>> sorted(ema.state_dict())
+    ['bias', 'weight']
+    """
+
+    def __init__(self, model: nn.Module, decay: float = 0.9998, warmup: bool = False) -> None:
+        if not 0 <= decay <= 1:
+            raise ConfigError(f"train.model_ema_decay={decay} must lie between 0 and 1; 0.9998 is usual")
+        self.decay, self.warmup = decay, warmup
+        self.module = copy.deepcopy(model).eval().requires_grad_(False)
+
+    def decay_at(self, step: int) -> float:
+        """The decay of update number `step`, counted from 1; the first one copies the weights."""
+        if step <= 1:
+            return 0.0
+        return min(self.decay, 1 - step**-WARMUP_POWER) if self.warmup else self.decay
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        """Move the average towards `model` after update number `step`, counted from 1."""
+        ours, theirs = _tensors(self.module), _tensors(model)
+        if ours.keys() != theirs.keys():
+            odd = min(ours.keys() ^ theirs.keys())
+            raise WeightsError(
+                f"ema: {odd!r} is in one model only; give the model that the average began with"
+            )
+        averages, weights = [], []
+        for name, average in ours.items():
+            if average.is_floating_point():
+                averages.append(average)
+                weights.append(theirs[name].to(average.dtype))
+            else:
+                average.copy_(theirs[name])
+        torch._foreach_lerp_(averages, weights, 1.0 - self.decay_at(step))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averaged weights under the model's own names."""
+        return self.module.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over averaged weights; they must fit the model exactly."""
+        self.module.load_state_dict(state, strict=True)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, each once: a `state_dict` lists one that two modules share twice."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -1,0 +1,110 @@
+"""Muon for the matrices inside the blocks and AdamW for everything else, as one optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fathoms.errors import ConfigError
+
+ALGORITHMS = ("muon", "adamw")
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """torch's Muon on groups whose "algorithm" is "muon", torch's AdamW on those where it is "adamw".
+
+    Both work on this optimizer's own groups and state, so that a learning rate set here acts there, and
+    `state_dict` holds all of it. Muon's steps are scaled to the size of AdamW's (0.2 sqrt(max side), as in
+    Moonlight), so one learning rate and one weight decay serve both.
+
+    Args:
+        params: Groups, each with an "algorithm".
+        lr: Learning rate.
+        momentum: Muon's momentum, in Nesterov's form.
+        betas: AdamW's decay of the two moments.
+        eps: AdamW's term in the denominator.
+        weight_decay: Decoupled weight decay.
+        fused: Whether AdamW runs in one kernel; None lets torch choose.
+
+    Papers: Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        fused: bool | None = None,
+    ) -> None:
+        super().__init__(list(params), {"lr": lr, "weight_decay": weight_decay, "algorithm": None})
+        for group in self.param_groups:
+            if group["algorithm"] not in ALGORITHMS:
+                raise ConfigError(
+                    f"muon: a group's algorithm is {group['algorithm']!r}; say which of 'muon' and 'adamw'"
+                )
+        # The inner optimizers are given copies of the groups, and fill in their own defaults there.
+        mine = {
+            name: [dict(group) for group in self.param_groups if group["algorithm"] == name]
+            for name in ALGORITHMS
+        }
+        self._parts: dict[str, torch.optim.Optimizer] = {}
+        if mine["muon"]:
+            self._parts["muon"] = torch.optim.Muon(
+                mine["muon"], lr, weight_decay, momentum, adjust_lr_fn="match_rms_adamw"
+            )
+        if mine["adamw"]:
+            self._parts["adamw"] = torch.optim.AdamW(mine["adamw"], lr, betas, eps, weight_decay, fused=fused)
+        filled = {name: iter(part.param_groups) for name, part in self._parts.items()}
+        self.param_groups = [next(filled[group["algorithm"]]) for group in self.param_groups]
+        self._share()
+
+    def _share(self) -> None:
+        """Let the inner optimizers work on this one's groups and state."""
+        for name, part in self._parts.items():
+            part.param_groups = [group for group in self.param_groups if group["algorithm"] == name]
+            part.state = self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state, for both algorithms."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of each algorithm on its own parameters."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self._parts.values():
+            part.step()
+        return loss
+
+
+def takes_muon(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter is a matrix inside a block: not a stem, a head, a token or a position."""
+    return parameter.ndim == 2 and "blocks" in name.split(".")
+
+
+def split_for_muon(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same groups, each cut in two where it has parameters for both algorithms."""
+    parts: list[dict[str, Any]] = []
+    for group in groups:
+        for algorithm in ALGORITHMS:
+            pairs = [
+                (name, parameter)
+                for name, parameter in zip(group["names"], group["params"], strict=True)
+                if takes_muon(name, parameter) is (algorithm == "muon")
+            ]
+            if pairs:
+                names, params = map(list, zip(*pairs, strict=True))
+                parts.append({**group, "names": names, "params": params, "algorithm": algorithm})
+    if not any(part["algorithm"] == "muon" for part in parts):
+        raise ConfigError("muon: no matrix of this model stands inside a block; use adamw")
+    return parts

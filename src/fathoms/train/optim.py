@@ -1,0 +1,122 @@
+"""Optimizers by name, built on groups that know the names of their parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fathoms.errors import ConfigError
+from fathoms.models.groups import ParamGroups
+from fathoms.registry import Registry
+from fathoms.train.lamb import Lamb
+from fathoms.train.muon import MuonWithAdamW, split_for_muon
+
+OPTIMIZERS: Registry[torch.optim.Optimizer] = Registry("optimizer")
+
+Groups = list[dict[str, Any]]
+
+
+def build_optimizer(
+    groups: ParamGroups,
+    name: str,
+    *,
+    lr: float,
+    momentum: float | None = None,
+    betas: tuple[float, float] | None = None,
+    eps: float | None = None,
+    fused: bool | None = None,
+) -> torch.optim.Optimizer:
+    """The optimizer called `name` on `groups`, each of which keeps its "names" and its "lr_scale".
+
+    Weight decay is the groups' own. `None` is the optimizer's own default, and an option that it does not
+    take is refused. The given groups are left as they are.
+
+    Args:
+        groups: From `fathoms.param_groups`.
+        name: A name in OPTIMIZERS.
+        lr: Learning rate before the groups' scales.
+        momentum: For sgd and momentum (0.9) and muon (0.95).
+        betas: For lamb, adamw and muon's AdamW (0.9, 0.999).
+        eps: For lamb (1e-6), adamw and muon's AdamW (1e-8).
+        fused: For adamw and muon's AdamW; None fuses where all parameters are on a CUDA device.
+
+    >>> from fathoms import create_model, param_groups
+    >>> groups = param_groups(create_model("vit_tiny_patch16_224"), weight_decay=0.02, layer_decay=0.5)
+    >>> optimizer = build_optimizer(groups, "lamb", lr=0.005)
+    >>> set_lr(optimizer, 0.001)
+    >>> max(group["lr"] for group in optimizer.param_groups)
+    0.001
+    """
+    OPTIMIZERS.check(name, "train.opt")
+    if not lr > 0:
+        raise ConfigError(f"train.lr={lr} is no learning rate; give one above zero")
+    if not groups:
+        raise ConfigError("train.opt: no parameter is left to train; unfreeze some")
+    kept = ("params", "names", "lr_scale", "weight_decay")
+    copies = [{key: group[key] for key in kept} for group in groups]
+    optimizer = OPTIMIZERS.build(name, copies, lr, momentum=momentum, betas=betas, eps=eps, fused=fused)
+    set_lr(optimizer, lr)
+    return optimizer
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give every group the learning rate `lr` times its own scale."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
+
+
+def _all_on_cuda(groups: Groups) -> bool:
+    return all(parameter.is_cuda for group in groups for parameter in group["params"])
+
+
+@OPTIMIZERS.add("lamb")
+def lamb(
+    groups: Groups, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6
+) -> torch.optim.Optimizer:
+    """LAMB as timm has it: Adam with steps in proportion to each matrix, the gradient clipped to norm 1."""
+    return Lamb(groups, lr=lr, betas=betas, eps=eps)
+
+
+@OPTIMIZERS.add("adamw")
+def adamw(
+    groups: Groups,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    fused: bool | None = None,
+) -> torch.optim.Optimizer:
+    """Adam with decoupled weight decay, torch's; fused on CUDA."""
+    fused = _all_on_cuda(groups) or None if fused is None else fused
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused)
+
+
+@OPTIMIZERS.add("muon")
+def muon(
+    groups: Groups,
+    lr: float,
+    momentum: float = 0.95,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    fused: bool | None = None,
+) -> torch.optim.Optimizer:
+    """Orthogonalised momentum for the matrices inside blocks, AdamW for the rest; both torch's."""
+    fused = _all_on_cuda(groups) or None if fused is None else fused
+    parts = split_for_muon(groups)
+    return MuonWithAdamW(parts, lr=lr, momentum=momentum, betas=betas, eps=eps, fused=fused)
+
+
+@OPTIMIZERS.add("sgd")
+def sgd(groups: Groups, lr: float, momentum: float = 0.9) -> torch.optim.Optimizer:
+    """Stochastic gradient descent with Nesterov's momentum, as timm's `sgd`."""
+    if not momentum > 0:
+        raise ConfigError(
+            f"train.momentum={momentum}: sgd has Nesterov's momentum; raise it or use 'momentum'"
+        )
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=True)
+
+
+@OPTIMIZERS.add("momentum")
+def heavy_ball(groups: Groups, lr: float, momentum: float = 0.9) -> torch.optim.Optimizer:
+    """Stochastic gradient descent with classical momentum; zero is plain descent."""
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum)

@@ -1,0 +1,163 @@
+"""LearnableScaler's own losses: feature decay on the stream, and attention sharpening in the first blocks.
+
+Without statistics in its norms a deep stack can let features grow and attention stay flat; these two losses
+act on either only where it happens, and are zero elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fathoms.errors import ConfigError
+from fathoms.models.vit import ViT
+from fathoms.parts.attention import SelfAttention, TalkingHeadsAttention
+from fathoms.parts.block import Block
+from fathoms.parts.position import Rotation
+
+FEATURE_LIMIT = 200.0
+SHARP = 0.5
+
+
+def feature_penalty(x: Float[Tensor, "*any"]) -> Float[Tensor, ""]:
+    """Mean plus maximum of |x| - 200 over the elements beyond 200, or zero if there is none.
+
+    >>> feature_penalty(torch.tensor([1.0, -202.0, 204.0])).item()
+    7.0
+    """
+    excess = (_wide(x).abs() - FEATURE_LIMIT).relu()
+    beyond = (excess > 0).sum()
+    return excess.sum() / beyond.clamp(min=1) + excess.amax()
+
+
+def attention_penalty(maxima: Float[Tensor, "B H N"]) -> Float[Tensor, ""]:
+    """One minus the mean of the row maxima below 0.5, or zero if there is none.
+
+    >>> attention_penalty(torch.tensor([[[0.9, 0.2, 0.4]]])).item()
+    0.699999988079071
+    """
+    maxima = _wide(maxima)
+    flat = maxima < SHARP
+    count = flat.sum()
+    mean = torch.where(flat, maxima, 0.0).sum() / count.clamp(min=1)
+    return torch.where(count > 0, 1 - mean, 0.0)
+
+
+def effective_weights(feature_decay: float, attn_loss: float) -> tuple[float, float]:
+    """The factors of the two penalties in the loss, from the flags of LearnableScaler's command.
+
+    The original scales everything by the feature decay s once more: s² for the features and s * s_a for the
+    attention. Its attention loss cannot run without feature decay; here its factor is then s_a itself.
+
+    >>> effective_weights(0.5, 0.25), effective_weights(0.0, 0.25)
+    ((0.25, 0.125), (0.0, 0.25))
+    """
+    return feature_decay**2, attn_loss * (feature_decay or 1.0)
+
+
+class WithPenalties(nn.Module):
+    """A ViT whose forward pass also returns the penalties: `heads, penalty = model(images)`.
+
+    `heads` is the tuple of `ViT.forward_heads`, `penalty` one number to be added to the loss as it is. Blocks
+    outside the attention loss run their own fused attention. The penalties are on the stream of `vit.blocks`;
+    class-attention blocks, which write no patch, have none. It is this module that DDP or torch.compile
+    wraps; weights are saved from `vit`, which shares them.
+
+    Args:
+        vit: The model.
+        feature_decay: s, as --train-feature-decay; zero leaves the loss out.
+        attn_loss: s_a, as --attn-extra-loss; zero leaves the loss out.
+        attn_layers: The attention loss is on this many first blocks, or on all where there are fewer.
+
+    >>> from fathoms import ViTConfig
+    >>> vit = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, heads=4, depth=2, num_classes=10))
+    >>> heads, penalty = WithPenalties(vit, 0.1, 0.03, attn_layers=1)(torch.randn(5, 3, 32, 32))
+    >>> heads[0].shape, penalty.shape
+    (torch.Size([5, 10]), torch.Size([]))
+    """
+
+    def __init__(
+        self, vit: ViT, feature_decay: float = 0.0, attn_loss: float = 0.0, attn_layers: int = 0
+    ) -> None:
+        super().__init__()
+        if feature_decay < 0 or attn_loss < 0 or attn_layers < 0:
+            raise ConfigError(
+                f"train_feature_decay={feature_decay}, attn_extra_loss={attn_loss}, "
+                f"attn_extra_loss_layers={attn_layers}; none may be negative"
+            )
+        if attn_loss and not attn_layers:
+            raise ConfigError("attn_extra_loss is on no block; give attn_extra_loss_layers, such as 6")
+        self.vit = vit
+        self.feature_weight, self.attn_weight = effective_weights(feature_decay, attn_loss)
+        self.attn_layers = attn_layers if attn_loss else 0
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> tuple[tuple[Tensor, ...], Float[Tensor, ""]]:
+        """The logits of each head, and the weighted penalties of all blocks."""
+        vit = self.vit
+        tokens = vit._embed(images)
+        rotation = None if vit.rope is None else vit.rope()
+        penalty = _wide(tokens.new_zeros(()))
+        for index, block in enumerate(cast(Iterable[Block], vit.blocks)):
+            sharpen = index < self.attn_layers
+            if not (sharpen or self.feature_weight):
+                tokens = vit._run(block, tokens, rotation)
+                continue
+            if vit.grad_checkpointing and torch.is_grad_enabled():
+                tokens, own = checkpoint(self._run, block, tokens, rotation, sharpen, use_reentrant=False)
+            else:
+                tokens, own = self._run(block, tokens, rotation, sharpen)
+            penalty = penalty + own
+        tokens = vit.norm(vit.readout.finish(tokens, vit.config.registers))
+        return vit.forward_heads(tokens), penalty
+
+    def _run(
+        self, block: Block, x: Tensor, rotation: Rotation | None, sharpen: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What the block makes of x, and the penalties on the way."""
+        penalty = _wide(x.new_zeros(()))
+        entered = block.attn_join.enter(x)
+        if sharpen:
+            branch, maxima = attend_with_maxima(cast(SelfAttention, block.attn), entered, rotation)
+            penalty = penalty + self.attn_weight * attention_penalty(maxima)
+        else:
+            branch = block.attn(entered, rotation)
+        middle = block.attn_join(x, branch)
+        after = block.mlp_join(middle, block.mlp(block.mlp_join.enter(middle)))
+        if self.feature_weight:
+            features = feature_penalty(middle) + feature_penalty(after)
+            penalty = penalty + self.feature_weight * features
+        return after, penalty
+
+
+def attend_with_maxima(
+    attention: SelfAttention, x: Float[Tensor, "B N D"], rotation: Rotation | None
+) -> tuple[Float[Tensor, "B N D"], Float[Tensor, "B H N"]]:
+    """What the attention makes of x, and each row's largest probability.
+
+    The map has to exist for this, so it is made once and used for both. With talking heads the probabilities
+    are those of the softmax, before the second mixing, after which rows no longer sum to one.
+    """
+    q, k, v = attention.project(x, rotation)
+    logits = q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)
+    talking = isinstance(attention, TalkingHeadsAttention)
+    if talking:
+        logits = _mix(logits, attention.proj_l)
+    probs = _wide(logits).softmax(-1)
+    maps = _mix(probs.to(v.dtype), attention.proj_w) if talking else probs.to(v.dtype)
+    return attention.proj((maps @ v).transpose(1, 2).flatten(2)), probs.amax(-1)
+
+
+def _mix(maps: Float[Tensor, "B H N M"], mixer: nn.Linear) -> Float[Tensor, "B H N M"]:
+    """Let a linear act across the heads."""
+    mixed = torch.einsum("gh,bhnm->bgnm", mixer.weight.to(maps.dtype), maps)
+    return mixed + mixer.bias.to(maps.dtype)[:, None, None]
+
+
+def _wide(x: Tensor) -> Tensor:
+    """X in float32, or wider if it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

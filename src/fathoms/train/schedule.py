@@ -1,0 +1,168 @@
+"""The learning rate as a pure function of the epoch, so that a resumed run needs no state for it.
+
+A schedule is a shape: the share of the base rate at epoch e of E. `Schedule` adds what all of them have in
+common, under timm's names: the minimum, the warm-up, the cool-down, and whether the rate moves within an
+epoch or between epochs only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fathoms.errors import ConfigError
+from fathoms.registry import Registry
+
+Epochs = int | float
+
+SCHEDULES: Registry[float] = Registry("schedule")
+
+# What `about` says of a shape that has come down to the minimum after its epochs.
+ENDS = "comes down to the minimum"
+
+# From this share of the epochs on, seed 001's schedule is the plain cosine again.
+CUSTOM_REJOINS = 0.66
+
+
+def half_cosine(epoch: Epochs, epochs: Epochs) -> float:
+    """(1 + cos(pi e / E)) / 2: from one to zero."""
+    return (1 + math.cos(math.pi * epoch / epochs)) / 2
+
+
+@SCHEDULES.add("cosine", ENDS)
+def cosine(epoch: Epochs, epochs: Epochs) -> float:
+    """Half a cosine from the base rate to the minimum.
+
+    Paper: Loshchilov and Hutter 2016, arXiv:1608.03983.
+    """
+    return half_cosine(epoch, epochs)
+
+
+@SCHEDULES.add("step")
+def step(epoch: Epochs, decay_epochs: Epochs = 90, decay_rate: float = 0.1) -> float:
+    """Times `decay_rate` after every `decay_epochs` epochs."""
+    return decay_rate ** (epoch // decay_epochs)
+
+
+@SCHEDULES.add("wsd", ENDS)
+def wsd(epoch: Epochs, epochs: Epochs, decay_epochs: Epochs | None = None) -> float:
+    """Warm-up, stable, decay: the base rate, then 1 - sqrt(share done) over the last `decay_epochs`.
+
+    `decay_epochs` is a fifth of the epochs unless given.
+
+    Paper: Hägele et al. 2024, arXiv:2405.18392.
+    """
+    length = 0.2 * epochs if decay_epochs is None else min(decay_epochs, epochs)
+    done = epoch - (epochs - length)
+    return 1.0 if done <= 0 else 1 - math.sqrt(done / length)
+
+
+@SCHEDULES.add("custom", ENDS)
+def custom(epoch: Epochs, epochs: Epochs, epoch_factor: float = 0.8, epoch_threshold: float = 0.5) -> float:
+    """LearnableScaler's: a lowered cosine, a straight line that rejoins the cosine, then the cosine.
+
+    With c the cosine, n = threshold * E and m = int(0.66 E): factor * c(e) before n, from n to m the line
+    from factor * c(n) to c(m), and c(e) from m on.
+    """
+    leaves, rejoins = epoch_threshold * epochs, int(CUSTOM_REJOINS * epochs)
+    if epoch < leaves:
+        return epoch_factor * half_cosine(epoch, epochs)
+    if epoch < rejoins:
+        low, high = epoch_factor * half_cosine(leaves, epochs), half_cosine(rejoins, epochs)
+        return low + (high - low) * (epoch - leaves) / (rejoins - leaves)
+    return half_cosine(epoch, epochs)
+
+
+@SCHEDULES.add("constant")
+def constant(epoch: Epochs) -> float:
+    """The base rate throughout."""
+    del epoch
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate of a run: `lr(epoch)`, from timm's options under timm's names.
+
+    The warm-up is a straight line from `warmup_lr` to the base rate over the first epochs of the shape; with
+    `warmup_prefix` it comes before the shape. A shape that ends (cosine, wsd, custom) runs from the base rate
+    to `min_lr` and stays there for `cooldown_epochs` more; for "step" `min_lr` is a floor. `None` is the
+    shape's own default, and an option that it does not take is refused.
+
+    >>> schedule = Schedule("cosine", base_lr=0.001, epochs=10, warmup_epochs=2, warmup_lr=0.0)
+    >>> [round(schedule.lr(epoch), 6) for epoch in (0, 1, 2, 5, 10)]
+    [0.0, 0.0005, 0.000905, 0.0005, 0.0]
+    """
+
+    sched: str
+    base_lr: float
+    epochs: int
+    min_lr: float = 0.0
+    warmup_lr: float = 1e-5
+    warmup_epochs: Epochs = 0
+    warmup_prefix: bool = False
+    cooldown_epochs: Epochs = 0
+    decay_epochs: Epochs | None = None
+    decay_rate: float | None = None
+    epoch_factor: float | None = None
+    epoch_threshold: float | None = None
+    sched_on_updates: bool = False
+    """Whether the rate moves with every update; otherwise `lr` counts whole epochs only."""
+
+    def __post_init__(self) -> None:
+        SCHEDULES.check(self.sched, "train.sched")
+        if not (math.isfinite(self.base_lr) and self.base_lr > 0):
+            raise ConfigError(f"train.lr={self.base_lr} is no learning rate; give one above zero")
+        if self.epochs < 1:
+            raise ConfigError(f"train.epochs={self.epochs} trains nothing; give one or more")
+        if not 0 <= self.min_lr <= self.base_lr:
+            raise ConfigError(f"train.min_lr={self.min_lr} must lie between 0 and train.lr={self.base_lr}")
+        for name in ("warmup_lr", "warmup_epochs", "cooldown_epochs"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"train.{name}={getattr(self, name)} is negative; give zero or more")
+        for name in ("decay_epochs", "decay_rate", "epoch_factor"):
+            given = getattr(self, name)
+            if given is not None and not given > 0:
+                raise ConfigError(f"train.{name}={given} must be above zero; raise it or leave it out")
+        if self.epoch_threshold is not None and not 0 <= self.epoch_threshold <= 1:
+            raise ConfigError(f"train.epoch_threshold={self.epoch_threshold} must lie between 0 and 1")
+        if self.cooldown_epochs and not self._ends:
+            raise ConfigError(f"schedule {self.sched!r} takes no cooldown_epochs; leave it out")
+        if self.min_lr and self.sched == "constant":
+            raise ConfigError("schedule 'constant' takes no min_lr; leave it out")
+        self._share(0.0)
+
+    @property
+    def _ends(self) -> bool:
+        return SCHEDULES.about(self.sched) == ENDS
+
+    @property
+    def total_epochs(self) -> Epochs:
+        """How long to train: the shape, a warm-up before it, and the cool-down."""
+        return self.epochs + (self.warmup_epochs if self.warmup_prefix else 0) + self.cooldown_epochs
+
+    def lr(self, epoch: Epochs) -> float:
+        """The base learning rate at `epoch`, which may be a fraction: updates done over updates an epoch."""
+        if not self.sched_on_updates:
+            epoch = math.floor(epoch)
+        if epoch < self.warmup_epochs:
+            return self.warmup_lr + epoch * (self.base_lr - self.warmup_lr) / self.warmup_epochs
+        if self.warmup_prefix:
+            epoch -= self.warmup_epochs
+        if not self._ends:
+            return max(self.min_lr, self.base_lr * self._share(epoch))
+        if epoch >= self.epochs:
+            return self.min_lr
+        return self.min_lr + (self.base_lr - self.min_lr) * self._share(epoch)
+
+    def _share(self, epoch: Epochs) -> float:
+        """What the shape makes of `epoch`."""
+        return SCHEDULES.build(
+            self.sched,
+            epoch,
+            epochs=self.epochs if self._ends else None,
+            decay_epochs=self.decay_epochs,
+            decay_rate=self.decay_rate,
+            epoch_factor=self.epoch_factor,
+            epoch_threshold=self.epoch_threshold,
+        )

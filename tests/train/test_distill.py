@@ -1,0 +1,175 @@
+"""Distillation is the paper's, for one head and for two, and the teacher is left alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fathoms import FathomsError, ViT, ViTConfig
+from fathoms.train.distill import KINDS, Teacher, class_logits, distillation_loss
+
+
+def data(heads=1):
+    generator = torch.Generator().manual_seed(0)
+    student = tuple((3 * torch.randn(4, 5, generator=generator)).requires_grad_() for _ in range(heads))
+    teacher = 3 * torch.randn(4, 5, generator=generator)
+    labels = torch.randint(5, (4,), generator=generator)
+    return student, teacher, labels
+
+
+def softmax(row, tau):
+    exponentials = [math.exp(value / tau) for value in row]
+    return [value / sum(exponentials) for value in exponentials]
+
+
+def by_hand(student, teacher, base, kind, alpha, tau):
+    """Equations 2 and 3 of arXiv:2012.12877, in plain Python."""
+    total = 0.0
+    for ours, theirs in zip(student.tolist(), teacher.tolist(), strict=True):
+        if kind == "hard":
+            total -= math.log(softmax(ours, 1.0)[theirs.index(max(theirs))])
+        else:
+            pairs = zip(softmax(theirs, tau), softmax(ours, tau), strict=True)
+            total += tau**2 * sum(p * math.log(p / q) for p, q in pairs)
+    return (1 - alpha) * base + alpha * total / len(student)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+@pytest.mark.parametrize(("alpha", "tau"), [(0.5, 1.0), (0.1, 3.0), (1.0, 0.5), (0.0, 1.0)])
+def test_the_loss_is_the_papers(heads, kind, alpha, tau):
+    student, teacher, labels = data(heads)
+    base = F.cross_entropy(class_logits(student, kind), labels)
+    loss = distillation_loss(student, teacher, base, kind, alpha, tau)
+    assert loss.item() == pytest.approx(
+        by_hand(student[-1], teacher, base.item(), kind, alpha, tau), rel=1e-5
+    )
+
+
+def test_hard_with_half_is_deits_own_loss():
+    student, teacher, labels = data(2)
+    base = F.cross_entropy(student[0], labels)
+    loss = distillation_loss(student, teacher, base, "hard")
+    assert loss.item() == pytest.approx(
+        (base / 2 + F.cross_entropy(student[1], teacher.argmax(1)) / 2).item()
+    )
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+def test_each_of_two_heads_learns_from_its_own_source(kind):
+    student, teacher, labels = data(2)
+    base = F.cross_entropy(class_logits(student, kind), labels)
+    distillation_loss(student, teacher, base, kind, alpha=0.25, tau=2.0).backward()
+    (expected,) = torch.autograd.grad(0.75 * F.cross_entropy(student[0], labels), student[0])
+    assert torch.allclose(student[0].grad, expected)
+    if kind == "soft":
+        gap = (student[1] / 2).softmax(1) - (teacher / 2).softmax(1)
+        assert torch.allclose(student[1].grad, 0.25 * 2.0 * gap.detach() / 4, atol=1e-6)
+
+
+def test_a_student_like_its_teacher_loses_nothing_softly():
+    student, _, _ = data()
+    loss = distillation_loss(student, student[0].detach(), torch.zeros(()), "soft", 1.0, 2.0)
+    assert loss.item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_without_distillation_the_base_loss_is_the_loss_and_both_heads_learn():
+    student, _, labels = data(2)
+    logits = class_logits(student)
+    assert torch.allclose(logits, (student[0] + student[1]) / 2)
+    base = F.cross_entropy(logits, labels)
+    assert distillation_loss(student, None, base) is base
+    base.backward()
+    assert student[1].grad.any()
+    assert class_logits(student[:1]) is student[0]
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+def test_low_precision_heads_give_a_float32_loss(kind):
+    student, teacher, _ = data()
+    low = student[0].detach().bfloat16().requires_grad_()
+    loss = distillation_loss((low,), teacher.bfloat16(), torch.zeros(()), kind)
+    assert loss.dtype == torch.float32
+    loss.backward()
+    assert low.grad.isfinite().all()
+
+
+def teacher_model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.LazyLinear(5)
+    )
+
+
+def test_the_teacher_never_learns():
+    model = teacher_model()
+    model(torch.randn(2, 3, 8, 8))
+    teacher = Teacher(model)
+    wrapped = nn.ModuleDict({"teacher": teacher}).train()
+    assert not any(module.training for module in wrapped["teacher"].modules())
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    before = {name: value.clone() for name, value in teacher.state_dict().items()}
+    images = torch.randn(4, 3, 8, 8, requires_grad=True)
+    first, second = teacher(images), teacher(images)
+    assert torch.equal(first, second)
+    assert not first.requires_grad
+    assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
+
+
+def test_images_come_to_the_teacher_in_its_own_normalisation():
+    pixels = torch.rand(2, 3, 4, 4)
+    mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+    own_mean, own_std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+    def normalised(mean, std):
+        return (pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+
+    teacher = Teacher(nn.Flatten(), mean, std, own_mean, own_std)
+    # Two roundings in float32 of numbers up to 3.
+    expected = normalised(own_mean, own_std).flatten(1)
+    assert torch.allclose(teacher(normalised(mean, std)), expected, atol=1e-6)
+    same = Teacher(nn.Flatten(), mean, std)
+    images = normalised(mean, std)
+    assert torch.equal(same(images), images.flatten(1))
+    assert not same.converts
+
+
+def test_a_distilled_vit_learns_from_a_vit():
+    torch.manual_seed(0)
+    sizes = {"image_size": 8, "patch_size": 4, "dim": 16, "heads": 2, "depth": 1, "num_classes": 5}
+    student, teacher = ViT(ViTConfig(**sizes, distill_token=True)), Teacher(ViT(ViTConfig(**sizes)))
+    images, labels = torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
+    heads = student.forward_heads(student.forward_features(images))
+    base = F.cross_entropy(class_logits(heads, "hard"), labels)
+    distillation_loss(heads, teacher(images), base, "hard").backward()
+    assert all(parameter.grad is not None for parameter in student.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "hrad"}, "train.distillation_type: no distillation is called 'hrad'; did you mean 'hard'"),
+        ({"kind": "hard", "alpha": 1.5}, "train.distillation_alpha=1.5"),
+        ({"kind": "soft", "tau": 0.0}, "train.distillation_tau=0.0"),
+        ({"kind": "none"}, "there is a teacher"),
+        ({"kind": "hard", "teacher_logits": torch.zeros(4, 3)}, r"the teacher's logits are \(4, 3\)"),
+        ({"kind": "soft", "teacher_logits": None}, "the teacher's logits are missing"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_options_are_refused_in_one_line(options, message):
+    student, teacher, _ = data()
+    with pytest.raises(FathomsError, match=message) as caught:
+        distillation_loss(student, **{"teacher_logits": teacher, "base_loss": torch.zeros(())} | options)
+    assert "\n" not in str(caught.value)
+    assert KINDS[0] == "none"
+
+
+@pytest.mark.parametrize("given", [{"std": (0.5, 0.0, 0.5)}, {"own_mean": (0.5,)}], ids=str)
+def test_bad_statistics_are_refused(given):
+    with pytest.raises(FathomsError, match="one number a channel"):
+        Teacher(nn.Identity(), **{"mean": (0.5,) * 3, "std": (0.5,) * 3} | given)
