@@ -6,7 +6,7 @@ READY := .venv/.ready
 .PHONY: demo test lint clean
 
 demo: $(READY)
-	$(BIN)/fathoms probe
+	$(BIN)/fathoms train
 
 test: $(READY) lint
 	$(BIN)/pytest -m "not compile and not plain" -n auto --jaxtyping-packages=fathoms,beartype.beartype

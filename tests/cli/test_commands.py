@@ -23,7 +23,8 @@ def fathoms(*words, **options):
 @pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_help_shows_an_example_and_imports_no_torch(name):
     words = [*name.split(), "--help"]
-    code = f"import sys; from fathoms.cli.main import main\ntry: main({words!r})\nfinally: print('torch' in sys.modules)"
+    start = f"import sys; from fathoms.cli.main import main\ntry: main({words!r})\n"
+    code = start + "finally: print('torch' in sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
     )
@@ -98,6 +99,17 @@ def test_models_lists_and_shows():
     told = json.loads(fathoms("models", "cait_s24_224", "--json").stdout)
     assert told["parameters"] == pytest.approx(46.9e6, rel=0.01)
     assert "46.92 M parameters" in fathoms("models", "cait_s24_224").stdout
+
+
+def test_recipes_are_listed_and_shown_as_toml_that_can_be_read_again(tmp_path):
+    listed = json.loads(fathoms("recipes", "--json").stdout)
+    assert {"learnable_scaler_300", "cait_400", "deit3_800", "rsb_a2", "vit5", "digits", "cifar"} == set(
+        listed
+    )
+    for name in listed:
+        shown = fathoms("recipes", name).stdout
+        (tmp_path / f"{name}.toml").write_text(shown)
+        assert fathoms("recipes", str(tmp_path / f"{name}.toml")).stdout == shown
 
 
 def test_parts_lists_every_family():

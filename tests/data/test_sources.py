@@ -140,7 +140,19 @@ def link(name, kind, target="/etc/passwd"):
         ("train/a/0.jpg", "occurs twice"),
         ("./train/a/0.jpg", "occurs twice"),
     ],
-    ids=str,
+    ids=[
+        "up",
+        "root",
+        "up again",
+        "drive",
+        "escape",
+        "symlink",
+        "hard link",
+        "device",
+        "pipe",
+        "twice",
+        "twice, dotted",
+    ],
 )
 def test_hostile_archives_are_refused_and_write_nothing(make_tar, tmp_path, photo, encoded, entry, complaint):
     data = None if isinstance(entry, tarfile.TarInfo) else b"x"

@@ -12,6 +12,12 @@ from fathoms.errors import FathomsError
 from fathoms.registry import nearest
 
 COMMANDS = {
+    "train": "train a model; run the same command again to go on",
+    "validate": "measure a trained model",
+    "recipes": "list the training recipes, or show one",
+    "data check": "decode a whole data set and name every bad file",
+    "data pack": "re-encode a data set once, into shards that load faster",
+    "data info": "what a data set holds and which decoder reads it",
     "models": "list the models, or show one",
     "parts": "list the parts that each switch picks from",
     "probe": "see, before training, whether the signal survives the depth",

@@ -32,7 +32,7 @@ def parse(module: ModuleType, name: str, words: Sequence[str]) -> Any:
             return tyro.cli(
                 module.Args,
                 prog=f"fathoms {name}",
-                args=list(words),
+                args=spell_out(words, module.Args, getattr(module, "ALIASES", {})),
                 description=f"{summary}\n\nexamples:\n{textwrap.indent(module.EXAMPLES.strip(), '  ')}",
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone),
             )
@@ -75,20 +75,52 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def _switches() -> type:
-    """A dataclass with every field of ViTConfig as an optional flag: what is not given is not changed."""
-    hints, docs = typing.get_type_hints(ViTConfig), field_docs(ViTConfig)
+def optional(cls: type, name: str, doc: str) -> Any:
+    """A dataclass with every field of `cls` as an optional flag: what is not given is not changed."""
+    hints, docs = typing.get_type_hints(cls), field_docs(cls)
     fields: list[Any] = []
-    for name, hint in hints.items():
-        help_text = tyro.conf.arg(help=docs[name], help_behavior_hint="")
-        fields.append((name, Annotated[hint | None, help_text], dataclasses.field(default=None)))
-    doc = "Any field of ViTConfig; what is not given stays as the model has it."
-    return dataclasses.make_dataclass("Switches", fields, frozen=True, namespace={"__doc__": doc})
+    for field, hint in hints.items():
+        help_text = tyro.conf.arg(help=docs[field], help_behavior_hint="")
+        # A yes-or-no flag keeps its value: "not given" is a third state, which `spell_out` keeps apart.
+        kind = Annotated[hint | None, help_text, tyro.conf.FlagConversionOff]
+        fields.append((field, kind, dataclasses.field(default=None)))
+    return dataclasses.make_dataclass(name, fields, frozen=True, namespace={"__doc__": doc})
 
 
-Switches = _switches()
+Switches: Any = optional(
+    ViTConfig, "Switches", "Any field of ViTConfig; what is not given stays as the model has it."
+)
 
 
-def overrides(switches: Any) -> dict[str, Any]:
-    """The switches that were given."""
-    return {name: value for name, value in vars(switches).items() if value is not None}
+def given(flags: Any) -> dict[str, Any]:
+    """The optional flags that were given."""
+    return {name: value for name, value in vars(flags).items() if value is not None}
+
+
+def spell_out(words: Sequence[str], args: type, aliases: dict[str, str]) -> list[str]:
+    """The words as the parser wants them: other spellings replaced, and optional yes-or-no flags with a value.
+
+    `--amp` becomes `--amp True` and `--no-amp` becomes `--amp False` where "not given" is a third state.
+    """
+    flags = {f"--{name.replace('_', '-')}" for name in _optional_bools(args)}
+    spelled: list[str] = []
+    for word, after in itertools.zip_longest(words, words[1:], fillvalue=""):
+        word, equals, value = word.partition("=")
+        word = aliases.get(word, word)
+        if word in flags and not equals and after not in ("True", "False"):
+            spelled += [word, "True"]
+        elif word.startswith("--no-") and f"--{word[5:]}" in flags:
+            spelled += [f"--{word[5:]}", "False"]
+        else:
+            spelled.append(word + equals + value)
+    return spelled
+
+
+def _optional_bools(args: type) -> set[str]:
+    names: set[str] = set()
+    for field, hint in typing.get_type_hints(args).items():
+        if dataclasses.is_dataclass(hint):
+            names |= _optional_bools(hint)
+        elif set(typing.get_args(hint)) == {bool, type(None)}:
+            names.add(field)
+    return names

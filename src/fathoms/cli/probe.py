@@ -10,7 +10,7 @@ import json as json_format
 from dataclasses import dataclass, field
 from typing import Any
 
-from fathoms.cli.parse import Switches, overrides
+from fathoms.cli.parse import Switches, given
 from fathoms.errors import FathomsError
 
 EXAMPLES = """
@@ -44,7 +44,7 @@ def run(args: Args) -> int:
     from fathoms.models.zoo import model_config
     from fathoms.probes.signal import probe
 
-    config = model_config(args.model, **overrides(args.switches))
+    config = model_config(args.model, **given(args.switches))
     images, labels = digits(config.image_size, config.in_channels)
     if not 1 <= args.batch_size <= len(images):
         raise FathomsError(f"--batch-size {args.batch_size}: use 1 to {len(images)}, the number of digits")

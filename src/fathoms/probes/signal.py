@@ -71,7 +71,7 @@ class Signal(list[Site]):
 
 
 def _quotient(a: float, b: float) -> float:
-    """a / b, which nothing over nothing leaves undefined."""
+    """The quotient, which nothing over nothing leaves undefined."""
     return a / b if b else math.nan if a == 0.0 else math.inf
 
 

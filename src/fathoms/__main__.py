@@ -1,0 +1,7 @@
+"""`python -m fathoms`, for launchers such as torchrun."""
+
+import sys
+
+from fathoms.cli.main import main
+
+sys.exit(main())

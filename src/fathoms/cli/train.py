@@ -1,0 +1,118 @@
+"""Train a model. Run the same command again after a crash or a signal, and it goes on where it was.
+
+Without DATA it trains a deep, narrow ViT on scikit-learn's handwritten digits, in about a minute on a plain
+CPU. DATA is a folder with train/ and val/ by class, an .npz, IDX or CIFAR binary files, tar shards, or a data
+set of the Hub. Under torchrun the same command uses all processes. Flags override the recipe.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import tyro
+
+from fathoms.cli.parse import Switches, given, optional
+from fathoms.train.job import TIMM, Job, RunOptions
+from fathoms.train.recipe import Recipe, read_recipe
+
+EXAMPLES = """
+fathoms train
+fathoms train photos/ --recipe cifar --model vit_small_patch16_224 --norm dyt --depth 24
+fathoms train imagenet/ --recipe learnable_scaler_300 --workers 14
+torchrun --nproc-per-node 8 -m fathoms train imagenet/ --recipe cait_400 --batch-size 128
+"""
+
+# Spellings of timm and of its forks.
+ALIASES = {
+    "--warmup-epoch": "--warmup-epochs",
+    "--img-size": "--image-size",
+    "--in-chans": "--in-channels",
+    "-b": "--batch-size",
+    "-j": "--workers",
+    "--data-dir": "--data",
+    "--grad-checkpoint": "--grad-checkpointing",
+}
+
+RecipeFlags: Any = optional(Recipe, "RecipeFlags", "How to train; what is not given comes from the recipe.")
+
+
+@dataclass(frozen=True)
+class Args:
+    """What to train, on what, and how."""
+
+    data: tyro.conf.Positional[str | None] = None
+    """Where the data is; without it, the handwritten digits."""
+    model: str | None = None
+    """A name from `fathoms models`, or timm/NAME; without it, the recipe's."""
+    recipe: str | None = None
+    """A name from `fathoms recipes`, or a TOML file; without it, digits for the digits and plain defaults else."""
+    json: bool = False
+    """Print the summary as one JSON object on the last line."""
+    run: RunOptions = field(default_factory=RunOptions)
+    training: RecipeFlags = field(default_factory=RecipeFlags)
+    switches: Switches = field(default_factory=Switches)
+
+
+def make_job(args: Args) -> Job:
+    """The run that the flags describe."""
+    from fathoms.errors import ConfigError
+    from fathoms.models.zoo import model_config
+
+    name = args.recipe or ("digits" if args.data is None else None)
+    table: dict[str, Any] = {} if name is None else read_recipe(name)
+    model_table = dict(table.pop("model", {}))
+    table.pop("about", None)
+    lists = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    recipe = Recipe().replace(**{**lists, **given(args.training)})
+    recipe_model = model_table.pop("name", None)
+    model = args.model or recipe_model or "vit_small_patch16_224"
+    switches = given(args.switches)
+    if model.startswith(TIMM):
+        if switches:
+            first = next(iter(switches)).replace("_", "-")
+            raise ConfigError(f"--{first}: timm's models have no such switch; leave it out")
+        return Job(args.data, model, None, recipe, args.run)
+    # The recipe's switches describe the recipe's model; another model brings its own.
+    base = (
+        model_table if model == recipe_model else {k: v for k, v in model_table.items() if k == "drop_path"}
+    )
+    return Job(args.data, model, model_config(model, **{**base, **switches}), recipe, args.run)
+
+
+def run(args: Args) -> int:
+    """Train, and say where everything is."""
+    from fathoms.train.distributed import join_world, leave_world
+    from fathoms.train.loop import Trainer
+
+    job = make_job(args)
+    world = join_world(job.run.device)
+    try:
+        outcome = Trainer(job, world).run()
+    finally:
+        leave_world()
+    if world.is_main:
+        print(json_format.dumps(outcome.summary) if args.json else closing(outcome.summary))
+        sys.stdout.flush()
+    return outcome.code
+
+
+def closing(summary: dict[str, Any]) -> str:
+    """What a user wants to know at the end."""
+    lines = [f"{summary['status']} after {summary['epoch']} epochs, {summary['seconds']:.0f} s of training"]
+    if summary["last"] is not None:
+        best = summary["best"]
+        lines.append(
+            f"test accuracy {summary['last']['top1']:.2f} % (best {best['top1']:.2f} % at epoch {best['epoch'] + 1})"
+        )
+    if summary["reason"]:
+        lines.append(summary["reason"])
+    folder = summary["folder"]
+    lines.append(
+        f"run folder {folder}: config.toml, metrics.jsonl, summary.json, checkpoints/last, checkpoints/best"
+    )
+    if summary["status"] == "done":
+        lines.append(f"next: fathoms validate --checkpoint {folder}")
+    return "\n".join(lines)

@@ -1,0 +1,202 @@
+"""Measure a trained model: accuracy, loss, calibration, each class, confusions.
+
+DATA is what the model was trained on, or another set with the same classes. With --robustness, every further
+folder (ImageNet-V2, -A, -R, -Sketch) is matched by class names or numbers and measured too.
+"""
+
+from __future__ import annotations
+
+import csv
+import json as json_format
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from fathoms.errors import ConfigError
+
+EXAMPLES = """
+fathoms validate --checkpoint runs/vit_digits-digits-1a2b3c4d
+fathoms validate imagenet/val --model vit_scaler_192x36_16 --checkpoint model.safetensors --amp
+fathoms validate imagenet/ --checkpoint runs/NAME --robustness imagenetv2/ imagenet-a/ --json
+"""
+
+
+@dataclass(frozen=True)
+class Args:
+    """What to measure, on what."""
+
+    checkpoint: str
+    """A run folder, a checkpoint folder or a weights file."""
+    data: tyro.conf.Positional[str | None] = None
+    """Where the data is; without it, what the run was trained on."""
+    model: str | None = None
+    """Name of the model; without it, the run's."""
+    split: str | None = None
+    """The split to measure; without it, val, validation or test, or all of a folder without splits."""
+    batch_size: int = 256
+    """Images at a time."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    workers: int = 0
+    """Decoding threads; 0: one per core."""
+    amp: bool = False
+    """Mixed precision."""
+    amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
+    """The low precision of --amp."""
+    torchcompile: str | None = None
+    """Compile with this backend of torch, such as inductor."""
+    image_size: int | None = None
+    """Another image size than the model's; positions are resized."""
+    crop_pct: float | None = None
+    """Share of the picture to keep; without it, the run's."""
+    interpolation: Literal["bilinear", "bicubic"] | None = None
+    """Filter of the resize; without it, the run's."""
+    use_ema: bool = True
+    """Take the averaged weights where there are any."""
+    robustness: tuple[str, ...] = ()
+    """Further data sets to measure."""
+    real_labels: str | None = None
+    """ReaL's file of label lists for the validation pictures."""
+    confusion: str | None = None
+    """Write the table of confusions to this .csv."""
+    json: bool = False
+    """Print one JSON object on the last line."""
+
+
+def run(args: Args) -> int:
+    """Measure, and print."""
+    from fathoms.evaluate.checkpoint import load_trained
+    from fathoms.train.distributed import join_world, leave_world
+
+    if args.confusion is not None and not args.confusion.endswith(".csv"):
+        raise ConfigError(f"--confusion {args.confusion}: the table is written as .csv; change the ending")
+    size = {} if args.image_size is None else {"image_size": args.image_size}
+    trained = load_trained(args.checkpoint, args.model, ema=args.use_ema, **size)
+    world = join_world(args.device)
+    try:
+        results = measure_all(args, trained, world)
+    finally:
+        leave_world()
+    if world.is_main:
+        report(args, results)
+    return 0
+
+
+def measure_all(args: Args, trained: Any, world: Any) -> dict[str, dict[str, Any]]:
+    """Every data set's numbers by path."""
+    import torch
+
+    trained.model.to(world.device)
+    model = trained.model
+    if args.torchcompile is not None:
+        model = torch.compile(model, backend=args.torchcompile)
+    data = args.data if args.data is not None else trained.data
+    if data is None:
+        raise ConfigError("which data? the checkpoint does not say; give DATA")
+    results = {}
+    for index, place in enumerate((data, *args.robustness)):
+        results[place] = measure(args, trained, model, place, world, None if index else args.split)
+    return results
+
+
+def measure(
+    args: Args, trained: Any, model: Any, place: str, world: Any, split: str | None
+) -> dict[str, Any]:
+    """One data set's numbers."""
+    import torch
+
+    from fathoms.evaluate.loader import eval_loader
+    from fathoms.evaluate.metrics import FewerChannels, evaluate
+    from fathoms.evaluate.robustness import match_classes
+    from fathoms.train.recipe import Recipe
+
+    source = open_held_out(place, split)
+    known = {k: tuple(v) if isinstance(v, list) else v for k, v in trained.recipe.items()}
+    given = {"crop_pct": args.crop_pct, "interpolation": args.interpolation}
+    recipe = Recipe().replace(**known).replace(**{k: v for k, v in given.items() if v is not None})
+    label_map = None
+    if trained.classes is not None:
+        label_map = match_classes(source.classes, trained.classes, place)
+    loader = eval_loader(
+        source,
+        trained.config.image_size,
+        args.batch_size,
+        crop_pct=recipe.crop_pct,
+        interpolation=recipe.interpolation,
+        mean=recipe.mean,
+        std=recipe.std,
+        workers=args.workers,
+        device=world.device,
+        share=(world.rank, world.size),
+    )
+    dtype = getattr(torch, args.amp_dtype) if args.amp else None
+    seen = FewerChannels(model, trained.config.in_channels)
+    options = {"device": world.device, "amp_dtype": dtype, "label_map": label_map}
+    told = evaluate(seen, loader.epoch(0), len(source.classes), **options)
+    result = {**told.summary(), "per_class": dict(zip(source.classes, told.per_class, strict=True))}
+    result["confusion"] = told.confusion
+    if args.real_labels is not None and place == (args.data or trained.data):
+        result["real_top1"] = real_accuracy(args, seen, loader, source, dtype, world)
+    return result
+
+
+def real_accuracy(args: Args, model: Any, loader: Any, source: Any, dtype: Any, world: Any) -> float:
+    """Percent of pictures whose answer is among ReaL's labels; pictures without labels do not count."""
+    import torch
+
+    from fathoms.evaluate.robustness import picture_number, read_real
+
+    labels = read_real(args.real_labels or "")
+    right = counted = 0
+    with torch.no_grad():
+        for batch in loader.epoch(0):
+            with torch.autocast(world.device.type, dtype=dtype, enabled=dtype is not None):
+                answers = model(batch.images).argmax(dim=1).tolist()
+            for index, answer in zip(batch.ids.tolist(), answers, strict=True):
+                allowed = labels.get(picture_number(source.where(index)))
+                if allowed is not None:
+                    counted += 1
+                    right += answer in allowed
+    if not counted:
+        raise ConfigError(f"{args.real_labels}: has labels for none of the pictures")
+    return 100 * right / counted
+
+
+def open_held_out(place: str, split: str | None) -> Any:
+    """The split to measure of a data set."""
+    from fathoms.data import list_splits, open_source
+    from fathoms.data.digits import digit_sources
+
+    if place == "digits":
+        return digit_sources()[1]
+    splits = list_splits(place)
+    held_out = next((name for name in splits if name not in ("train", "training")), "all")
+    return open_source(place, split or held_out)
+
+
+def report(args: Args, results: dict[str, dict[str, Any]]) -> None:
+    """Print the numbers, and write the confusions where they were asked for."""
+    if args.confusion is not None:
+        first = next(iter(results.values()))
+        with Path(args.confusion).open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["true class", *first["per_class"]])
+            for name, row in zip(first["per_class"], first["confusion"], strict=True):
+                writer.writerow([name, *row])
+    if args.json:
+        print(json_format.dumps({"results": results}))
+        return
+    for place, told in results.items():
+        print(
+            f"{place}: top1 {told['top1']:.2f}  top5 {told['top5']:.2f}  loss {told['loss']:.4f}  "
+            f"calibration error {told['calibration_error']:.2f}  images {told['images']}"
+        )
+        if told["skipped"]:
+            print(f"  {told['skipped']} pictures could not be read", file=sys.stderr)
+        if "real_top1" in told:
+            print(f"  ReaL top1 {told['real_top1']:.2f}")
+        worst = sorted((v, k) for k, v in told["per_class"].items() if v is not None)[:3]
+        print("  hardest: " + ", ".join(f"{name} {value:.1f}" for value, name in worst))

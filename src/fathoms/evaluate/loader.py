@@ -1,0 +1,55 @@
+"""The loader of an evaluation: every picture once, over all ranks, never padded."""
+
+from __future__ import annotations
+
+import torch
+
+from fathoms.data import (
+    ArraySource,
+    Augment,
+    AugmentOptions,
+    EvalView,
+    Loader,
+    LoaderOptions,
+    Plan,
+    ResidentLoader,
+    Source,
+)
+
+AnyLoader = Loader | ResidentLoader
+
+
+def eval_loader(
+    source: Source | ArraySource,
+    size: int,
+    batch_size: int,
+    *,
+    crop_pct: float,
+    interpolation: str,
+    mean: tuple[float, float, float],
+    std: tuple[float, float, float],
+    workers: int = 0,
+    device: torch.device | str = "cpu",
+    share: tuple[int, int] = (0, 1),
+) -> AnyLoader:
+    """Every picture of a split once, resized, cropped in the middle and normalised.
+
+    Args:
+        source: The pictures.
+        size: Side of the images that the model takes.
+        batch_size: Images at a time.
+        crop_pct: Share of the picture that is kept.
+        interpolation: Filter of the resize.
+        mean: Subtracted from the colours.
+        std: What they are divided by.
+        workers: Decoding threads; 0 is one per core.
+        device: Where batches go.
+        share: This rank, and how many there are.
+    """
+    rank, world = share
+    plan = Plan(len(source), batch_size, order="sequential", world=world, rank=rank)
+    augment = Augment(AugmentOptions(mean=mean, std=std), train=False, device=device)
+    if isinstance(source, ArraySource):
+        return ResidentLoader(source, plan, size, None, augment, device)
+    view = EvalView(size, crop_pct, interpolation)
+    return Loader(source, plan, view, augment, LoaderOptions(workers=workers), device)

@@ -1,0 +1,162 @@
+"""Accuracy, loss, calibration and confusion of a stream of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from fathoms.data import Batch
+from fathoms.errors import ConfigError
+
+BINS = 15
+"""Bins of the calibration error."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model achieved on one split; accuracies and the calibration error in percent."""
+
+    images: int
+    loss: float
+    top1: float
+    top5: float
+    calibration_error: float
+    per_class: tuple[float | None, ...]
+    confusion: tuple[tuple[int, ...], ...]
+    skipped: int
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers that fit on a line."""
+        names = ("images", "loss", "top1", "top5", "calibration_error", "skipped")
+        return {name: getattr(self, name) for name in names}
+
+
+class Tally:
+    """Sums on the device, one synchronisation at the end.
+
+    Args:
+        classes: Number of classes of the labels.
+        device: Where the sums are kept.
+        label_map: The model's output for each class, where the data set has only some of them or orders
+            them otherwise; the other outputs are not considered.
+    """
+
+    def __init__(
+        self, classes: int, device: torch.device | str = "cpu", label_map: Sequence[int] | None = None
+    ) -> None:
+        self.classes = classes
+        self.label_map = None if label_map is None else torch.tensor(label_map, device=device)
+        self.sums = torch.zeros(5, dtype=torch.float64, device=device)
+        self.confusion = torch.zeros(classes * classes, dtype=torch.float64, device=device)
+        self.bins = torch.zeros(3, BINS, dtype=torch.float64, device=device)
+
+    def add(self, logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> None:
+        """Count a batch; a label of -1 marks a picture that could not be read."""
+        logits = logits.float()
+        if self.label_map is not None:
+            logits = logits[:, self.label_map]
+        elif logits.shape[1] != self.classes:
+            raise ConfigError(
+                f"evaluate: the model has {logits.shape[1]} outputs, the data {self.classes} classes; "
+                "give a model of that size, or class names that can be matched"
+            )
+        known = labels >= 0
+        safe = labels.clamp(min=0)
+        weight = known.double()
+        loss = F.cross_entropy(logits, safe, reduction="none").double()
+        ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices
+        hits = ranked == safe[:, None]
+        first, five = hits[:, 0].double(), hits.any(dim=1).double()
+        self.sums += torch.stack(
+            [
+                weight.sum(),
+                (loss * weight).sum(),
+                (first * weight).sum(),
+                (five * weight).sum(),
+                (1 - weight).sum(),
+            ]
+        )
+        self.confusion.index_add_(0, safe * self.classes + ranked[:, 0], weight)
+        confidence = logits.softmax(dim=1).amax(dim=1).double()
+        bin_index = (confidence * BINS).long().clamp(max=BINS - 1)
+        for row, values in enumerate((torch.ones_like(confidence), confidence, first)):
+            self.bins[row].index_add_(0, bin_index, values * weight)
+
+    def result(self) -> Evaluation:
+        """The numbers over all ranks."""
+        if dist.is_available() and dist.is_initialized():
+            for tensor in (self.sums, self.confusion, self.bins):
+                dist.all_reduce(tensor)
+        images, loss, top1, top5, skipped = self.sums.tolist()
+        if not images:
+            raise ConfigError("evaluate: no picture could be read; run `fathoms data check`")
+        table = self.confusion.reshape(self.classes, self.classes)
+        totals, right = table.sum(dim=1).tolist(), table.diagonal().tolist()
+        count, confidence, correct = self.bins
+        calibration = 100 * (confidence - correct).abs().sum().item() / images
+        return Evaluation(
+            images=int(images),
+            loss=loss / images,
+            top1=100 * top1 / images,
+            top5=100 * top5 / images,
+            calibration_error=calibration if count.sum() else 0.0,
+            per_class=tuple(100 * r / t if t else None for r, t in zip(right, totals, strict=True)),
+            confusion=tuple(tuple(int(value) for value in row) for row in table.tolist()),
+            skipped=int(skipped),
+        )
+
+
+class FewerChannels(nn.Module):
+    """A model that is shown the first channels of RGB images, for grey data."""
+
+    def __init__(self, model: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.model, self.channels = model, channels
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The model's answer."""
+        return self.model(images[:, : self.channels])
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    classes: int,
+    *,
+    device: torch.device | str = "cpu",
+    amp_dtype: torch.dtype | None = None,
+    label_map: Sequence[int] | None = None,
+    advance: Callable[[int], object] | None = None,
+) -> Evaluation:
+    """Run a model over batches in evaluation mode and count; the model's mode is restored.
+
+    Args:
+        model: Images to logits.
+        batches: From an evaluation loader.
+        classes: Number of classes in the data.
+        device: Where batches are.
+        amp_dtype: Precision of autocast; None is full precision.
+        label_map: See `Tally`.
+        advance: Told how many images were done, for a progress bar.
+    """
+    tally = Tally(classes, device, label_map)
+    training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            with torch.autocast(torch.device(device).type, dtype=amp_dtype, enabled=amp_dtype is not None):
+                logits = model(batch.images)
+            tally.add(logits, batch.labels)
+            if advance is not None:
+                advance(len(batch))
+    finally:
+        model.train(training)
+    return tally.result()

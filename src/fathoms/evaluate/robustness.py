@@ -1,0 +1,55 @@
+"""Label handling of the sets that ImageNet models are tried on beyond their own validation split.
+
+ImageNet-A, -R and -Sketch are folders named by the classes they have (200 or 1,000 of the 1,000);
+ImageNet-V2's folders are the numbers of the classes; ReaL gives each validation picture a list of labels.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from fathoms.errors import ConfigError
+from fathoms.registry import nearest
+
+
+def match_classes(data: Sequence[str], model: Sequence[str], where: str) -> list[int]:
+    """The model's output for each class of a data set: by name, or by number where names are numbers.
+
+    >>> match_classes(["10", "2"], [f"class {number}" for number in range(12)], "v2")
+    [10, 2]
+    >>> match_classes(["cat", "ant"], ["ant", "bee", "cat"], "r")
+    [2, 0]
+    """
+    position = {name: index for index, name in enumerate(model)}
+    if all(name in position for name in data):
+        return [position[name] for name in data]
+    if all(re.fullmatch(r"\d{1,6}", name, re.ASCII) and int(name) < len(model) for name in data):
+        return [int(name) for name in data]
+    unknown = next(name for name in data if name not in position)
+    raise ConfigError(
+        f"{where}: the model knows no class {unknown!r}; the nearest is {nearest(unknown, model)!r}"
+    )
+
+
+def read_real(path: str | Path) -> dict[int, tuple[int, ...]]:
+    """ReaL's labels: picture number, from 1 as in ILSVRC2012_val_00000001, to its labels; empty ones left out."""
+    try:
+        rows = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: no readable ReaL file ({' '.join(str(error).split())})") from error
+    if not isinstance(rows, list) or not all(
+        isinstance(row, list) and all(isinstance(label, int) for label in row) for row in rows
+    ):
+        raise ConfigError(f"{path}: ReaL is a list of lists of class numbers; this is not")
+    return {number: tuple(row) for number, row in enumerate(rows, start=1) if row}
+
+
+def picture_number(name: str) -> int:
+    """The number at the end of a validation picture's name."""
+    match = re.search(r"(\d+)\.\w+$", name)
+    if match is None:
+        raise ConfigError(f"{name}: no number at the end of the name, which ReaL goes by")
+    return int(match[1])

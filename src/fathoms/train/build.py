@@ -1,0 +1,186 @@
+"""From a job to the things it trains with: loaders, model, loss."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fathoms.data import (
+    ArraySource,
+    Augment,
+    AugmentOptions,
+    CropOptions,
+    Loader,
+    LoaderOptions,
+    MixOptions,
+    Plan,
+    ResidentLoader,
+    TrainView,
+    list_splits,
+    open_source,
+)
+from fathoms.data.digits import digit_sources
+from fathoms.errors import ConfigError
+from fathoms.evaluate.loader import AnyLoader, eval_loader
+from fathoms.models.config import ViTConfig
+from fathoms.models.vit import ViT
+from fathoms.models.weights import load_weights
+from fathoms.train.distributed import World
+from fathoms.train.job import TIMM, Job
+from fathoms.train.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Data:
+    """Both splits of a data set, ready to be read."""
+
+    train: AnyLoader
+    val: AnyLoader
+    classes: tuple[str, ...]
+    fingerprint: str
+
+
+def open_splits(path: str | None) -> tuple[Any, Any]:
+    """The training and the held-out split of a data set."""
+    if path is None:
+        return digit_sources()
+    splits = list_splits(path)
+    held_out = next((split for split in splits if split not in ("train", "training", "all")), None)
+    if held_out is None:
+        raise ConfigError(
+            f"{path}: has no held-out split (val, validation or test); it has {', '.join(splits)}"
+        )
+    return open_source(path, "train"), open_source(path, held_out)
+
+
+def build_data(job: Job, size: int, world: World) -> Data:
+    """Open the data and check that the recipe can be carried out on it."""
+    train, held_out = open_splits(job.data)
+    odd = sorted(set(train.classes) ^ set(held_out.classes))
+    if odd:
+        raise ConfigError(
+            f"{job.data}: class {odd[0]!r} has no pictures in one of the splits; fill or remove it"
+        )
+    recipe = job.recipe
+    seed = job.run.seed
+    plan = Plan(
+        len(train), recipe.batch_size, seed, repeats=recipe.aug_repeats, world=world.size, rank=world.rank
+    )
+    mix = MixOptions(
+        recipe.mixup,
+        recipe.cutmix,
+        recipe.mixup_prob,
+        recipe.mixup_switch_prob,
+        recipe.mixup_mode,
+        recipe.smoothing,
+    )
+    options = AugmentOptions(
+        aa=recipe.aa,
+        color_jitter=recipe.color_jitter,
+        reprob=recipe.reprob,
+        remode=recipe.remode,
+        recount=recipe.recount,
+        mix=mix,
+        interpolation=recipe.train_interpolation,
+        mean=recipe.mean,
+        std=recipe.std,
+    )
+    augment = Augment(options, seed=seed, classes=len(train.classes), device=world.device)
+    crop = CropOptions(
+        mode=recipe.crop,
+        scale=recipe.scale,
+        ratio=recipe.ratio,
+        padding=recipe.crop_padding,
+        flip=recipe.hflip,
+        interpolation=recipe.train_interpolation,
+    )
+    loader: AnyLoader
+    if isinstance(train, ArraySource):
+        loader = ResidentLoader(train, plan, size, crop, augment, world.device)
+    else:
+        where = "device" if world.device.type == "cuda" else "worker"
+        view = TrainView(size, crop, seed, where)
+        loader = Loader(train, plan, view, augment, LoaderOptions(workers=job.run.workers), world.device)
+    val = eval_loader(
+        held_out,
+        size,
+        recipe.batch_size,
+        crop_pct=recipe.crop_pct,
+        interpolation=recipe.interpolation,
+        mean=recipe.mean,
+        std=recipe.std,
+        workers=job.run.workers,
+        device=world.device,
+        share=(world.rank, world.size),
+    )
+    return Data(loader, val, tuple(train.classes), train.fingerprint() + held_out.fingerprint())
+
+
+def build_config(config: ViTConfig, classes: int) -> ViTConfig:
+    """The model's config for a data set of so many classes."""
+    return config.replace(num_classes=classes)
+
+
+def build_model(job: Job, classes: int) -> nn.Module:
+    """The model to train, its norms swapped, started from a checkpoint and frozen as the job says."""
+    torch.manual_seed(job.run.seed)
+    model: nn.Module
+    if job.config is not None:
+        model = ViT(build_config(job.config, classes))
+        model.set_grad_checkpointing(job.recipe.grad_checkpointing)
+    else:
+        model = build_timm(job.model, classes, job.recipe)
+    if job.run.swap_norms is not None:
+        from fathoms.surgery.swap import swap_norms
+
+        swap_norms(model, job.run.swap_norms, how="reset")
+    if job.run.initial_checkpoint is not None:
+        if not isinstance(model, ViT):
+            raise ConfigError("--initial-checkpoint: weights can be loaded into fathoms models only")
+        load_weights(model, job.run.initial_checkpoint)
+    freeze(model, job.recipe.freeze)
+    return model
+
+
+def build_timm(name: str, classes: int, recipe: Recipe) -> nn.Module:
+    """One of timm's models, from the extra."""
+    try:
+        import timm
+    except ImportError as error:
+        raise ConfigError(
+            f"--model {name}: timm's models need an extra; pip install 'fathoms[timm]'"
+        ) from error
+    from fathoms.registry import check_name
+
+    wanted = name.removeprefix(TIMM)
+    check_name(wanted.partition(".")[0], timm.list_models(), "timm model", "--model")
+    model = timm.create_model(wanted, num_classes=classes)
+    if recipe.grad_checkpointing:
+        model.set_grad_checkpointing()  # pyrefly: ignore[not-callable]
+    return model
+
+
+def timm_size(name: str) -> int:
+    """Side of the images that one of timm's models takes."""
+    from timm.models import get_pretrained_cfg
+
+    config = get_pretrained_cfg(name.removeprefix(TIMM), allow_unregistered=False)
+    return 224 if config is None else int(config.input_size[-1])
+
+
+def freeze(model: nn.Module, patterns: str | None) -> None:
+    """Stop training the parameters whose names match; a pattern without a match is an error."""
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns.split(",") if patterns else []:
+        found = set(fnmatch.filter(names, pattern.strip()))
+        if not found:
+            raise ConfigError(
+                f"--freeze: {pattern.strip()!r} matches no parameter; see the names in `fathoms probe`"
+            )
+        for name, parameter in model.named_parameters():
+            if name in found:
+                parameter.requires_grad_(False)

@@ -1,0 +1,117 @@
+"""One process or many: who this is, and what the others have."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from fathoms.errors import ConfigError, FathomsError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among those that torchrun started; alone it is rank 0 of 1."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and talks to the user."""
+        return self.rank == 0
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device of this process: "auto" takes a GPU where there is one; a missing one is an error."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {name}: no such kind of device; use auto, cpu or cuda") from error
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"--device {name}: this machine has no usable GPU; use --device cpu")
+        device = torch.device("cuda", local_rank if device.index is None else device.index)
+        if device.index >= torch.cuda.device_count():
+            raise ConfigError(f"--device {name}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
+        torch.cuda.set_device(device)
+    return device
+
+
+def join_world(device: str, timeout: float = 1800.0) -> World:
+    """Join the group that torchrun has set up, or stand alone."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return World(0, 1, choose_device(device))
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    own = choose_device(device, int(os.environ.get("LOCAL_RANK", rank)))
+    if not dist.is_initialized():
+        backend = "nccl" if own.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    return World(rank, size, own)
+
+
+def leave_world() -> None:
+    """Take the group down, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def check_agreement(world: World, fingerprint: str) -> None:
+    """Refuse ranks that were started with another config or see other data."""
+    if world.size == 1:
+        return
+    seen: list[str | None] = [None] * world.size
+    dist.all_gather_object(seen, fingerprint)
+    if len(set(seen)) > 1:
+        odd = next(rank for rank, value in enumerate(seen) if value != seen[0])
+        raise FathomsError(f"rank {odd} has another config or other data than rank 0; start all ranks alike")
+
+
+def sum_over_ranks(world: World, values: Tensor) -> Tensor:
+    """The sum of a small tensor over all ranks."""
+    if world.size > 1:
+        dist.all_reduce(values)
+    return values
+
+
+def shard(model: nn.Module, by_block: bool = True) -> None:
+    """Shard a model's parameters over all ranks in place (FSDP2).
+
+    Args:
+        model: What is called in training; its own call gathers what is sharded.
+        by_block: Gather one block at a time, which needs each block to be called as a module.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    from fathoms.parts.block import Block
+    from fathoms.parts.init import exempt_from_decay
+
+    exempt = {name for name, p in model.named_parameters() if getattr(p, "_no_weight_decay", False)}
+    for module in model.modules():
+        if by_block and isinstance(module, Block):
+            fully_shard(module)
+    fully_shard(model)
+    # Sharding puts new parameters in the place of the old ones, without their marks.
+    for name, parameter in model.named_parameters():
+        if name in exempt:
+            exempt_from_decay(parameter)
+
+
+def whole(value: Tensor) -> Tensor:
+    """All of a tensor that may be spread over ranks; every rank must ask."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def spread_like(value: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor, spread over ranks as `like` is."""
+    if not isinstance(like, DTensor) or isinstance(value, DTensor) or value.shape != like.shape:
+        return value
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)

@@ -1,0 +1,118 @@
+"""What one run is: data, model, recipe, and where its folder goes. Importing this file does not import torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fathoms.errors import ConfigError
+from fathoms.models.config import ViTConfig
+from fathoms.train.recipe import Recipe
+
+TIMM = "timm/"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how a run is carried out; the result does not depend on it, but for the seed."""
+
+    output: str = "runs"
+    """Folder of all runs."""
+    experiment: str | None = None
+    """Name of this run's folder; None: from the model, the data and the settings."""
+    seed: int = 42
+    """Seed of weights, order and augmentation."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    workers: int = 0
+    """Decoding threads; 0: one per core."""
+    resume: Literal["auto", "never"] = "auto"
+    """Go on where the same command left off, or refuse to touch an old run."""
+    initial_checkpoint: str | None = None
+    """Weights to start from; positions are resized to this run's image size."""
+    recovery_interval: int = 0
+    """Also save every so many updates; 0: after evaluations only."""
+    eval_interval: int = 1
+    """Evaluate and save every so many epochs, and after the last."""
+    probe_interval: int = 0
+    """Record each block's norms every so many updates; 0: never."""
+    fsdp: bool = False
+    """Shard parameters over the processes of torchrun (FSDP2) instead of copying them."""
+    swap_norms: str | None = None
+    """Replace every norm of the model first, such as by learnable_scaler."""
+
+    def __post_init__(self) -> None:
+        for name, least in {
+            "workers": 0,
+            "recovery_interval": 0,
+            "eval_interval": 1,
+            "probe_interval": 0,
+        }.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: use {least} or more")
+        if self.experiment is not None and not re.fullmatch(r"[\w.@=+-]+", self.experiment):
+            raise ConfigError(f"--experiment {self.experiment!r}: use letters, digits and . _ - = + @ only")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, whole.
+
+    Args:
+        data: Path of the data; None is the embedded handwritten digits.
+        model: A fathoms name, or "timm/NAME".
+        config: The model's config; None for timm's models.
+        recipe: How to train.
+        run: Where and how.
+    """
+
+    data: str | None
+    model: str
+    config: ViTConfig | None
+    recipe: Recipe
+    run: RunOptions = field(default_factory=RunOptions)
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the result, and so must not change when a run goes on."""
+        return {
+            "data": self.data or "digits",
+            "model": self.model,
+            "seed": self.run.seed,
+            "swap_norms": self.run.swap_norms,
+            "initial_checkpoint": self.run.initial_checkpoint,
+            "config": None if self.config is None else self.config.to_dict(),
+            "recipe": self.recipe.to_dict(),
+        }
+
+    def table(self) -> dict[str, Any]:
+        """Everything, as config.toml keeps it."""
+        identity = self.identity()
+        config = identity.pop("config") or {}
+        recipe = identity.pop("recipe")
+        return {**identity, "model": {"name": self.model, **config}, "recipe": recipe, "run": vars(self.run)}
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        if self.run.experiment is not None:
+            return Path(self.run.output) / self.run.experiment
+        digest = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+        stem = Path(self.data).name if self.data else "digits"
+        name = re.sub(r"[^\w.-]+", "_", f"{self.model}-{stem}")
+        return Path(self.run.output) / f"{name}-{digest[:8]}"
+
+
+def differences(before: dict[str, Any], now: dict[str, Any], path: str = "") -> list[str]:
+    """What changed between two identities, one "name: old -> new" each."""
+    changed: list[str] = []
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed += differences(old, new, f"{path}{key}.")
+        elif json.dumps(old) != json.dumps(new):
+            changed.append(f"{path}{key}: {old} -> {new}")
+    return changed

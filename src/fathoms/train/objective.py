@@ -1,0 +1,56 @@
+"""What is minimised: the classification loss, with penalties and a teacher where the recipe asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fathoms.data import Batch
+from fathoms.errors import ConfigError
+from fathoms.models.vit import ViT
+from fathoms.train.distill import class_logits
+from fathoms.train.loss import LOSSES
+from fathoms.train.penalties import WithPenalties
+from fathoms.train.recipe import Recipe
+from fathoms.train.teacher import build_teacher
+
+
+class Objective:
+    """The loss of a recipe on a model.
+
+    `student` is the module to be trained, compiled and copied over ranks: the model itself, or the model in
+    a wrapper that also returns each head and the penalties.
+    """
+
+    def __init__(
+        self, recipe: Recipe, model: nn.Module, classes: Sequence[str], device: torch.device
+    ) -> None:
+        self.recipe = recipe
+        if recipe.bce_loss:
+            over = "sum" if recipe.bce_sum else "mean"
+            options = {"target_threshold": recipe.bce_target_thresh, "over_classes": over}
+            self.base = LOSSES.build("bce", recipe.smoothing, **options)
+        else:
+            self.base = LOSSES.build("cross_entropy", recipe.smoothing)
+        self.teacher = build_teacher(recipe, len(classes), device)
+        penalised = bool(recipe.train_feature_decay or recipe.attn_extra_loss)
+        self.student = model
+        if isinstance(model, ViT) and (penalised or model.head_dist is not None):
+            self.student = WithPenalties(
+                model, recipe.train_feature_decay, recipe.attn_extra_loss, recipe.attn_extra_loss_layers
+            )
+        elif penalised:
+            raise ConfigError("--train-feature-decay and --attn-extra-loss act on fathoms models only")
+
+    def loss(self, student: nn.Module, images: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss of a batch, and the logits of the class head."""
+        out = student(images)
+        heads, penalty = out if isinstance(out, tuple) else ((out,), None)
+        targets = batch.labels if batch.targets is None else batch.targets
+        if self.teacher is None:
+            loss = self.base(class_logits(heads), targets)
+        else:
+            loss = self.teacher.loss(heads, images, self.base, targets)
+        return (loss if penalty is None else loss + penalty), heads[0]

@@ -1,0 +1,72 @@
+"""The state of a run as plain named tensors and values, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fathoms.errors import WeightsError
+from fathoms.train.checkpoint import Checkpoint
+from fathoms.train.distributed import spread_like, whole
+from fathoms.train.ema import Ema
+from fathoms.train.optim_state import load_named_state, named_state
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and saved buffers, each once under its first name."""
+    saved = model.state_dict().keys()
+    buffers = {name: value for name, value in model.named_buffers() if name in saved}
+    return {**dict(model.named_parameters()), **buffers}
+
+
+@torch.no_grad()
+def put_weights(model: nn.Module, given: dict[str, Tensor], where: str) -> None:
+    """Copy weights into a model that has exactly these names and shapes."""
+    own = weights_of(model)
+    if own.keys() != given.keys():
+        odd = min(own.keys() ^ given.keys())
+        raise WeightsError(
+            f"{where}: {odd!r} is in the model or in the checkpoint only; they do not belong together"
+        )
+    for name, tensor in own.items():
+        if tensor.shape != given[name].shape:
+            raise WeightsError(f"{where}: {name} is {tuple(given[name].shape)}, not {tuple(tensor.shape)}")
+        tensor.copy_(spread_like(given[name], tensor))
+
+
+def gather(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ema: Ema | None,
+    scaler: torch.amp.GradScaler,
+    values: dict[str, Any],
+) -> Checkpoint:
+    """Everything a run needs to go on; with sharded parameters every rank must call this."""
+    moments, record = named_state(optimizer)
+    tensors = {"model": weights_of(model)}
+    if ema is not None:
+        tensors["ema"] = weights_of(ema.module)
+    full = {name: {key: whole(value) for key, value in part.items()} for name, part in tensors.items()}
+    return Checkpoint(
+        {**full, "optimizer": moments}, {**values, "optimizer": record, "scaler": scaler.state_dict()}
+    )
+
+
+def restore(
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ema: Ema | None,
+    scaler: torch.amp.GradScaler,
+    where: str,
+) -> None:
+    """Put a checkpoint back."""
+    put_weights(model, checkpoint.tensors["model"], f"{where}/model")
+    moments = checkpoint.tensors.get("optimizer", {})
+    load_named_state(optimizer, moments, checkpoint.state["optimizer"])
+    if ema is not None:
+        put_weights(ema.module, checkpoint.tensors["ema"], f"{where}/ema")
+    if checkpoint.state["scaler"]:
+        scaler.load_state_dict(checkpoint.state["scaler"])

@@ -1,0 +1,117 @@
+"""Accuracy, calibration and confusion against a count by hand; classes matched by name or number."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from fathoms import FathomsError
+from fathoms.data import Batch
+from fathoms.evaluate.metrics import FewerChannels, Tally, evaluate
+from fathoms.evaluate.robustness import match_classes, picture_number, read_real
+
+
+class Fixed(nn.Module):
+    """Answers with the logits that are written into the images."""
+
+    def forward(self, images):
+        return images[:, 0, 0, :]
+
+
+def batches(logits, labels, size=3):
+    for start in range(0, len(labels), size):
+        part = logits[start : start + size]
+        ids = torch.arange(start, start + len(part))
+        yield Batch(part[:, None, None, :].expand(-1, 3, 2, -1), labels[start : start + size], ids, 0, start)
+
+
+def test_numbers_agree_with_a_count_by_hand():
+    torch.manual_seed(0)
+    logits, labels = 3 * torch.randn(50, 7), torch.randint(0, 7, (50,))
+    told = evaluate(Fixed().train(), batches(logits, labels), 7)
+    assert told.images == 50
+    assert told.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert told.top1 == pytest.approx(100 * (logits.argmax(1) == labels).float().mean().item())
+    five = (logits.topk(5).indices == labels[:, None]).any(1).float().mean().item()
+    assert told.top5 == pytest.approx(100 * five)
+    for index in range(7):
+        mine = labels == index
+        assert told.per_class[index] == pytest.approx(
+            100 * (logits.argmax(1)[mine] == index).float().mean().item()
+        )
+    assert sum(map(sum, told.confusion)) == 50
+    confidence, answer = logits.softmax(1).max(1)
+    error = 0.0
+    for low in range(15):
+        inside = (confidence * 15).long().clamp(max=14) == low
+        if inside.any():
+            gap = confidence[inside].mean() - (answer == labels)[inside].float().mean()
+            error += inside.float().mean().item() * abs(gap.item())
+    assert told.calibration_error == pytest.approx(100 * error, rel=1e-4)
+
+
+def test_a_picture_that_could_not_be_read_is_counted_apart():
+    logits = torch.eye(3)
+    told = evaluate(Fixed(), batches(logits, torch.tensor([0, -1, 1])), 3)
+    assert (told.images, told.skipped, told.top1) == (2, 1, 50.0)
+    with pytest.raises(FathomsError, match="no picture could be read"):
+        evaluate(Fixed(), batches(logits, torch.tensor([-1, -1, -1])), 3)
+
+
+def test_a_subset_of_classes_is_judged_among_themselves():
+    logits = torch.tensor([[0.0, 9.0, 1.0, 0.5], [0.0, 9.0, 0.5, 1.0]])
+    told = evaluate(Fixed(), batches(logits, torch.tensor([1, 0])), 2, label_map=[3, 2])
+    assert told.top1 == 100.0
+    with pytest.raises(FathomsError, match="the model has 4 outputs, the data 2 classes"):
+        evaluate(Fixed(), batches(logits, torch.tensor([1, 0])), 2)
+
+
+def test_the_models_mode_is_restored():
+    model = Fixed().train()
+    evaluate(model, batches(torch.eye(3), torch.arange(3)), 3)
+    assert model.training
+
+
+def test_grey_models_see_one_channel():
+    seen = []
+    model = nn.Module()
+    model.forward = lambda images: seen.append(images.shape) or images.sum((2, 3))
+    FewerChannels(model, 1)(torch.ones(2, 3, 4, 4))
+    assert seen == [(2, 1, 4, 4)]
+
+
+def test_tallies_add_up_over_batches_of_any_size():
+    torch.manual_seed(0)
+    logits, labels = torch.randn(20, 4), torch.randint(0, 4, (20,))
+    one, many = Tally(4), Tally(4)
+    one.add(logits, labels)
+    for index in range(20):
+        many.add(logits[index : index + 1], labels[index : index + 1])
+    assert one.result().summary() == pytest.approx(many.result().summary())
+
+
+def test_classes_are_matched_by_name_by_number_or_refused():
+    wordnet = ["n01", "n02", "n10"]
+    assert match_classes(["n10", "n01"], wordnet, "imagenet-r") == [2, 0]
+    assert match_classes(["0", "1", "2"], wordnet, "imagenetv2") == [0, 1, 2]
+    assert match_classes(["10", "2"], [f"n{i}" for i in range(11)], "imagenetv2") == [10, 2]
+    with pytest.raises(FathomsError, match="imagenet-a: the model knows no class 'n03'; the nearest is 'n"):
+        match_classes(["n03"], wordnet, "imagenet-a")
+    with pytest.raises(FathomsError, match="knows no class '7'"):
+        match_classes(["7"], wordnet, "imagenetv2")
+
+
+def test_real_labels_are_read_by_picture_number(tmp_path):
+    path = tmp_path / "real.json"
+    path.write_text(json.dumps([[3], [], [1, 2]]))
+    assert read_real(path) == {1: (3,), 3: (1, 2)}
+    assert picture_number("val/n01/ILSVRC2012_val_00000003.JPEG") == 3
+    for bad in ("{}", "[1]", '[["a"]]', "["):
+        path.write_text(bad)
+        with pytest.raises(FathomsError, match="ReaL"):
+            read_real(path)
+    with pytest.raises(FathomsError, match="no number at the end"):
+        picture_number("cat.jpg")
