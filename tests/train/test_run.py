@@ -404,6 +404,16 @@ def test_an_empty_class_folder_and_an_unreadable_file_are_named(photos, tmp_path
     assert "red/3.jpg" in capsys.readouterr().err
 
 
+def test_a_checked_data_set_that_changed_is_refused_by_name(photos, tmp_path, capsys):
+    checked = tmp_path / "checked"
+    shutil.copytree(photos, checked)
+    assert main(["data", "check", str(checked)]) in (0, 1)
+    shutil.copy(checked / "train" / "red" / "3.jpg", checked / "train" / "red" / "new.jpg")
+    capsys.readouterr()
+    assert main(["train", str(checked), "--output", str(tmp_path / "runs"), "--device", "cpu"]) == 2
+    assert "red/new.jpg was added since the check" in capsys.readouterr().err
+
+
 def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
     command = [sys.executable, "-m", "fathoms", "train", *TINY, "--epochs", "40", "--output", str(tmp_path)]
     command += ["--experiment", "s"]

@@ -24,6 +24,7 @@ from fathoms.data import (
     open_source,
 )
 from fathoms.data.digits import digit_sources
+from fathoms.data.manifest import default_manifest, verify_manifest
 from fathoms.errors import ConfigError
 from fathoms.evaluate.loader import AnyLoader, eval_loader
 from fathoms.models.config import ViTConfig
@@ -45,7 +46,7 @@ class Data:
 
 
 def open_splits(path: str | None) -> tuple[Any, Any]:
-    """The training and the held-out split of a data set."""
+    """The training and the held-out split of a data set; where it has a manifest, both must agree with it."""
     if path is None:
         return digit_sources()
     splits = list_splits(path)
@@ -54,7 +55,12 @@ def open_splits(path: str | None) -> tuple[Any, Any]:
         raise ConfigError(
             f"{path}: has no held-out split (val, validation or test); it has {', '.join(splits)}"
         )
-    return open_source(path, "train"), open_source(path, held_out)
+    sources = open_source(path, "train"), open_source(path, held_out)
+    manifest = default_manifest(path)
+    if manifest.is_file():
+        for source in sources:
+            verify_manifest(manifest, source)
+    return sources
 
 
 def build_data(job: Job, size: int, world: World) -> Data:
