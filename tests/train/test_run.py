@@ -152,6 +152,12 @@ def test_a_resume_that_forgets_its_place_does_not_match(tmp_path):
     assert not same(weights_in(tmp_path / "whole"), weights_in(tmp_path / "cut"))
 
 
+def test_a_finished_run_says_the_same_again(tmp_path):
+    first, again = train(job(tmp_path)), train(job(tmp_path))
+    assert again.summary == first.summary
+    assert len(rows(tmp_path / "run")) == 4
+
+
 def test_another_setting_or_other_data_is_refused_with_the_difference(tmp_path):
     train(job(tmp_path))
     with pytest.raises(FathomsError, match=r"holds a run with other settings \(recipe.lr: 0.003 -> 0.01\)"):

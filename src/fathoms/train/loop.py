@@ -63,7 +63,7 @@ class Trainer:
         self._wrap()
         self.epoch, self.step, self.updates = 0, 0, 0
         self.best: dict[str, Any] | None = None
-        self.last: Evaluation | None = None
+        self.last: dict[str, Any] | None = None
         self.seconds = 0.0
         self.sums = torch.zeros(4, dtype=torch.float64, device=world.device)
 
@@ -228,7 +228,8 @@ class Trainer:
         line = f"epoch {self.epoch}/{self.epochs}  train loss {row['loss']:.4f}  top1 {row['top1']:.2f}"
         better = False
         if self.epoch % self.job.run.eval_interval == 0 or self.epoch == self.epochs:
-            self.last = result = self._evaluate()
+            result = self._evaluate()
+            self.last = result.summary()
             better = self.best is None or result.top1 > self.best["top1"]
             told = {"epoch": self.epoch - 1, "step": self.updates, "split": "val", **result.summary()}
             self.folder.append("metrics.jsonl", {**told, "lr": row["lr"]})
@@ -257,6 +258,7 @@ class Trainer:
             "step": self.step,
             "updates": self.updates,
             "best": self.best,
+            "last": self.last,
             "seconds": self.seconds,
             "sums": self.sums.tolist(),
             "lines": {name: self.folder.length(name) for name in ("metrics.jsonl", "probe.jsonl")},
@@ -286,7 +288,7 @@ class Trainer:
         if kept.state["data"] != self.data.fingerprint:
             raise ConfigError(f"{self.folder.path}: the data set has changed since this run began")
         restore(kept, self.model, self.optimizer, self.ema, self.scaler, str(folder))
-        for name in ("epoch", "step", "updates", "best", "seconds"):
+        for name in ("epoch", "step", "updates", "best", "last", "seconds"):
             setattr(self, name, kept.state[name])
         self.sums.copy_(torch.tensor(kept.state["sums"], dtype=torch.float64))
         for name, length in kept.state["lines"].items():
@@ -298,7 +300,7 @@ class Trainer:
             "status": status,
             "reason": reason,
             "best": self.best,
-            "last": None if self.last is None else self.last.summary(),
+            "last": self.last,
             "epoch": self.epoch,
             "updates": self.updates,
             "seconds": self.seconds,
