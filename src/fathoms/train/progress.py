@@ -20,8 +20,9 @@ class Progress:
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
-                TextColumn("{task.percentage:>3.0f}% left"),
+                TextColumn("{task.percentage:>3.0f}%"),
                 TimeRemainingColumn(compact=True),
+                TextColumn("left"),
                 TextColumn("{task.fields[numbers]}"),
             )
             self._bar = Bar(*columns, console=Console(stderr=True), refresh_per_second=4)
