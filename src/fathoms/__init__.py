@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from fathoms.models.weights import load_weights, save_weights
     from fathoms.models.zoo import create_model, list_models
     from fathoms.probes.signal import probe
+    from fathoms.surgery.accelerate import accelerate
+    from fathoms.surgery.fold import fold
+    from fathoms.surgery.swap import swap_norms
+    from fathoms.surgery.taper import taper
 
 __version__ = "0.1.0"
 
@@ -25,24 +29,32 @@ __all__ = [
     "FathomsError",
     "ViT",
     "ViTConfig",
+    "accelerate",
     "create_model",
+    "fold",
     "list_models",
     "load_weights",
     "param_groups",
     "parts",
     "probe",
     "save_weights",
+    "swap_norms",
+    "taper",
 ]
 
 _HOMES = {
     "ViT": "fathoms.models.vit",
     "ViTConfig": "fathoms.models.config",
+    "accelerate": "fathoms.surgery.accelerate",
     "create_model": "fathoms.models.zoo",
+    "fold": "fathoms.surgery.fold",
     "list_models": "fathoms.models.zoo",
     "load_weights": "fathoms.models.weights",
     "param_groups": "fathoms.models.groups",
     "probe": "fathoms.probes.signal",
     "save_weights": "fathoms.models.weights",
+    "swap_norms": "fathoms.surgery.swap",
+    "taper": "fathoms.surgery.taper",
 }
 
 

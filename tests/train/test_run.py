@@ -344,7 +344,8 @@ def test_robustness_sets_and_real_labels_are_measured_in_one_command(photos, tmp
     assert told[str(tmp_path / "subset")]["top1"] == 100.0
 
 
-def test_a_cnn_of_timms_trains(photos, tmp_path):
+@pytest.mark.parametrize("swap", [[], ["--swap-norms", "learnable_scaler"]], ids=["batchnorm", "scaler"])
+def test_a_cnn_of_timms_trains(photos, tmp_path, swap):
     pytest.importorskip("timm")
     words = [
         str(photos),
@@ -357,12 +358,18 @@ def test_a_cnn_of_timms_trains(photos, tmp_path):
         "--device",
         "cpu",
     ]
-    outcome = train(
-        train_command.make_job(
-            parse(train_command, "train", [*words, "--output", str(tmp_path), "--experiment", "cnn"])
-        )
+    words += ["--lr", "1e-5", "--output", str(tmp_path), "--experiment", "cnn", *swap]
+    trainer = Trainer(
+        train_command.make_job(parse(train_command, "train", words)),
+        World(0, 1, torch.device("cpu")),
+        show=False,
     )
-    assert outcome.code == 0
+    kinds = {type(module).__name__ for module in trainer.model.modules()}
+    assert ("LearnableScaler2d" in kinds, "BatchNormAct2d" in kinds or "BatchNorm2d" in kinds) == (
+        bool(swap),
+        not swap,
+    )
+    assert trainer.run().code == 0
 
 
 @pytest.mark.parametrize(

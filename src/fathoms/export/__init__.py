@@ -1,0 +1,1 @@
+"""Take a model out of training: convert strangers' files, export to other runtimes, verify what came out."""

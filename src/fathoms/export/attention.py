@@ -1,0 +1,81 @@
+"""Where a model looks: class attention where there is one, else attention rollout, as a map over patches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fathoms.errors import FathomsError
+from fathoms.models.vit import ViT
+from fathoms.parts.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
+
+
+def _self_map(attention: SelfAttention, x: Tensor, rotation: Any) -> Tensor:
+    """The probabilities of one block, mean over heads, (B, N, N)."""
+    q, k, _ = attention.project(x, rotation)
+    logits = q @ k.transpose(-2, -1) * (attention.dim // attention.heads) ** -0.5
+    if isinstance(attention, TalkingHeadsAttention):
+        logits = torch.einsum("gh,bhmn->bgmn", attention.proj_l.weight, logits)
+        probs = torch.einsum("gh,bhmn->bgmn", attention.proj_w.weight, logits.softmax(-1)).abs()
+        return (probs / probs.sum(-1, keepdim=True)).mean(1)
+    return logits.softmax(-1).mean(1)
+
+
+def _class_map(attention: ClassAttention, queries: Tensor, context: Tensor) -> Tensor:
+    """What the first query takes from each token of the context, mean over heads, (B, N)."""
+
+    def heads(x: Tensor) -> Tensor:
+        return x.unflatten(-1, (attention.heads, -1)).transpose(1, 2)
+
+    q = attention.q_norm(heads(attention.q(queries)))
+    k = attention.k_norm(heads(torch.cat([attention.k(queries), attention.k(context)], dim=1)))
+    probs = (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1)
+    return probs[:, :, 0, queries.shape[1] :].mean(1)
+
+
+@torch.no_grad()
+def attention_maps(model: ViT, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B G G"]:
+    """How much of the answer comes from each patch; every map sums to one.
+
+    CaiT's class attention says it directly. Elsewhere the blocks' maps, each mixed half and half with the
+    identity for the skip, are multiplied from the first block to the last.
+
+    Paper: Abnar & Zuidema 2020, arXiv:2005.00928 (rollout).
+    """
+    blocks: list[Tensor] = []
+    reads: list[Tensor] = []
+
+    def keep(module: Any, inputs: Any) -> None:
+        if isinstance(module, ClassAttention):
+            reads.append(_class_map(module, *inputs))
+        else:
+            blocks.append(_self_map(module, inputs[0], inputs[1] if len(inputs) > 1 else None))
+
+    kinds = (ClassAttention, SelfAttention)
+    handles = [m.register_forward_pre_hook(keep) for m in model.modules() if isinstance(m, kinds)]
+    try:
+        model.eval()(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if reads:
+        maps = torch.stack(reads).mean(0)
+    elif blocks:
+        maps = _rollout(blocks, model)
+    else:
+        raise FathomsError("attention: this model has no attention that can be drawn")
+    maps = maps / maps.sum(-1, keepdim=True)
+    return maps.unflatten(1, (model.config.grid, model.config.grid))
+
+
+def _rollout(blocks: list[Tensor], model: ViT) -> Tensor:
+    flow = torch.eye(blocks[0].shape[-1]).to(blocks[0])[None]
+    for block in blocks:
+        step = (block + torch.eye(block.shape[-1]).to(block)) / 2
+        flow = step @ flow
+    prefix = model.num_prefix_tokens
+    rows = flow[:, 0] if model.readout.travelling else flow[:, prefix:].mean(1)
+    return rows[:, prefix:]

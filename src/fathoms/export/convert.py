@@ -1,0 +1,114 @@
+"""Turn a .pth file from somebody else into safetensors, without ever opening it in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fathoms.errors import WeightsError
+
+# Torch itself maps several gigabytes of address space before it has read anything.
+_TORCH_BYTES = 8 << 30
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was in the file.
+
+    Args:
+        target: The safetensors file.
+        tensors: How many tensors it holds.
+        parameters: How many numbers.
+        dtypes: Of which kinds.
+        taken: The key of the checkpoint whose tensors were taken; "" for the whole.
+        top: The checkpoint's own keys and what stands there.
+        left_out: What is no tensor, and was not written.
+    """
+
+    target: str
+    tensors: int
+    parameters: int
+    dtypes: tuple[str, ...]
+    taken: str
+    top: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def convert(
+    source: str | Path, target: str | Path, *, key: str = "", max_gb: float = 16.0, seconds: int = 300
+) -> Converted:
+    """Read a .pth, .pt or .bin file weights-only, in another process with limits, and write its tensors.
+
+    Args:
+        source: The file; a pickle that asks for anything but tensors and plain containers is refused.
+        target: Where the .safetensors file goes, whole or not at all.
+        key: Which entry of the checkpoint to take, such as "model" or "ema.module"; "" finds the model.
+        max_gb: Most memory for the file's contents, and the largest file that may be written.
+        seconds: Most processor time.
+    """
+    source, target = Path(source), Path(target)
+    _check(source, target)
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(descriptor)
+    try:
+        told = _read_elsewhere(source, Path(temporary), key, int(max_gb * 1e9), seconds)
+        with Path(temporary).open("rb") as written:
+            os.fsync(written.fileno())
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    lists = {name: tuple(told[name]) for name in ("dtypes", "top", "left_out")}
+    return Converted(str(target), told["tensors"], told["parameters"], taken=told["taken"], **lists)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _check(source: Path, target: Path) -> None:
+    if not source.is_file():
+        raise WeightsError(f"{source}: no such file; give a .pth, .pt or .bin file")
+    if source.suffix == ".safetensors":
+        raise WeightsError(f"{source}: this is a safetensors file already; load it as it is")
+    if target.suffix != ".safetensors":
+        raise WeightsError(f"{target}: weights are written as .safetensors; change the ending")
+    if not target.parent.is_dir():
+        raise WeightsError(f"{target}: the folder does not exist; create it first")
+
+
+def _read_elsewhere(source: Path, target: Path, key: str, size: int, seconds: int) -> dict[str, Any]:
+    """Run the reader; its answer, or an error with its reason."""
+    script = Path(__file__).with_name("unpickle.py")
+    # -I: no PYTHON* variables, no user site, no current folder on the path. Nothing else is handed on.
+    limits = [str(_TORCH_BYTES + 3 * size), str(seconds), str(size)]
+    command = [sys.executable, "-I", str(script), str(source.resolve()), str(target.resolve()), key, *limits]
+    environment = {
+        "PATH": os.defpath,
+        "OMP_NUM_THREADS": "1",
+        "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
+    }
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=2 * seconds + 60, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise WeightsError(f"{source}: it could not be read in time; give more with --seconds") from error
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or not lines:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise WeightsError(
+            f"{source}: reading it failed under the limits ({last[:160]}); raise --max-gb or --seconds"
+        )
+    told = json.loads(lines[-1])
+    if "error" in told:
+        raise WeightsError(f"{source}: {told['error']}")
+    return told

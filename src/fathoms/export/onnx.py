@@ -1,0 +1,81 @@
+"""A model as an ONNX file with a dynamic batch, checked with onnxruntime."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fathoms.errors import FathomsError
+from fathoms.surgery.batches import example_images
+
+# The first opset in which every operation of a Vision Transformer, layer norms included, is ONNX's own.
+OPSETS = range(18, 24)
+
+
+def _need(package: str) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec(package) is None:
+        raise FathomsError(f"export: {package} is not installed; pip install 'fathoms[onnx]'")
+
+
+def write_onnx(model: nn.Module, path: Path, opset: int = 18) -> None:
+    """Write a model in inference as one ONNX file: input "images" with any batch, output "logits"."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        _need(package)
+    if opset not in OPSETS:
+        raise FathomsError(f"export: opset {opset} is not offered; use {OPSETS[0]} to {OPSETS[-1]}")
+    batch = torch.export.Dim("batch", min=1, max=4096)
+    noisy = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir", "torch.onnx")]
+    levels = [logger.level for logger in noisy]
+    try:
+        for logger in noisy:
+            logger.setLevel(logging.ERROR)
+        # The exporter's own deprecations are for its authors, not for whoever exports a model.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                model,
+                (example_images(model, 2),),
+                path,
+                input_names=["images"],
+                output_names=["logits"],
+                opset_version=opset,
+                dynamo=True,
+                dynamic_shapes=({0: batch},),
+                external_data=False,
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        # The exporter reports its own steps first; what stopped it is the cause at the end of the chain.
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
+        raise FathomsError(
+            f"export: torch cannot write {type(model).__name__} as ONNX ({reason[:160]}); try torch-export"
+        ) from error
+    finally:
+        for logger, level in zip(noisy, levels, strict=True):
+            logger.setLevel(level)
+
+
+class OnnxModel:
+    """An ONNX file as a function of images, on the CPU."""
+
+    def __init__(self, path: Path) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def __call__(self, images: Tensor) -> list[Tensor]:
+        """What it answers."""
+        name = self.session.get_inputs()[0].name
+        outputs = self.session.run(None, {name: images.cpu().numpy()})
+        return [torch.from_numpy(output) for output in outputs]

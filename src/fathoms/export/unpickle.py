@@ -1,0 +1,140 @@
+"""Open a .pth file in a process of its own that can neither run its code, nor fill the machine, nor call out.
+
+Run as a script, by `fathoms.export.convert` and nobody else: the arguments are the pickle and where to write
+the tensors. It prints one line of JSON. Pickles are read with `weights_only=True`, which builds tensors and
+plain containers only; the limits are for what may still go wrong in the reader itself.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+MESSAGE = "this file wants to run code"
+
+
+def limit(memory: int, seconds: int, size: int) -> None:
+    """Cap this process: address space, processor time, and the size of any file it writes."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def cut_network() -> None:
+    """Make every socket an error; nothing here needs one."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError("no network while a stranger's file is open")
+
+    socket.socket = refuse  # pyrefly: ignore
+    socket.create_connection = refuse
+
+
+def unpacked_size(path: Path) -> int:
+    """Bytes that a file says it holds once it is unpacked; its own size if it is no archive."""
+    if not zipfile.is_zipfile(path):
+        return path.stat().st_size
+    with zipfile.ZipFile(path) as archive:
+        return sum(entry.file_size for entry in archive.infolist())
+
+
+def flatten(value: Any, path: str, tensors: dict[str, Any], others: dict[str, str]) -> None:
+    """Sort what a checkpoint holds into tensors and everything else, each under its path."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value
+    elif isinstance(value, dict) and value:
+        for key, item in value.items():
+            flatten(item, f"{path}.{key}" if path else str(key), tensors, others)
+    elif isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor | dict) for item in value):
+        for index, item in enumerate(value):
+            flatten(item, f"{path}.{index}" if path else str(index), tensors, others)
+    else:
+        others[path] = f"{type(value).__name__} {str(value)[:60]}"
+
+
+def pick(checkpoint: Any, key: str) -> tuple[Any, str]:
+    """The part of a checkpoint that holds a model's weights, and the key it stood under."""
+    if key:
+        for step in key.split("."):
+            if not isinstance(checkpoint, dict) or step not in checkpoint:
+                found = ", ".join(map(str, checkpoint)) if isinstance(checkpoint, dict) else "no keys"
+                raise KeyError(f"there is no {key!r} in it, but {found[:200]}")
+            checkpoint = checkpoint[step]
+        return checkpoint, key
+    for name in ("model", "state_dict", "module", "model_state_dict"):
+        if isinstance(checkpoint, dict) and isinstance(checkpoint.get(name), dict):
+            return checkpoint[name], name
+    return checkpoint, ""
+
+
+def main(source: str, target: str, key: str, memory: str, seconds: str, size: str) -> dict[str, Any]:
+    """Read, sort, write; what was found, or an "error" with its reason."""
+    path = Path(source)
+    # Modules are loaded before the limits and without the file's say, so that only reading is limited.
+    import torch
+    from safetensors.torch import save_file
+
+    cut_network()
+    unpacked = unpacked_size(path)
+    if unpacked > int(size):
+        return {"error": f"it unpacks to {unpacked / 1e9:.1f} GB, more than --max-gb allows"}
+    limit(int(memory), int(seconds), int(size))
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except MemoryError:
+        return {"error": "it needs more memory than --max-gb allows"}
+    except Exception as error:
+        return {"error": _reason(error)}
+    tensors: dict[str, Any] = {}
+    others: dict[str, str] = {}
+    try:
+        state, taken = pick(checkpoint, key)
+    except KeyError as error:
+        return {"error": str(error.args[0])}
+    flatten(state, "", tensors, others)
+    top = (
+        [f"{name}: {_about(value)}" for name, value in checkpoint.items()]
+        if isinstance(checkpoint, dict)
+        else []
+    )
+    if not tensors:
+        return {"error": f"it holds no tensors ({'; '.join(top)[:200] or type(checkpoint).__name__})"}
+    # Tensors that share memory are written out each for itself: safetensors holds no aliases.
+    save_file({name: value.contiguous().clone() for name, value in tensors.items()}, target, {"format": "pt"})
+    return {
+        "tensors": len(tensors),
+        "parameters": sum(value.numel() for value in tensors.values()),
+        "dtypes": sorted({str(value.dtype).removeprefix("torch.") for value in tensors.values()}),
+        "taken": taken,
+        "top": top[:20],
+        "left_out": [f"{name}: {about}" for name, about in others.items()][:20],
+    }
+
+
+def _about(value: Any) -> str:
+    size = f" of {len(value)}" if hasattr(value, "__len__") and not isinstance(value, str) else ""
+    return f"{type(value).__name__}{size}"
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    name = next((word for word in text.split() if word.startswith("GLOBAL")), "")
+    if "weights_only" in text.lower() or "Unsupported" in text or name:
+        wanted = text.partition("GLOBAL ")[2].split(" ")[0]
+        detail = f" (it asks for {wanted})" if wanted else ""
+        return f"{MESSAGE} when it is opened{detail}; ask its author for safetensors"
+    if "memory" in text.lower():
+        return "it needs more memory than --max-gb allows"
+    return f"it is no readable checkpoint ({type(error).__name__}: {text[:120]})"
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

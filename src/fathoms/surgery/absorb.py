@@ -1,0 +1,154 @@
+"""The arithmetic of folding: take a scale and a shift into a matrix, a convolution or another affine part.
+
+With y = a * x + b: W y + c = (W diag a) x + (W b + c), and a * (W x + c) + b = (diag a W) x + (a * c + b).
+All of it is done in float64 and rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fathoms.surgery.affine import AffinePart
+from fathoms.surgery.route import NoRouteError, Target
+from fathoms.surgery.trace import Traced, operation
+
+
+class Weights:
+    """A model's parameters by name, and the modules that own them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def owner(self, name: str) -> tuple[nn.Module, str]:
+        """The module that holds a parameter, and what it calls it."""
+        path, _, attribute = name.rpartition(".")
+        return self.model.get_submodule(path), attribute
+
+    def get(self, name: str) -> nn.Parameter:
+        """A parameter."""
+        return self.model.get_parameter(name)
+
+    def value(self, name: str | None) -> Tensor | None:
+        """A copy of a parameter's numbers in float64."""
+        return None if name is None else self.get(name).detach().to(torch.float64, copy=True)
+
+    @torch.no_grad()
+    def put(self, name: str, value: Tensor) -> None:
+        """Round new numbers into a parameter."""
+        self.get(name).copy_(value.reshape(self.get(name).shape))
+
+    def bias_name(self, weight: str) -> str | None:
+        """Where a bias would go beside a weight that has none; None if its owner would not read it."""
+        module, attribute = self.owner(weight)
+        path = weight.removesuffix(attribute)
+        if isinstance(module, nn.MultiheadAttention) and attribute == "in_proj_weight":
+            return f"{path}in_proj_bias"
+        own = isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and attribute == "weight"
+        return f"{path}bias" if own else None
+
+    def add_bias(self, name: str, value: Tensor, like: str) -> None:
+        """Give a matrix that had no bias one."""
+        module, attribute = self.owner(name)
+        weight = self.get(like)
+        bias = nn.Parameter(value.to(weight.dtype), requires_grad=weight.requires_grad)
+        module.register_parameter(attribute, bias)
+
+
+def check(part: AffinePart, target: Target, weights: Weights) -> None:
+    """Refuse, before anything is changed, what the arithmetic cannot do."""
+    if target.kind == "conv":
+        for node in target.nodes:
+            groups = _conv_argument(node, 6, 1)
+            if groups != 1:
+                raise NoRouteError(f"{target.weight} is a convolution in {groups} groups")
+            if target.side == "before" and part.bias is not None and _padded(node):
+                raise NoRouteError(f"{target.weight} pads with zeros, which a shift would have to change too")
+    if target.kind == "affine":
+        sizes = [weights.get(name).numel() for name in part.parameters]
+        for name in (target.weight, target.bias):
+            if name is not None and weights.get(name).numel() < max(sizes):
+                raise NoRouteError(f"{name} is one number for all channels")
+        if target.weight is None and part.weight is not None:
+            raise NoRouteError(f"{target.bias} has no scale beside it")
+        if target.bias is None and part.bias is not None:
+            raise NoRouteError(f"{target.weight} has no shift beside it")
+    elif part.bias is not None and target.bias is None and weights.bias_name(target.weight or "") is None:
+        raise NoRouteError(f"{target.weight} has no bias, and no place for one")
+
+
+def _conv_argument(node: Any, place: int, default: Any) -> Any:
+    return node.args[place] if len(node.args) > place else default
+
+
+def _padded(node: Any) -> bool:
+    padding = _conv_argument(node, 4, 0)
+    values = [padding] if isinstance(padding, int | str) else padding
+    return any(value not in (0, "valid") for value in values)
+
+
+def absorb(part: AffinePart, target: Target, weights: Weights) -> str | None:
+    """Take a part into one target; the name of the bias that had to be made for it, or None."""
+    scale, shift = weights.value(part.weight), weights.value(part.bias)
+    weight, bias = weights.value(target.weight), weights.value(target.bias)
+    scale = None if scale is None else scale.flatten()
+    shift = None if shift is None else shift.flatten()
+    if target.side == "before":
+        assert weight is not None
+        assert target.weight is not None
+        if shift is not None:
+            # What the shift adds: each output sums its weights over every pixel of the kernel.
+            columns = weight.flatten(2).sum(2) if weight.ndim > 2 else weight
+            extra = target.factor * (columns @ shift.expand(columns.shape[1]))
+            bias = extra if bias is None else bias + extra
+        if scale is not None:
+            weights.put(target.weight, weight * scale.reshape(1, -1, *[1] * (weight.ndim - 2)))
+    else:
+        if scale is not None and weight is not None and target.weight is not None:
+            weights.put(target.weight, weight * scale.reshape(-1, *[1] * (weight.ndim - 1)))
+        if bias is not None and scale is not None:
+            bias = bias * scale
+        if shift is not None:
+            size = bias.shape if bias is not None else weight.shape[:1] if weight is not None else shift.shape
+            bias = shift.expand(size) if bias is None else bias + shift
+    if bias is None:
+        return None
+    if target.bias is not None:
+        weights.put(target.bias, bias)
+        return None
+    assert target.weight is not None
+    made = weights.bias_name(target.weight)
+    assert made is not None
+    weights.add_bias(made, bias, target.weight)
+    return made
+
+
+def take_out(part: AffinePart, traced: Traced) -> None:
+    """Rewrite the graph as if the part had never been there."""
+    for use in part.uses:
+        if use.entry is None:
+            arguments = [
+                None if traced.source(value) in part.parameters else value for value in use.first.args
+            ]
+            use.first.args = tuple(arguments)
+            continue
+        use.last.replace_all_uses_with(use.entry)
+        for node in dict.fromkeys((use.last, use.first)):
+            for user in list(node.users):
+                traced.graph.erase_node(user)
+            traced.graph.erase_node(node)
+
+
+def note_bias(target: Target, name: str, traced: Traced) -> None:
+    """Show in the graph that a matrix has got a bias, for whatever is folded into it next."""
+    first = next(iter(traced.graph.nodes))
+    with traced.graph.inserting_before(first):
+        placeholder = traced.graph.placeholder(name.replace(".", "_"))
+    weight = target.nodes[0].args[1]
+    placeholder.meta["val"] = weight.meta["val"].new_empty(weight.meta["val"].shape[0])  # pyrefly: ignore
+    traced.sources[placeholder] = name
+    for node in target.nodes:
+        assert operation(node) != "output"
+        node.args = (*node.args[:2], placeholder, *node.args[3:])

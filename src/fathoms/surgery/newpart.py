@@ -1,0 +1,101 @@
+"""Build the norm that takes another's place, and carry over what the old one had learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fathoms.errors import FathomsError
+from fathoms.parts.norm import NORMS
+from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
+from fathoms.surgery.replace import ChannelsFirst, ThenActivation
+from fathoms.surgery.sites import Site
+
+
+@dataclass(frozen=True)
+class NewPart:
+    """A new norm, and the module that stands in the model around it.
+
+    Args:
+        part: The norm itself, from the registry.
+        module: What goes into the model: the part, or the part behind a change of layout.
+        note: What of the old norm could not be carried over.
+    """
+
+    part: nn.Module
+    module: nn.Module
+    note: str = ""
+
+
+def home_of(module: nn.Module) -> dict[str, torch.device | torch.dtype]:
+    """Device and dtype of a module's parameters, or torch's defaults where it has none."""
+    tensor = next(module.parameters(), None)
+    return {} if tensor is None else {"device": tensor.device, "dtype": tensor.dtype}
+
+
+def build_part(site: Site, to: str) -> NewPart:
+    """The norm `to` for a site, at its own start, in the dtype and on the device of the old one."""
+    eps = getattr(site.module, "eps", None) if to in ("layernorm", "rmsnorm") else None
+    # A map in the place of trained norms starts at the identity, not at the random scales of a new network.
+    start = {"init": "ones"} if to == "learnable_scaler" else {}
+    if to == "learnable_scaler" and site.layout == "first" and _is_map(site.module):
+        part: nn.Module = LearnableScaler2d(site.dim, init="ones")
+        module = part
+    else:
+        part = NORMS.build(to, site.dim, eps=eps, **start)  # pyrefly: ignore
+        module = ChannelsFirst(part) if site.layout == "first" else part
+    activation = getattr(site.module, "act", None)
+    if site.kind in ("batchnorm", "groupnorm", "layernorm") and isinstance(activation, nn.Module):
+        module = ThenActivation(module, activation)
+    part.to(**home_of(site.module))  # pyrefly: ignore
+    return NewPart(part, module)
+
+
+def _is_map(module: nn.Module) -> bool:
+    """Whether a norm with channels second sees (B, C, H, W): all but BatchNorm1d and 3d."""
+    return not isinstance(module, nn.BatchNorm1d | nn.BatchNorm3d)
+
+
+def learned_affine(site: Site, exact: bool) -> tuple[Tensor | None, Tensor | None]:
+    """What a norm multiplies and adds; with `exact`, a BatchNorm's running statistics are part of it."""
+    module = site.module
+    if site.kind == "learnable_scaler":
+        return _tensor(module, "a"), _tensor(module, "b")
+    weight, bias = _tensor(module, "weight"), _tensor(module, "bias")
+    if site.kind != "batchnorm" or not exact:
+        return weight, bias
+    mean, var = _tensor(module, "running_mean"), _tensor(module, "running_var")
+    if mean is None or var is None:
+        raise FathomsError(
+            f"{site.name}: a BatchNorm without running statistics is no fixed map; use how='reset'"
+        )
+    slope = torch.rsqrt(var.double() + float(module.eps))  # pyrefly: ignore
+    slope = slope if weight is None else slope * weight.double()
+    shift = -mean.double() * slope
+    return slope, shift if bias is None else shift + bias.double()
+
+
+def _tensor(module: nn.Module, name: str) -> Tensor | None:
+    value = getattr(module, name, None)
+    return value.detach() if isinstance(value, Tensor) else None
+
+
+@torch.no_grad()
+def carry(site: Site, new: NewPart) -> NewPart:
+    """Put the old norm's learned scale and shift into the new part, where it has a place for them."""
+    scaler = isinstance(new.part, LearnableScaler)
+    weight, bias = learned_affine(site, exact=scaler)
+    places = ("a", "b") if scaler else ("weight", "bias")
+    lost = []
+    for name, value in zip(places, (weight, bias), strict=True):
+        target = getattr(new.part, name, None)
+        if value is None:
+            continue
+        if isinstance(target, nn.Parameter) and target.shape == value.shape:
+            target.copy_(value)
+        elif bool((value != (1.0 if name in ("a", "weight") else 0.0)).any()):
+            lost.append({"a": "scale", "weight": "scale", "b": "shift", "bias": "shift"}[name])
+    note = f"has no place for the old {' and '.join(lost)}" if lost else ""
+    return NewPart(new.part, new.module, note)

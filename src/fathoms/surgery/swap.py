@@ -1,0 +1,189 @@
+"""Swap the norms of a model for others, keeping as much of what it has learned as can be kept."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fathoms.errors import FathomsError
+from fathoms.models.vit import ViT
+from fathoms.parts.norm import NORMS
+from fathoms.registry import check_name
+from fathoms.surgery.batches import as_batches, difference, example_images, run
+from fathoms.surgery.calibrate import fit, record_pairs, running_order
+from fathoms.surgery.functional import functional_norms
+from fathoms.surgery.newpart import NewPart, build_part, carry
+from fathoms.surgery.replace import replace_module
+from fathoms.surgery.report import SwapReport, SwapRow
+from fathoms.surgery.sites import Choice, Site, choose_sites, find_sites
+
+WAYS = ("keep", "reset", "calibrate")
+
+
+def swap_norms(
+    model: nn.Module,
+    to: str,
+    *,
+    only: Choice | None = None,
+    calibrate: Any = None,
+    how: str | None = None,
+) -> SwapReport:
+    """Put the norm `to` in the place of a model's norms, in the model itself.
+
+    "keep" carries each norm's learned scale and shift into the new part; a BatchNorm's running statistics
+    go along into a LearnableScaler, which makes that swap exact. "reset" starts the new parts afresh.
+    "calibrate" fits each new part to what the old norm put out on the batches.
+
+    Args:
+        model: Any module, of fathoms or not.
+        to: Name of a norm: see `fathoms parts norm`.
+        only: Shell patterns over the names of modules, a range of block indices, or a function of a
+            `Site`; None takes every norm that is not a `to` already.
+        calibrate: A batch of images, or an iterable of batches. With how="keep" or "reset" they only
+            measure how far the output moves.
+        how: "keep", "reset" or "calibrate"; None calibrates where there are batches, and else keeps.
+
+    >>> from fathoms import create_model
+    >>> vit = create_model("vit_digits", depth=2, num_classes=10)
+    >>> len(swap_norms(vit, "learnable_scaler", only="blocks.*"))
+    4
+    """
+    NORMS.check(to, "swap_norms")
+    batches = None if calibrate is None else as_batches(calibrate, model)
+    how = check_name(how or ("keep" if batches is None else "calibrate"), WAYS, "way", "swap_norms: how")
+    if how == "calibrate" and batches is None:
+        raise FathomsError("swap_norms: how='calibrate' needs batches; pass calibrate=")
+    sites = _sites(model, to, only, batches)
+    if how != "reset":
+        _refuse_training_batchnorm(sites)
+    before = None if batches is None else [run(model, batch) for batch in batches]
+    teacher = copy.deepcopy(model) if batches is not None else model
+    new = {site.name: build_part(site, to) for site in sites}
+    if how == "keep":
+        new = {site.name: carry(site, new[site.name]) for site in sites}
+    errors: dict[str, float] = {}
+    if batches is None:
+        for site in sites:
+            replace_module(model, site.module, new[site.name].module)
+    else:
+        errors = _install_in_order(model, teacher, sites, new, batches, how == "calibrate")
+    notes = _after(model, to, batches)
+    change = None
+    if before is not None and batches is not None:
+        pairs = zip(before, batches, strict=True)
+        change = max(difference(old, run(model, batch)) for old, batch in pairs)
+    rows = tuple(_row(site, to, new[site.name], errors.get(site.name)) for site in sites)
+    return SwapReport(how, rows, change, notes)
+
+
+def _sites(model: nn.Module, to: str, only: Choice | None, batches: list[Tensor] | None) -> list[Site]:
+    """The norms to be swapped; none at all is an error that says why."""
+    found = find_sites(model)
+    sites = [site for site in found if site.kind != to]
+    if sites:
+        return choose_sites(sites, only)
+    name = type(model).__name__
+    if found:
+        raise FathomsError(f"swap_norms: every norm of {name} is a {to} already; there is nothing to swap")
+    if getattr(model, "folded_by_fathoms", False):
+        raise FathomsError(f"swap_norms: {name} was folded and has no norm left; swap before folding")
+    calls = _functions(model, batches)
+    if calls:
+        place, function = next(iter(calls.items()))
+        raise FathomsError(
+            f"swap_norms: {place or name} calls {function} as a function, which cannot be swapped; "
+            "make it a module such as nn.LayerNorm"
+        )
+    raise FathomsError(f"swap_norms: {name} has no norm among its modules; there is nothing to swap")
+
+
+def _functions(model: nn.Module, batches: list[Tensor] | None) -> dict[str, str]:
+    try:
+        return functional_norms(model, batches[0] if batches else example_images(model, 1))
+    except (FathomsError, RuntimeError, TypeError, ValueError):
+        # This look is for a better message only: a model that cannot be run here has no functions to show.
+        return {}
+
+
+def _refuse_training_batchnorm(sites: list[Site]) -> None:
+    for site in sites:
+        if site.kind == "batchnorm" and site.module.training:
+            raise FathomsError(
+                f"{site.name}: a BatchNorm in training mode depends on the batch and is no fixed map; "
+                "call model.eval() first, or use how='reset'"
+            )
+
+
+def _install_in_order(
+    model: nn.Module,
+    teacher: nn.Module,
+    sites: list[Site],
+    new: dict[str, NewPart],
+    batches: list[Tensor],
+    fitted: bool,
+) -> dict[str, float]:
+    """Swap site after site as they run, each fitted if asked for; what each misses on the batches."""
+    originals = dict(teacher.named_modules())
+    by_name = {site.name: site for site in sites}
+    errors = {}
+    for name in running_order(model, {site.name: site.module for site in sites}, batches[0]):
+        site, part = by_name[name], new[name]
+        modules = (originals[name], site.module)
+        pairs = record_pairs(teacher, model, modules, batches, site.layout)
+        errors[name] = fit(part.part, pairs) if fitted else _missed(part, pairs)
+        replace_module(model, site.module, part.module)
+    return errors
+
+
+@torch.no_grad()
+def _missed(new: NewPart, pairs: list[tuple[Tensor, Tensor]]) -> float:
+    """What the new part, as it stands, misses of the old norm's output."""
+    part = copy.deepcopy(new.part).double()
+    missed = sum(float((y - _on_rows(part, x)).square().sum()) for x, y in pairs)
+    whole = sum(float(y.square().sum()) for _, y in pairs)
+    return (missed / max(whole, 1e-30)) ** 0.5
+
+
+def _on_rows(part: nn.Module, x: Tensor) -> Tensor:
+    """A part on tokens (rows, channels), also one that is made for maps."""
+    if type(part).__name__.endswith("2d"):
+        return part(x[:, :, None, None])[:, :, 0, 0]
+    return part(x)
+
+
+def _row(site: Site, to: str, new: NewPart, error: float | None) -> SwapRow:
+    counts = [sum(p.numel() for p in module.parameters()) for module in (site.module, new.part)]
+    return SwapRow(site.name, type(site.module).__name__, to, (counts[0], counts[1]), error, new.note)
+
+
+def _after(model: nn.Module, to: str, batches: list[Tensor] | None) -> tuple[str, ...]:
+    """Bring a fathoms model's config up to date, and say what a swap of modules did not reach."""
+    notes = []
+    if isinstance(model, ViT) and not _follow(model, to):
+        notes.append("config: no ViTConfig describes this mixture; model.config still tells of the old norms")
+    if batches is not None:
+        for place, function in functional_norms(model, batches[0]).items():
+            notes.append(f"{place or 'the model'} calls {function} as a function: not swapped")
+    return tuple(notes)
+
+
+def _follow(model: ViT, to: str) -> bool:
+    """Adopt the config that describes the swapped model, if there is one."""
+    own = {name: parameter.shape for name, parameter in model.named_parameters()}
+    change = {"norm": to, "norm_init": None, "norm_by_depth": None, "final_norm": None}
+    # Norms of q and k have their own field, which takes fewer of them.
+    heads = [{"qk_norm": to}] if to in ("layernorm", "rmsnorm") else []
+    for more in ({}, *heads):
+        try:
+            config = model.config.replace(**change, **more)
+            with torch.device("meta"):
+                twin = ViT(config)
+        except FathomsError:
+            continue
+        if {name: parameter.shape for name, parameter in twin.named_parameters()} == own:
+            model.config = config
+            return True
+    return False

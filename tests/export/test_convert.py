@@ -1,0 +1,98 @@
+"""Other people's pickles: their tensors come out, their code never runs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fathoms import FathomsError
+from fathoms.export.convert import convert
+
+
+class Evil:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def test_tensors_come_out_and_the_rest_is_named(tmp_path):
+    shared = torch.arange(6.0)
+    state = {
+        "a.weight": shared.view(2, 3),
+        "a.tied": shared.view(2, 3),
+        "b": torch.ones(2, dtype=torch.bfloat16),
+    }
+    torch.save({"model": state, "epoch": 7, "optimizer": {"lr": 0.1}}, tmp_path / "run.pth")
+    told = convert(tmp_path / "run.pth", tmp_path / "run.safetensors")
+    assert (told.tensors, told.parameters, told.dtypes, told.taken) == (
+        3,
+        14,
+        ("bfloat16", "float32"),
+        "model",
+    )
+    assert told.top == ("model: dict of 3", "epoch: int", "optimizer: dict of 1")
+    loaded = load_file(tmp_path / "run.safetensors")
+    assert all(torch.equal(loaded[name], value) for name, value in state.items())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.pth", "run.safetensors"]
+
+
+@pytest.mark.parametrize("form", ["torch", "pickle"])
+def test_a_pickle_that_wants_to_run_code_is_refused_and_runs_none(tmp_path, form):
+    sentinel = tmp_path / "sentinel"
+    if form == "torch":
+        torch.save({"model": {"a": torch.ones(2)}, "x": Evil(sentinel)}, tmp_path / "evil.pth")
+    else:
+        (tmp_path / "evil.pth").write_bytes(pickle.dumps(Evil(sentinel)))
+    with pytest.raises(FathomsError, match="this file wants to run code when it is opened"):
+        convert(tmp_path / "evil.pth", tmp_path / "evil.safetensors")
+    assert not sentinel.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["evil.pth"]
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "bomb.pth", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({}))
+        archive.writestr("archive/data/0", bytes(50 << 20))
+    assert (tmp_path / "bomb.pth").stat().st_size < 1 << 20
+    with pytest.raises(FathomsError, match=r"it unpacks to 0.1 GB, more than --max-gb allows"):
+        convert(tmp_path / "bomb.pth", tmp_path / "bomb.safetensors", max_gb=0.01)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ("no.pth", "x.safetensors", "no such file"),
+        ("x.safetensors", "y.safetensors", "safetensors file already"),
+        ("x.pth", "x.bin", "written as .safetensors; change the ending"),
+        ("x.pth", "no/x.safetensors", "the folder does not exist"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_opened(tmp_path, source, target, message):
+    for name in ("x.pth", "x.safetensors"):
+        (tmp_path / name).touch()
+    with pytest.raises(FathomsError, match=message):
+        convert(tmp_path / source, tmp_path / target)
+
+
+def test_junk_is_no_checkpoint_and_the_process_has_no_network_and_a_limit(tmp_path):
+    (tmp_path / "junk.pth").write_bytes(b"hello")
+    with pytest.raises(FathomsError, match="it is no readable checkpoint"):
+        convert(tmp_path / "junk.pth", tmp_path / "junk.safetensors")
+    code = (
+        "import resource, socket; from fathoms.export import unpickle; unpickle.cut_network(); "
+        "unpickle.limit(9 << 30, 60, 1000); print(resource.getrlimit(resource.RLIMIT_FSIZE)[0]); socket.socket()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "1000\n"
+    assert "no network while a stranger's file is open" in done.stderr

@@ -1,0 +1,140 @@
+"""Exported models: verified before they get their name, loadable, with a card beside them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fathoms import FathomsError, ViT, ViTConfig, load_weights, save_weights
+from fathoms.cli import convert as convert_command
+from fathoms.cli import export as export_command
+from fathoms.cli.parse import parse
+from fathoms.export.export import export_model
+from fathoms.export.onnx import OnnxModel
+
+SMALL = {"image_size": 16, "patch_size": 8, "dim": 24, "heads": 3, "depth": 1, "num_classes": 5}
+CAIT = {"attention": "talking_heads", "residual": "layerscale", "readout": "class_attention"}
+SCALER = {"norm": "learnable_scaler", "residual": "layerscale"}
+
+
+def vit(**more):
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(**SMALL | more)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model
+
+
+def images(batch):
+    return torch.randn(batch, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("switches", "folded"), [(CAIT, True), (SCALER, False)], ids=["cait", "scaler"])
+def test_onnx_answers_at_any_batch_as_the_model_does(tmp_path, switches, folded):
+    model = vit(**switches)
+    told = export_model(model, tmp_path / "m.onnx", folded=folded)
+    assert set(told.differences) == {1, 5}
+    assert max(told.differences.values()) < 1e-5
+    (answer,) = OnnxModel(tmp_path / "m.onnx")(images(7))
+    assert torch.allclose(answer, model(images(7)), atol=1e-4)
+    card = json.loads((tmp_path / "m.onnx.json").read_text())
+    assert card["opset"] == 18
+    assert card["folded"] == told.folded
+    assert "at batch 5" in (tmp_path / "m.onnx.md").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "m.onnx.json", "m.onnx.md"]
+
+
+@pytest.mark.compile
+def test_a_folded_scaler_network_has_no_norm_in_its_onnx_graph(tmp_path):
+    import onnx
+
+    export_model(vit(**SCALER), tmp_path / "m.onnx", folded=True)
+    operators = {node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node}
+    assert not any("Norm" in name for name in operators)
+    assert "ReduceMean" not in operators
+
+
+@pytest.mark.compile
+def test_a_program_runs_at_other_batches(tmp_path):
+    told = export_model(vit(**CAIT), tmp_path / "m.pt2", "torch-export", folded=True)
+    assert max(told.differences.values()) < 1e-5
+    program = torch.export.load(tmp_path / "m.pt2").module()
+    assert torch.allclose(program(images(3)), vit(**CAIT)(images(3)), atol=1e-4)
+
+
+@pytest.mark.parametrize("format", ["safetensors", "timm"])
+def test_weights_load_back_exactly(tmp_path, format):
+    model = vit(**CAIT)
+    told = export_model(model, tmp_path / "m.safetensors", format)
+    assert set(told.differences.values()) == {0.0}
+    twin = vit(**CAIT, num_classes=5)
+    assert load_weights(twin, tmp_path / "m.safetensors").layout == (
+        "fathoms" if format == "safetensors" else "timm"
+    )
+
+
+def test_a_folded_scaler_network_is_saved_with_the_config_that_rebuilds_it(tmp_path):
+    export_model(vit(**SCALER), tmp_path / "m.safetensors", "safetensors", folded=True)
+    card = json.loads((tmp_path / "m.safetensors.json").read_text())
+    twin = ViT(ViTConfig(**card["config"])).eval()
+    load_weights(twin, tmp_path / "m.safetensors")
+    assert torch.allclose(twin(images(2)), vit(**SCALER)(images(2)), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": "m.onx"}, "a onnx file ends in .onnx; change the name"),
+        ({"format": "onxx"}, "no format is called 'onxx'; did you mean 'onnx'"),
+        ({"path": "no/m.onnx"}, "the folder does not exist"),
+        ({"opset": 9}, "opset 9 is not offered; use 18 to 23"),
+        (
+            {"path": "m.safetensors", "format": "safetensors", "folded": True},
+            "no ViTConfig describes this folded model",
+        ),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing_behind(tmp_path, options, message):
+    path = tmp_path / options.pop("path", "m.onnx")
+    with pytest.raises(FathomsError, match=message):
+        export_model(vit(), path, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_export_gets_no_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "fathoms.export.export._write_weights", lambda *_: lambda images: [torch.ones(len(images), 5)]
+    )
+    with pytest.raises(FathomsError, match="the safetensors file differs by"):
+        export_model(vit(), tmp_path / "m.safetensors", "safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_commands_run(tmp_path, capsys):
+    from fathoms import create_model
+
+    model = create_model("vit_digits", num_classes=10, depth=1)
+    save_weights(model, tmp_path / "w.safetensors")
+    words = [str(tmp_path / "w.safetensors"), "--model", "vit_digits", "--depth", "1"]
+    more = ["--format", "safetensors", "--output", str(tmp_path / "out.safetensors"), "--json"]
+    assert export_command.run(parse(export_command, "export", [*words, *more])) == 0
+    assert json.loads(capsys.readouterr().out)["differences"] == {"1": 0.0, "5": 0.0}
+    with pytest.raises(FathomsError, match="this would overwrite the checkpoint"):
+        export_command.run(parse(export_command, "export", [*words, "--format", "timm"]))
+    torch.save({"model": {"a": torch.ones(3)}, "epoch": 1}, tmp_path / "a.pth")
+    words = [str(tmp_path / "a.pth"), str(tmp_path / "a.safetensors")]
+    assert convert_command.run(parse(convert_command, "convert", words)) == 0
+    assert "1 tensors under 'model', 3 numbers, float32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["export", "convert"])
+def test_a_command_module_imports_no_torch(command):
+    code = f"import sys, fathoms.cli.{command}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

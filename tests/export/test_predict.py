@@ -1,0 +1,117 @@
+"""Pictures in, classes out, and a map of where the model looked."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fathoms import FathomsError, create_model
+from fathoms.cli import predict as command
+from fathoms.cli.parse import parse
+from fathoms.export.attention import attention_maps
+from fathoms.export.export import export_model
+from fathoms.export.predict import read_classes
+
+DIGITS = {"num_classes": 10, "depth": 2}
+
+
+def model(**more):
+    torch.manual_seed(0)
+    return create_model("vit_digits", **DIGITS | more).eval()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    generator = np.random.default_rng(0)
+    (tmp_path / "photos" / "deep").mkdir(parents=True)
+    for name in ("a.png", "deep/b.jpg"):
+        pixels = generator.integers(0, 255, (20, 30, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / name)
+    export_model(model(), tmp_path / "w.safetensors", "safetensors")
+    return tmp_path
+
+
+def predicted(folder, *more):
+    words = [str(folder / "photos"), "--checkpoint", str(folder / "w.safetensors")]
+    words += ["--card", str(folder / "w.safetensors.json")]
+    return command.run(parse(command, "predict", [*words, *more]))
+
+
+def test_a_folder_is_classified_with_names(folder, capsys):
+    (folder / "names.txt").write_text("\n".join(f"digit {i}\x1b[31m" for i in range(10)))
+    assert predicted(folder, "--classes", str(folder / "names.txt"), "--top", "3") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert "a.png: digit " in lines[0]
+    assert "\x1b" not in lines[0]
+    assert lines[0].count("%") == 3
+
+
+def test_json_has_every_picture_and_a_bad_one_is_named(folder, capsys):
+    (folder / "photos" / "c.png").write_bytes(b"no picture")
+    assert predicted(folder, "--json", "--batch-size", "2") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["bad"] == 1
+    assert [bool(row["problem"]) for row in told["predictions"]] == [False, True, False]
+    good = told["predictions"][0]
+    assert len(good["classes"]) == 5
+    assert good["probabilities"] == sorted(good["probabilities"], reverse=True)
+
+
+def test_overlays_are_written(folder):
+    assert predicted(folder, "--attention", str(folder / "looked")) == 0
+    names = sorted(path.name for path in (folder / "looked").iterdir())
+    assert names == ["000000-a.png", "000001-b.png"]
+    with Image.open(folder / "looked" / names[0]) as drawn:
+        assert drawn.size == (8, 8)
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {},
+        {"readout": "mean"},
+        {"readout": "class_attention", "attention": "talking_heads"},
+        {"position": "rope", "registers": 4, "qk_norm": "rmsnorm", "heads": 4},
+    ],
+    ids=str,
+)
+def test_maps_are_shares_of_the_patches(switches):
+    maps = attention_maps(model(**switches), torch.randn(3, 1, 8, 8))
+    assert maps.shape == (3, 4, 4)
+    assert (maps >= 0).all()
+    assert torch.allclose(maps.sum((1, 2)), torch.ones(3))
+
+
+def test_rollout_of_one_block_is_its_map_with_the_skip_left_out():
+    """One block: the class token's row of (A + I) / 2, over the patches, as shares."""
+    vit = model(depth=1)
+    seen = []
+    vit.blocks[0].attn.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    maps = attention_maps(vit, torch.randn(2, 1, 8, 8))
+    q, k, _ = vit.blocks[0].attn.project(seen[0], None)
+    expected = (q @ k.transpose(-2, -1) * 16**-0.5).softmax(-1).mean(1)[:, 0, 1:]
+    expected = expected / expected.sum(-1, keepdim=True)
+    assert torch.allclose(maps.flatten(1), expected, atol=1e-5)
+
+
+def test_mistakes_are_said(tmp_path, folder):
+    with pytest.raises(FathomsError, match="give one of --model and --card"):
+        predicted(folder, "--model", "vit_digits")
+    (folder / "w.safetensors.json").write_text("{}")
+    with pytest.raises(FathomsError, match="no card of an exported model"):
+        predicted(folder)
+    tmp_path = folder / "other"
+    tmp_path.mkdir()
+    with pytest.raises(FathomsError, match="no such file or folder"):
+        predicted(tmp_path)
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(FathomsError, match="no picture"):
+        predicted(tmp_path)
+    (tmp_path / "names.txt").write_text("one\ntwo\n")
+    with pytest.raises(FathomsError, match="2 names for 10 classes; give one a line"):
+        read_classes(tmp_path / "names.txt", 10)

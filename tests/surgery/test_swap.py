@@ -1,0 +1,311 @@
+"""Norms swapped in fathoms' own models and in everybody else's."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import timm
+import torch
+import torchvision
+import transformers
+from torch import nn
+
+from fathoms import FathomsError, ViT, ViTConfig
+from fathoms.parts import NORMS, LearnableScaler, LearnableScaler2d
+from fathoms.surgery.sites import find_sites
+from fathoms.surgery.swap import swap_norms
+from fathoms.surgery.taper import Tapered, taper
+
+SMALL = {"image_size": 16, "patch_size": 4, "dim": 24, "heads": 3, "depth": 2, "num_classes": 5}
+
+
+def vit(**more):
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(**SMALL | more)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model
+
+
+def images(batch=8, size=16):
+    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def kinds(model):
+    return {site.kind for site in find_sites(model)}
+
+
+@pytest.mark.parametrize("to", [name for name in NORMS if name != "layernorm"])
+@pytest.mark.parametrize("how", ["keep", "reset", "calibrate"])
+def test_every_norm_can_take_a_layernorms_place_in_every_way(to, how):
+    model = vit(stem_norm="none")
+    report = swap_norms(model, to, calibrate=images(), how=how)
+    assert len(report) == 5
+    assert kinds(model) <= {to}
+    assert model.config.norm == to
+    assert model(images()).isfinite().all()
+    assert report.output_change > 0
+    assert all(row.fit_error is not None and row.old == "LayerNorm" for row in report)
+    assert len(report.table().splitlines()) == 1 + 5 + 2
+    assert report.to_json()["how"] == how
+
+
+def test_calibrate_fits_better_than_keep_and_reset_at_the_first_site():
+    errors = {}
+    for how in ("keep", "reset", "calibrate"):
+        report = swap_norms(vit(), "dyt", calibrate=images(), how=how)
+        errors[how] = report.rows[0].fit_error
+    assert errors["calibrate"] < min(errors["keep"], errors["reset"])
+
+
+def test_calibrate_recovers_an_affine_map_exactly():
+    """A frozen BatchNorm is a line, so the least-squares line is that line, to float32's rounding."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU())
+    model(images(64))
+    nn.init.normal_(model[1].weight)
+    nn.init.normal_(model[1].bias)
+    model.eval()
+    expected = model(images())
+    report = swap_norms(model, "learnable_scaler", calibrate=[images(32)])
+    assert report.how == "calibrate"
+    assert report.rows[0].fit_error < 1e-5
+    assert torch.allclose(model(images()), expected, atol=1e-5)
+
+
+def test_keep_carries_scale_and_shift_there_and_back():
+    model = vit()
+    before = model(images())
+    swap_norms(model, "learnable_scaler")
+    assert torch.equal(model.norm.a, vit().norm.weight)
+    swap_norms(model, "layernorm")
+    assert torch.equal(model(images()), before)
+    assert model.config == vit().config
+
+
+def test_keep_says_what_has_no_place():
+    report = swap_norms(vit(), "rmsnorm")
+    assert {row.note for row in report} == {"has no place for the old shift"}
+    report = swap_norms(vit(), "scalenorm")
+    assert {row.note for row in report} == {"has no place for the old scale and shift"}
+
+
+def test_a_resnets_frozen_batchnorms_become_scalers_that_compute_the_same():
+    torch.manual_seed(0)
+    model = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], 5)
+    model(images(8, 32))
+    model.eval()
+    expected = model(images(2, 32))
+    report = swap_norms(model, "learnable_scaler", calibrate=images(2, 32), how="keep")
+    assert len(report) == 12
+    assert kinds(model) == {"learnable_scaler"}
+    assert isinstance(model.bn1, LearnableScaler2d)
+    assert report.output_change < 1e-5
+    assert torch.allclose(model(images(2, 32)), expected, atol=1e-5)
+
+
+def test_batchnorm_with_its_activation_inside_keeps_the_activation():
+    """timm fuses the two in one class; only the norm is to go."""
+    torch.manual_seed(0)
+    model = timm.create_model("resnetv2_18d", num_classes=5, channels=(8, 16, 24, 32)).eval()
+    sites = find_sites(model)
+    report = swap_norms(model, "learnable_scaler", calibrate=images(2, 32), how="keep")
+    assert len(report) == len(sites)
+    assert report.output_change < 1e-5
+
+
+PEERS = {
+    "vit_tiny_patch16_224": {"img_size": 32, "depth": 2},
+    "deit3_small_patch16_224": {"img_size": 32, "depth": 2},
+    "cait_xxs24_224": {"img_size": 32, "depth": 2},
+    "eva02_tiny_patch14_224": {"img_size": 28, "depth": 2},
+    "vit_small_patch14_dinov2": {"img_size": 28, "depth": 2},
+    "swin_tiny_patch4_window7_224": {"img_size": 56, "embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4)},
+    "convnext_atto": {"depths": (1, 1, 1, 1)},
+    "poolformer_s12": {"layers": (1, 1, 1, 1), "embed_dims": (8, 16, 24, 32)},
+}
+
+
+@pytest.mark.parametrize("to", ["learnable_scaler", "rmsnorm"])
+@pytest.mark.parametrize("name", PEERS)
+def test_all_norms_of_a_timm_model_are_found_and_swapped(name, to):
+    model = timm.create_model(name, num_classes=5, **PEERS[name]).eval()
+    size = PEERS[name].get("img_size", 32)
+    names = [
+        n for n, m in model.named_modules() if "norm" in type(m).__name__.lower() and not list(m.children())
+    ]
+    report = swap_norms(model, to, calibrate=images(4, size))
+    assert {row.name for row in report} == set(names)
+    assert model(images(2, size)).isfinite().all()
+    assert report.notes == ()
+
+
+@pytest.mark.parametrize(
+    "build", [torchvision.models.vit_b_32, torchvision.models.swin_t], ids=["vit", "swin"]
+)
+def test_torchvisions_models_are_reached_too(build):
+    with torch.device("meta"):
+        model = build()
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)]
+    report = swap_norms(model, "learnable_scaler")
+    assert [row.name for row in report] == names
+    assert kinds(model) == {"learnable_scaler"}
+
+
+@pytest.mark.parametrize("name", ["ViT", "Dinov2"])
+def test_transformers_models_are_reached_too(name):
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    config = getattr(transformers, f"{name}Config")(**sizes, image_size=16, patch_size=8)
+    model = getattr(transformers, f"{name}ForImageClassification")(config)
+    names = {site for site, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
+    report = swap_norms(model, "learnable_scaler", calibrate=images())
+    assert {row.name for row in report} == names
+    assert model(images()).logits.isfinite().all()
+
+
+def test_only_takes_patterns_depths_and_functions():
+    model = vit(depth=4)
+    assert len(swap_norms(copy.deepcopy(model), "dyt", only="*.attn_join.norm")) == 4
+    assert len(swap_norms(copy.deepcopy(model), "dyt", only=["norm", "blocks.0.*"])) == 3
+    assert [row.name for row in swap_norms(copy.deepcopy(model), "dyt", only=range(1, 3))] == [
+        f"blocks.{i}.{branch}_join.norm" for i in (1, 2) for branch in ("attn", "mlp")
+    ]
+    report = swap_norms(model, "dyt", only=lambda site: site.depth == 3)
+    assert len(report) == 2
+    assert report.notes == (
+        "config: no ViTConfig describes this mixture; model.config still tells of the old norms",
+    )
+
+
+def test_depth_counts_blocks_across_the_stages_of_a_hierarchy():
+    model = timm.create_model("swin_tiny_patch4_window7_224", img_size=56, depths=(2, 2), num_heads=(3, 6))
+    depths = {site.name: site.depth for site in find_sites(model)}
+    assert depths["layers.0.blocks.1.norm2"] == 1
+    assert depths["norm"] is None
+
+
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.fc(nn.functional.layer_norm(x.flatten(1)[:, :16], (16,)))
+
+
+class Mixed(Functional):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x):
+        return self.norm(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (nn.Linear(3, 3), {}, "Linear has no norm among its modules; there is nothing to swap"),
+        (vit(norm="dyt"), {"to": "dyt"}, "every norm of ViT is a dyt already"),
+        (vit(), {"only": "block.*"}, r"only='block.\*' matches no norm; the nearest is 'blocks"),
+        (vit(), {"only": ["norm", "nrm"]}, "only='nrm' matches no norm; the nearest is 'norm'"),
+        (
+            vit(),
+            {"only": range(2, 9)},
+            r"only=range\(2, 9\) holds no norm; the blocks with norms are \[0\] to \[1\]",
+        ),
+        (vit(), {"only": lambda _: False}, "picks none of 5 norms"),
+        (
+            vit(),
+            {"to": "learnable_scalar"},
+            "no norm is called 'learnable_scalar'; did you mean 'learnable_scaler'",
+        ),
+        (vit(), {"how": "kep"}, "no way is called 'kep'; did you mean 'keep'"),
+        (vit(), {"how": "calibrate"}, "how='calibrate' needs batches; pass calibrate="),
+        (vit(), {"calibrate": []}, "batches: there is none"),
+        (vit(), {"calibrate": [3]}, "batches: int is no batch of images"),
+        (nn.Sequential(nn.LayerNorm([4, 4])), {}, "0: a LayerNorm over 2 axes"),
+        (nn.Sequential(nn.BatchNorm2d(4)), {}, "0: a BatchNorm in training mode depends on the batch"),
+        (
+            nn.Sequential(nn.BatchNorm2d(4, track_running_stats=False)).eval(),
+            {},
+            "without running statistics",
+        ),
+        (
+            Functional(),
+            {"calibrate": images(2)},
+            "Functional calls layer_norm as a function, which cannot be swapped",
+        ),
+    ],
+)
+@pytest.mark.plain
+def test_what_cannot_be_swapped_is_said(model, options, message):
+    with pytest.raises(FathomsError, match=message):
+        swap_norms(model, **{"to": "learnable_scaler", **options})
+
+
+def test_a_functional_norm_beside_modules_is_noted():
+    report = swap_norms(Mixed(), "learnable_scaler", calibrate=images(4))
+    assert report.notes == ("the model calls layer_norm as a function: not swapped",)
+
+
+def test_a_norm_the_batches_never_reach_cannot_be_calibrated():
+    model = Mixed()
+    model.spare = nn.LayerNorm(4)
+    with pytest.raises(FathomsError, match="spare: the batches never reach this norm"):
+        swap_norms(model, "dyt", calibrate=images(2))
+
+
+def test_a_shared_norm_stays_shared():
+    norm = nn.LayerNorm(4)
+    model = nn.Sequential(norm, nn.Linear(4, 4), norm)
+    assert len(swap_norms(model, "learnable_scaler")) == 1
+    assert model[0] is model[2]
+    assert isinstance(model[0], LearnableScaler)
+
+
+def test_mode_dtype_and_trainability_are_kept():
+    model = vit().bfloat16().train()
+    swap_norms(model, "learnable_scaler")
+    assert model.norm.training
+    assert model.norm.a.dtype == torch.bfloat16
+    assert model.norm.a.requires_grad
+
+
+def test_taper_goes_from_the_old_norm_to_the_new_and_then_removes_the_old():
+    model, old, new = vit(), vit(), vit()
+    swap_norms(new, "learnable_scaler")
+    fading = taper(model, 4)
+    assert torch.allclose(model(images()), old(images()), atol=1e-6)
+    middle = [model(images()) for _ in range(3) if fading.step()]
+    assert not torch.allclose(middle[1], old(images()), atol=1e-3)
+    assert sum(isinstance(module, Tapered) for module in model.modules()) == 5
+    assert fading.progress == 0.75
+    assert fading.step() == fading.step() == 1.0
+    assert fading.done
+    assert torch.allclose(model(images()), new(images()), atol=1e-6)
+    assert model.state_dict().keys() == new.state_dict().keys()
+    assert model.config.norm == "learnable_scaler"
+
+
+def test_taper_trains_both_and_resumes_from_a_saved_model():
+    model = vit()
+    fading = taper(model, 10)
+    fading.resume(4)
+    model(images()).square().sum().backward()
+    pair = model.norm
+    assert pair.old.weight.grad is not None
+    assert pair.new.a.grad is not None
+    assert float(pair.t) == pytest.approx(0.4)
+    twin = vit()
+    again = taper(twin, 10)
+    twin.load_state_dict(model.state_dict())
+    again.resume(fading.taken)
+    assert torch.equal(twin(images()), model(images()))
+
+
+def test_taper_needs_a_step():
+    with pytest.raises(FathomsError, match="steps=0 is too few"):
+        taper(vit(), 0)
