@@ -168,6 +168,7 @@ def test_kernel_on_cpu_is_refused_with_the_reason():
     assert why_not_fused(leaves[0]) is not None
 
 
+@pytest.mark.plain
 def test_wrong_shapes_are_refused():
     q, k, v, weight, bias, *_ = make_inputs((1, 2, 5, 8), torch.float32)
     with pytest.raises(ShapeError, match=r"prob_weight is \(3, 3\); give \(2, 2\)"):
