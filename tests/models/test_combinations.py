@@ -70,6 +70,8 @@ def refusal(norm, attn, mlp, residual):
     return False
 
 
+# Ten thousand models: the run-time type checker, which other tests run under, would double the time.
+@pytest.mark.plain
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", list(NORMS))
 def test_every_combination_works_or_is_refused_and_none_equals_another(norm):
