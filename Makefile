@@ -11,8 +11,8 @@ demo: $(READY)
 # One thread for each of the parallel test processes: with more they only wait for each other.
 test: export OMP_NUM_THREADS = 1
 test: $(READY) lint
-	$(BIN)/pytest -m "not compile and not plain" -n auto --jaxtyping-packages=fathoms,beartype.beartype
-	$(BIN)/pytest -m "compile or plain" -n auto
+	$(BIN)/pytest -m "not compile and not plain" -n auto --dist worksteal --jaxtyping-packages=fathoms,beartype.beartype
+	$(BIN)/pytest -m "compile or plain" -n auto --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
