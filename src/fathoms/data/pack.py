@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fathoms.data.atomic import sync_folder, write_atomic
+from fathoms.atomic import sync_folder, write_atomic
 from fathoms.data.counter import generator
 from fathoms.data.decode import Decoder, choose_decoder
 from fathoms.data.errors import BadImageError, DataError

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fathoms.atomic import write_atomic
+
 
 def digest(path: Path) -> str:
     """The sha256 of a file."""
@@ -38,8 +40,8 @@ def write_card(path: Path, told: dict[str, Any]) -> tuple[Path, Path]:
     """Write the card as JSON and as Markdown beside the file."""
     card = facts(path, told)
     as_json, as_text = path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.md")
-    as_json.write_text(json.dumps(card, indent=2) + "\n")
-    as_text.write_text(markdown(card))
+    write_atomic(as_json, (json.dumps(card, indent=2) + "\n").encode())
+    write_atomic(as_text, markdown(card).encode())
     return as_json, as_text
 
 

@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fathoms.atomic import replacing
 from fathoms.errors import WeightsError
 
 # Torch itself maps several gigabytes of address space before it has read anything.
@@ -54,24 +54,10 @@ def convert(
     """
     source, target = Path(source), Path(target)
     _check(source, target)
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(descriptor)
-    try:
-        told = _read_elsewhere(source, Path(temporary), key, int(max_gb * 1e9), seconds)
-        with Path(temporary).open("rb") as written:
-            os.fsync(written.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with replacing(target) as temporary:
+        told = _read_elsewhere(source, temporary, key, int(max_gb * 1e9), seconds)
     lists = {name: tuple(told[name]) for name in ("dtypes", "top", "left_out")}
     return Converted(str(target), told["tensors"], told["parameters"], taken=told["taken"], **lists)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _check(source: Path, target: Path) -> None:

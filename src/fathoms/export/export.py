@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fathoms.atomic import replacing
 from fathoms.errors import FathomsError
 from fathoms.export.card import write_card
 from fathoms.export.onnx import OnnxModel, write_onnx
@@ -84,7 +81,7 @@ def export_model(
         copy, report = fold(model)
         assert isinstance(copy, ViT)
         subject, parts = copy, len(report)
-    with _beside(path) as temporary:
+    with replacing(path) as temporary:
         if format == "onnx":
             write_onnx(subject, temporary, opset)
             exported = OnnxModel(temporary)
@@ -100,17 +97,6 @@ def export_model(
         told["opset"] = opset
     _, card = write_card(path, told)
     return Exported(str(path), str(card), format, gaps, parts, count)
-
-
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A name in the same folder that becomes `path` if all goes well, and goes away if not."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        temporary = Path(folder) / path.name
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
 
 
 def _write_program(model: ViT, path: Path) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +10,8 @@ from pathlib import Path
 import safetensors
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
+from fathoms.atomic import replacing
 from fathoms.errors import WeightsError
 from fathoms.models import hub
 from fathoms.models.layouts import State, from_timm, layout_of, resize_positions, to_timm, unwrap
@@ -140,17 +138,6 @@ def save_weights(model: ViT, path: str | Path, layout: str = "fathoms") -> None:
         raise WeightsError(f"{path}: the folder does not exist; create it first")
     state: State = {name: value.detach() for name, value in model.named_parameters()}
     state = to_timm(state, model.config) if layout == "timm" else state
-    write_safetensors({name: value.cpu().contiguous() for name, value in state.items()}, path)
-
-
-def write_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write beside the target, flush, then rename: a reader never meets half a file."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(descriptor)
-    try:
-        save_file(tensors, temporary, metadata={"format": "pt"})
-        with Path(temporary).open("rb") as written:
-            os.fsync(written.fileno())
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with replacing(path) as temporary:
+        whole = {name: value.cpu().contiguous() for name, value in state.items()}
+        save_file(whole, temporary, metadata={"format": "pt"})

@@ -20,7 +20,7 @@ import safetensors
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fathoms.data.atomic import sync_folder
+from fathoms.atomic import sync_folder
 from fathoms.errors import WeightsError
 from fathoms.train.run_folder import dumps
 

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
-from fathoms.data.atomic import write_atomic
+from fathoms.atomic import write_atomic
 from fathoms.errors import ConfigError
 from fathoms.train.recipe import to_toml
 
