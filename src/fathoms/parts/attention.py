@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
+from fathoms.ops.softmax import attend
 from fathoms.ops.talking_heads import talking_heads
 from fathoms.parts.contract import Branch
 from fathoms.parts.init import STD
@@ -78,7 +78,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Float[Tensor, "B N D"], rotation: Rotation | None = None) -> Float[Tensor, "B N D"]:
         """Let every token look at every token."""
         q, k, v = self.project(x, rotation)
-        return self.proj(_merge_heads(F.scaled_dot_product_attention(q, k, v)))
+        return self.proj(_merge_heads(attend(q, k, v)))
 
     def roles(self) -> list[tuple[str, Tensor]]:
         """The matrices an init rule fills."""
@@ -158,7 +158,7 @@ class ClassAttention(nn.Module):
         k = torch.cat([self.k(queries), self.k(context)], dim=1)
         v = torch.cat([self.v(queries), self.v(context)], dim=1)
         q, k, v = (_split_heads(t, self.heads) for t in (self.q(queries), k, v))
-        out = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
+        out = attend(self.q_norm(q), self.k_norm(k), v)
         return self.proj(_merge_heads(out))
 
     def roles(self) -> list[tuple[str, Tensor]]:

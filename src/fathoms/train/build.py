@@ -30,6 +30,7 @@ from fathoms.evaluate.loader import AnyLoader, eval_loader
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights
+from fathoms.ops.softmax import leave_out_cudnn_attention
 from fathoms.train.distributed import World
 from fathoms.train.job import TIMM, Job
 from fathoms.train.recipe import Recipe
@@ -164,6 +165,7 @@ def build_timm(name: str, classes: int, recipe: Recipe) -> nn.Module:
 
     wanted = name.removeprefix(TIMM)
     check_name(wanted.partition(".")[0], timm.list_models(), "timm model", "--model")
+    leave_out_cudnn_attention()
     model = timm.create_model(wanted, num_classes=classes)
     if recipe.grad_checkpointing:
         model.set_grad_checkpointing()  # pyrefly: ignore[not-callable]

@@ -43,18 +43,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
         if device.index >= torch.cuda.device_count():
             raise ConfigError(f"--device {name}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
         torch.cuda.set_device(device)
-        leave_out_cudnn_attention()
     return device
-
-
-def leave_out_cudnn_attention() -> None:
-    """Keep this process off cuDNN's attention, whose backward pass makes NaN of finite numbers.
-
-    Seen with torch 2.11 to 2.13 on H100 and H200 where the number of tokens is 64 more than a multiple of 128
-    and a row's logits are low (pytorch issue 196678): a ViT on 8x8 patches meets it. Flash attention, as quick
-    at these sizes, takes its place.
-    """
-    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def join_world(device: str, timeout: float = 1800.0) -> World:
