@@ -84,7 +84,8 @@ class Tally:
             ]
         )
         self.confusion.index_add_(0, safe * self.classes + ranked[:, 0], weight)
-        confidence = logits.softmax(dim=1).amax(dim=1).double()
+        # A model that diverged is not sure of anything; NaN would be no bin at all.
+        confidence = logits.softmax(dim=1).amax(dim=1).double().nan_to_num(nan=0.0)
         bin_index = (confidence * BINS).long().clamp(max=BINS - 1)
         for row, values in enumerate((torch.ones_like(confidence), confidence, first)):
             self.bins[row].index_add_(0, bin_index, values * weight)

@@ -34,6 +34,7 @@ from fathoms.ops.softmax import leave_out_cudnn_attention
 from fathoms.train.distributed import World
 from fathoms.train.job import TIMM, Job
 from fathoms.train.recipe import Recipe
+from fathoms.train.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -192,3 +193,11 @@ def freeze(model: nn.Module, patterns: str | None) -> None:
         for name, parameter in model.named_parameters():
             if name in found:
                 parameter.requires_grad_(False)
+
+
+def build_schedule(job: Job) -> Schedule:
+    """The learning rate of a job."""
+    recipe = job.recipe
+    names = ("epochs", "min_lr", "warmup_lr", "warmup_epochs", "warmup_prefix", "cooldown_epochs")
+    names += ("decay_epochs", "decay_rate", "epoch_factor", "epoch_threshold", "sched_on_updates")
+    return Schedule(recipe.sched, recipe.lr, **{name: getattr(recipe, name) for name in names})

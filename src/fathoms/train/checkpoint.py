@@ -23,8 +23,8 @@ from torch import Tensor
 from fathoms.atomic import sync_folder
 from fathoms.errors import WeightsError
 from fathoms.train.run_folder import dumps
+from fathoms.train.versions import VERSION, bring_up
 
-VERSION = 1
 MANIFEST = "manifest.json"
 
 
@@ -53,7 +53,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     for name, tensors in checkpoint.tensors.items():
         whole = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
         save_file(whole, folder / f"{name}.safetensors", metadata={"format": "pt"})
-    (folder / "state.json").write_text(dumps({"version": VERSION, **checkpoint.state}) + "\n")
+    (folder / "state.json").write_text(dumps({**checkpoint.state, "version": VERSION}) + "\n")
     files = sorted(path for path in folder.iterdir())
     (folder / MANIFEST).write_text(dumps({path.name: _sha256(path) for path in files}) + "\n")
     for path in folder.iterdir():
@@ -108,10 +108,7 @@ def read(folder: Path) -> Checkpoint:
     if reason:
         raise WeightsError(f"{folder}: not a whole checkpoint: {reason}")
     state = json.loads((folder / "state.json").read_text())
-    if state.get("version") != VERSION:
-        raise WeightsError(
-            f"{folder}: version {state.get('version')}, and this fathoms reads version {VERSION}"
-        )
+    state = bring_up(state, str(folder))
     try:
         tensors = {path.stem: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
     except safetensors.SafetensorError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -68,11 +69,18 @@ def check_agreement(world: World, fingerprint: str) -> None:
     """Refuse ranks that were started with another config or see other data."""
     if world.size == 1:
         return
-    seen: list[str | None] = [None] * world.size
-    dist.all_gather_object(seen, fingerprint)
+    seen = gather_objects(world, fingerprint)
     if len(set(seen)) > 1:
         odd = next(rank for rank, value in enumerate(seen) if value != seen[0])
         raise FathomsError(f"rank {odd} has another config or other data than rank 0; start all ranks alike")
+
+
+def gather_objects(world: World, mine: Any) -> list[Any]:
+    """What every rank gives, in order of rank; all must ask."""
+    seen: list[Any] = [mine] * world.size
+    if world.size > 1:
+        dist.all_gather_object(seen, mine)
+    return seen
 
 
 def sum_over_ranks(world: World, values: Tensor) -> Tensor:

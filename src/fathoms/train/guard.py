@@ -1,58 +1,117 @@
-"""When numbers stop being numbers: find the first layer and the batch, before the weights are touched."""
+"""What to do about an update whose numbers are not finite, or whose loss jumps: stop, skip or roll back."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from fathoms.errors import FathomsError
+from fathoms.train.job import RunOptions
+from fathoms.train.spikes import Spikes
+from fathoms.train.watch import Seen
+
+LR_FACTOR = 0.5
+"""What each rollback multiplies the learning rate with, for the rest of the run."""
+OVERFLOWS = 24
+"""Updates in a row that float16's scaler may lose while it looks for its scale; it halves it each time."""
+BAD_SHARE = 0.01
+"""Share of all updates that may be skipped before the run counts as diverged."""
+
+Act = Literal["log", "skip", "rollback", "stop"]
 
 
 class DivergedError(FathomsError):
     """The loss or a gradient is not finite; the message names the layer and the batch."""
 
 
-def first_bad_layer(model: nn.Module, images: Tensor) -> str | None:
-    """The first module, in order of execution, whose output is not finite; None if all are."""
-    found: list[str] = []
-
-    def look(name: str) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            if not found and isinstance(output, Tensor) and not output.isfinite().all():
-                found.append(name)
-
-        return hook
-
-    hooks = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
-    try:
-        with torch.no_grad():
-            model(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found[0] if found else None
+class RollBack(Exception):  # noqa: N818 -- it ends no run
+    """Go back to the last good checkpoint."""
 
 
-def first_bad_gradient(model: nn.Module) -> str | None:
-    """The first parameter whose gradient is not finite, or None."""
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and not parameter.grad.isfinite().all():
-            return name
-    return None
+@dataclass(frozen=True)
+class Finding:
+    """An update that is not as it should be, and what happens now."""
+
+    kind: Literal["not_finite", "spike"]
+    act: Act
+    score: float | None = None
 
 
-def explain(model: nn.Module, images: Tensor, loss: float, where: str, files: list[str]) -> DivergedError:
-    """The error for a step whose loss or gradient is not finite."""
-    layer = first_bad_layer(model, images)
-    if layer is not None:
-        what = f"first in the output of {layer}"
-    else:
-        gradient = first_bad_gradient(model)
-        what = f"in the gradient of {gradient}" if gradient else "in the loss alone"
-    listed = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
-    return DivergedError(
-        f"{where}: not a finite number (loss {loss:g}), {what}; the batch was {listed}; "
-        "the weights are those before this step; lower --lr, or add --warmup-epochs or --clip-grad"
-    )
+class Guard:
+    """Judges each update by what the host has seen of it; pure arithmetic, so that a resumed run judges alike.
+
+    Args:
+        options: The policy and its limits.
+        scaled: Whether a scaler of float16 is at work, for which a gradient that overflows is an everyday event.
+    """
+
+    def __init__(self, options: RunOptions, scaled: bool = False) -> None:
+        self.options, self.scaled = options, scaled
+        self.spikes = Spikes()
+        self.skipped = self.in_a_row = self.overflows = self.rollbacks = self.jumps = 0
+        self.passed_over: set[int] = set()
+
+    @property
+    def lr_factor(self) -> float:
+        """What the learning rate is multiplied with."""
+        return LR_FACTOR**self.rollbacks
+
+    def judge(self, seen: Seen) -> Finding | None:
+        """What is wrong with an update, or None."""
+        if seen.held:
+            return self._judge_held(seen)
+        self.in_a_row = self.overflows = 0
+        score = self.spikes.score(seen.loss)
+        self.spikes.add(seen.loss)
+        if score <= self.options.spike_score:
+            return None
+        self.jumps += 1
+        back = self.options.on_spike == "rollback" and self.rollbacks < self.options.guard_limit
+        return Finding("spike", self._note_rollback(seen) if back else "log", score)
+
+    def _judge_held(self, seen: Seen) -> Finding | None:
+        if self.scaled and abs(seen.loss) < float("inf") and self.overflows < OVERFLOWS:
+            self.overflows += 1
+            return None
+        policy, limit = self.options.guard, self.options.guard_limit
+        if policy == "rollback" and self.rollbacks < limit:
+            return Finding("not_finite", self._note_rollback(seen))
+        self.skipped += 1
+        self.in_a_row += 1
+        often = self.skipped > max(limit, BAD_SHARE * (seen.update + 1))
+        if policy != "skip" or self.in_a_row > limit or often:
+            return Finding("not_finite", "stop")
+        return Finding("not_finite", "skip")
+
+    def _note_rollback(self, seen: Seen) -> Act:
+        self.rollbacks += 1
+        self.passed_over.add(seen.update)
+        return "rollback"
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        names = ("skipped", "in_a_row", "overflows", "rollbacks", "jumps")
+        counts = {name: getattr(self, name) for name in names}
+        return {**counts, "passed_over": sorted(self.passed_over), "losses": list(self.spikes.losses)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint of an earlier process."""
+        for name in ("skipped", "in_a_row", "overflows", "rollbacks", "jumps"):
+            setattr(self, name, state[name])
+        self.passed_over = set(state["passed_over"])
+        self.spikes = Spikes(state["losses"])
+
+    def roll_back(self, state: dict[str, Any]) -> None:
+        """Go back to a checkpoint of this process: only the losses; what was learnt of bad batches stays."""
+        self.spikes = Spikes(state["losses"])
+        self.in_a_row = self.overflows = 0
+
+    def summary(self) -> dict[str, Any]:
+        """What summary.json says of it."""
+        return {
+            "policy": self.options.guard,
+            "skipped": self.skipped,
+            "rollbacks": self.rollbacks,
+            "spikes": self.jumps,
+            "lr_factor": self.lr_factor,
+        }

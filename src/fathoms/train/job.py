@@ -40,6 +40,15 @@ class RunOptions:
     """Evaluate and save every so many epochs, and after the last."""
     probe_interval: int = 0
     """Record each block's norms every so many updates; 0: never."""
+    guard: Literal["stop", "skip", "rollback"] = "stop"
+    """An update whose loss or gradient is not finite never reaches the weights. Then: stop the run (exit 3), skip
+    its batches, or roll back to the last checkpoint, halve the learning rate and pass over those batches."""
+    guard_limit: int = 5
+    """Most updates skipped in a row, and most rollbacks of a run, before it stops after all."""
+    spike_score: float = 10.0
+    """A loss this many robust deviations above the median of the last 100 is noted as a spike."""
+    on_spike: Literal["log", "rollback"] = "log"
+    """Note a spike in guard.jsonl, or also roll back as --guard rollback does."""
     fsdp: bool = False
     """Shard parameters over the processes of torchrun (FSDP2) instead of copying them."""
     swap_norms: str | None = None
@@ -51,6 +60,8 @@ class RunOptions:
             "recovery_interval": 0,
             "eval_interval": 1,
             "probe_interval": 0,
+            "guard_limit": 1,
+            "spike_score": 0,
         }.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: use {least} or more")

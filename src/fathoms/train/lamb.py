@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fathoms.errors import ConfigError
+from fathoms.train.gate import zero_
 
 
 class Lamb(torch.optim.Optimizer):
@@ -57,6 +58,8 @@ class Lamb(torch.optim.Optimizer):
             "step": 0,
         }
         super().__init__(params, defaults)
+        # torch's word for: set `found_inf`, and where it is one a step moves nothing (see gate.py).
+        self._step_supports_amp_scaling = True
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -65,6 +68,10 @@ class Lamb(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        hold: Tensor | None = getattr(self, "found_inf", None)
+        if hold is not None:
+            grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+            zero_(grads, hold)
         self._clip()
         for group in self.param_groups:
             group["step"] += 1
@@ -72,7 +79,8 @@ class Lamb(torch.optim.Optimizer):
                 (parameter, parameter.grad) for parameter in group["params"] if parameter.grad is not None
             ]
             if pairs:
-                self._move(group, *map(list, zip(*pairs, strict=True)))
+                params, grads = map(list, zip(*pairs, strict=True))
+                self._move(group, params, grads, hold)
         return loss
 
     def _clip(self) -> None:
@@ -86,7 +94,9 @@ class Lamb(torch.optim.Optimizer):
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         torch._foreach_div_(grads, (norm / limit).clamp_(min=1.0))
 
-    def _move(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+    def _move(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], hold: Tensor | None
+    ) -> None:
         for parameter in params:
             if not self.state[parameter]:
                 for moment in ("exp_avg", "exp_avg_sq"):
@@ -94,9 +104,10 @@ class Lamb(torch.optim.Optimizer):
         first = [self.state[parameter]["exp_avg"] for parameter in params]
         second = [self.state[parameter]["exp_avg_sq"] for parameter in params]
         beta1, beta2 = group["betas"]
-        torch._foreach_mul_(first, beta1)
+        # Held back, the gradients are zero and the moments keep their whole length.
+        torch._foreach_mul_(first, beta1 if hold is None else torch.where(hold > 0, 1.0, beta1))
         torch._foreach_add_(first, grads, alpha=1 - beta1)
-        torch._foreach_mul_(second, beta2)
+        torch._foreach_mul_(second, beta2 if hold is None else torch.where(hold > 0, 1.0, beta2))
         torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
 
         spread = torch._foreach_sqrt(second)
@@ -108,6 +119,8 @@ class Lamb(torch.optim.Optimizer):
             torch._foreach_add_(update, params, alpha=group["weight_decay"])
         if group["weight_decay"] != 0 or group["always_adapt"]:
             torch._foreach_mul_(update, _trust_ratios(params, update))
+        if hold is not None:
+            torch._foreach_mul_(update, 1 - hold)
         torch._foreach_add_(params, update, alpha=-group["lr"])
 
 

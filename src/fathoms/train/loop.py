@@ -9,41 +9,31 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from fathoms.data import Batch
-from fathoms.errors import ConfigError
 from fathoms.evaluate.metrics import Evaluation, FewerChannels, evaluate
-from fathoms.models.groups import param_groups
 from fathoms.models.vit import ViT
 from fathoms.train import checkpoint as checkpoints
-from fathoms.train.build import build_data, build_model, timm_size
-from fathoms.train.distributed import World, check_agreement, shard, sum_over_ranks, whole
-from fathoms.train.ema import Ema
-from fathoms.train.guard import DivergedError, explain
-from fathoms.train.job import Job, differences
+from fathoms.train.build import build_data, build_model, build_schedule, timm_size
+from fathoms.train.distributed import World, check_agreement, sum_over_ranks, whole
+from fathoms.train.gate import Gate
+from fathoms.train.guard import DivergedError, Guard, RollBack
+from fathoms.train.job import Job
 from fathoms.train.objective import Objective
-from fathoms.train.optim import build_optimizer, set_lr
+from fathoms.train.optim import set_lr
+from fathoms.train.outcome import DIVERGED, Outcome, end
 from fathoms.train.progress import Progress
+from fathoms.train.respond import respond
+from fathoms.train.resume import counters, go_on, roll_back
 from fathoms.train.run_folder import RunFolder, dumps
-from fathoms.train.schedule import Schedule
-from fathoms.train.state import gather, restore
+from fathoms.train.state import gather
 from fathoms.train.stop import StopRequest
-
-DIVERGED = 3
-"""Exit code of a run whose numbers stopped being finite."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: its summary as in summary.json, and the exit code."""
-
-    summary: dict[str, Any]
-    code: int
+from fathoms.train.watch import Watch
+from fathoms.train.wrap import wrap
 
 
 class Trainer:
@@ -60,39 +50,19 @@ class Trainer:
         self.show = show and world.is_main
         self.amp_dtype = getattr(torch, self.recipe.amp_dtype) if self.recipe.amp else None
         self.objective = Objective(self.recipe, self.model, self.data.classes, world.device)
-        self._wrap()
+        self.student, self.ema, self.optimizer, self.scaler = wrap(job, world, self.model, self.objective)
         self.epoch, self.step, self.updates = 0, 0, 0
         self.best: dict[str, Any] | None = None
         self.last: dict[str, Any] | None = None
         self.seconds = 0.0
         self.sums = torch.zeros(4, dtype=torch.float64, device=world.device)
-
-    def _wrap(self) -> None:
-        """Put what trains around the model: shards or copies, compiler, optimizer, average."""
-        recipe, world = self.recipe, self.world
-        self.ema = (
-            Ema(self.model, recipe.model_ema_decay, recipe.model_ema_warmup) if recipe.model_ema else None
-        )
-        self.student: nn.Module = self.objective.student
-        if self.job.run.fsdp:
-            if world.size == 1:
-                raise ConfigError("--fsdp shards over several processes; start them with torchrun")
-            # A wrapper calls the parts of blocks and not the blocks, so it is sharded as one.
-            shard(self.student, by_block=self.student is self.model)
-            if self.ema is not None:
-                shard(self.ema.module)
-        if world.size > 1 and not self.job.run.fsdp:
-            ids = [world.device.index] if world.device.type == "cuda" else None
-            self.student = nn.parallel.DistributedDataParallel(self.student, device_ids=ids)
-        if recipe.torchcompile is not None:
-            self.student = cast(nn.Module, torch.compile(self.student, backend=recipe.torchcompile))
-        groups = param_groups(self.model, recipe.weight_decay, recipe.layer_decay)
-        own = recipe.momentum if recipe.opt in ("sgd", "momentum") else None
-        self.optimizer = build_optimizer(
-            groups, recipe.opt, lr=recipe.lr, momentum=own, betas=recipe.opt_betas, eps=recipe.opt_eps
-        )
-        half = self.amp_dtype == torch.float16 and world.device.type == "cuda"
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=half)
+        # What the batches of the update under way add to the sums, if it goes through.
+        self.fresh = torch.zeros_like(self.sums)
+        self.watch = Watch(world)
+        self.guard = Guard(job.run, scaled=self.scaler.is_enabled())
+        self.gate = Gate(self.model, self.optimizer)
+        self.progress = Progress(0, 0, show=False)
+        self.stop = StopRequest()
 
     @property
     def updates_per_epoch(self) -> int:
@@ -110,91 +80,139 @@ class Trainer:
         check_agreement(self.world, hashlib.sha256(identity.encode()).hexdigest())
         self.folder.open()
         try:
-            self._resume()
+            go_on(self)
             self.folder.write_config({**self.job.table(), "classes": list(self.data.classes)})
             return self._train()
         finally:
             self.folder.close()
 
+    @property
+    def _done(self) -> int:
+        return self.epoch * self.data.train.steps + self.step
+
     def _train(self) -> Outcome:
-        total = self.epochs * self.data.train.steps
-        done = self.epoch * self.data.train.steps + self.step
-        progress = Progress(total, done, self.show)
+        self.progress = progress = Progress(self.epochs * self.data.train.steps, self._done, self.show)
         progress.say(f"{self.data.train.describe()}; run folder {self.folder.path}")
         try:
-            with StopRequest() as stop:
+            with self.stop:
+                self._prepare_rollback()
                 while self.epoch < self.epochs:
-                    self._run_epoch(progress, stop)
-                    if stop.code is not None and self.epoch < self.epochs:
+                    try:
+                        self._run_epoch()
+                    except RollBack:
+                        progress.say(
+                            f"rolled back: {roll_back(self)}, learning rate x {self.guard.lr_factor}"
+                        )
+                        progress.rewind(self._done)
+                    if self.stop_code is not None and self.epoch < self.epochs:
                         self._save()
-                        return self._end("interrupted", stop.code)
-            return self._end("done", 0)
+                        return end(self, "interrupted", self.stop_code)
+            return end(self, "done", 0)
         except DivergedError as error:
             progress.close()
             progress.say(f"diverged: {error}")
-            return self._end("diverged", DIVERGED, str(error))
+            return end(self, "diverged", DIVERGED, str(error))
         finally:
             progress.close()
 
-    def _run_epoch(self, progress: Progress, stop: StopRequest) -> None:
+    @property
+    def stop_code(self) -> int | None:
+        """The exit code that a signal asks for; where there are several processes, once all of them know."""
+        return self.stop.code if self.world.size == 1 else self.stop.agreed
+
+    def _prepare_rollback(self) -> None:
+        """Where the guard may roll back, there must be something to roll back to."""
+        wants = "rollback" in (self.job.run.guard, self.job.run.on_spike)
+        if wants and self.updates == 0:
+            self._save()
+
+    def _run_epoch(self) -> None:
         steps, accumulate = self.data.train.steps, self.recipe.grad_accum_steps
-        began, first = time.monotonic(), self.step
+        began, first, progress = time.monotonic(), self.step, self.progress
         interval = self.job.run.recovery_interval
         for batch in self.data.train.epoch(self.epoch, self.step):
             left = steps - steps % accumulate
             share = accumulate if self.step < left else steps % accumulate
-            self._forward_backward(batch, share)
+            if self.updates not in self.guard.passed_over:
+                self._forward_backward(batch, share)
             self.step += 1
             if self.step % accumulate and self.step < steps:
                 continue
             self._update(batch)
-            if self.updates % 10 == 0 or self.step == steps:
+            if progress.live and (self.updates % 10 == 0 or self.step == steps):
                 progress.advance(0, self._numbers(time.monotonic() - began, first))
             progress.advance(accumulate if self.step % accumulate == 0 else self.step % accumulate)
             if interval and self.updates % interval == 0 and self.step < steps:
                 self._save()
-            if stop.code is not None and self.step < steps:
+            if self.stop_code is not None and self.step < steps:
                 self.seconds += time.monotonic() - began
                 return
+        self._settle()
         elapsed = time.monotonic() - began
         self.seconds += elapsed
-        self._finish_epoch(progress, (steps - first) * len(batch) * self.world.size / max(elapsed, 1e-9))
+        self._finish_epoch((steps - first) * len(batch) * self.world.size / max(elapsed, 1e-9))
 
-    def _forward_backward(self, batch: Batch, share: int) -> None:
-        self.student.train()
-        torch.manual_seed(step_seed(self.job.run.seed, self.epoch, self.step, self.world.rank))
+    def compute_loss(self, student: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss and logits of a batch, with the noise that belongs to its place."""
+        student.train()
+        torch.manual_seed(step_seed(self.job.run.seed, batch.epoch, batch.step, self.world.rank))
         images = batch.images[:, : self.channels]
         with torch.autocast(self.world.device.type, dtype=self.amp_dtype, enabled=self.amp_dtype is not None):
-            loss, logits = self.objective.loss(self.student, images, batch)
+            return self.objective.loss(student, images, batch)
+
+    def _forward_backward(self, batch: Batch, share: int) -> None:
+        if self.step % self.recipe.grad_accum_steps == 0:
+            self.gate.open()
+        loss, logits = self.compute_loss(self.student, batch)
         self.scaler.scale(loss / share).backward()
         with torch.no_grad():
             hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.labels[:, None]
             counts = (len(batch) * loss.detach(), hits[:, 0].sum(), hits.any(dim=1).sum())
-            self.sums += torch.stack([*counts, hits.new_full((), len(batch), dtype=torch.float64)]).double()
-        self.loss = loss.detach()
+            self.fresh += torch.stack([*counts, hits.new_full((), len(batch), dtype=torch.float64)]).double()
 
     def _update(self, batch: Batch) -> None:
-        """Look at the gradient, then take the step, or stop before it."""
+        """Take the step, unless the device finds a number in it that is not finite."""
+        if self.updates in self.guard.passed_over:
+            self._settle()
+            self.updates += 1
+            return
         self.scaler.unscale_(self.optimizer)
-        limit = self.recipe.clip_grad if self.recipe.clip_grad is not None else math.inf
-        norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
-        verdict = torch.stack([self.loss.double(), norm.detach().double().to(self.loss.device)])
-        verdict = sum_over_ranks(self.world, verdict)
-        if not self.scaler.is_enabled() and not bool(verdict.isfinite().all()):
-            source = self.data.train.source
-            files = [source.where(int(index)) for index in batch.ids]
-            where = f"epoch {self.epoch}, step {self.step - 1}"
-            raise explain(self.model, batch.images[:, : self.channels], float(self.loss), where, files)
-        set_lr(self.optimizer, self.schedule.lr(self._position()))
-        self.scaler.step(self.optimizer)
+        norm = self._gradient_norm()
+        self._settle()
+        steps = (self.step - 1 - (self.step - 1) % self.recipe.grad_accum_steps, self.step)
+        loss = self.fresh[0] / self.fresh[3]
+        hold = self.watch.post(self.updates, self.epoch, steps, loss, norm, self.stop.vote)
+        set_lr(self.optimizer, self.schedule.lr(self._position()) * self.guard.lr_factor)
+        self.gate.step(hold)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+        self.sums += torch.where(hold > 0, 0.0, self.fresh)
+        self.fresh.zero_()
         self.updates += 1
-        if self.ema is not None:
-            self.ema.update(self.model, self.updates)
         every = self.job.run.probe_interval
         if every and self.updates % every == 0 and isinstance(self.model, ViT) and self.world.size == 1:
             self._probe(batch)
+
+    def _gradient_norm(self) -> torch.Tensor:
+        """The norm of the whole gradient, which is then cut to --clip-grad."""
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.recipe.clip_grad is not None:
+            nn.utils.clip_grads_with_norm_(parameters, self.recipe.clip_grad, norm)
+        return whole(norm).detach()
+
+    def _settle(self) -> None:
+        """Learn what became of the update before: average it in, or do what the guard says."""
+        seen = self.watch.read()
+        if seen is None:
+            return
+        self.gate.settle(seen.held)
+        self.stop.agree(seen.votes)
+        if self.ema is not None and not seen.held:
+            self.ema.update(self.model, seen.update + 1)
+        finding = self.guard.judge(seen)
+        if finding is not None:
+            respond(self, seen, finding)
 
     def _position(self) -> float:
         """The epoch as a fraction: updates done over updates an epoch."""
@@ -210,18 +228,23 @@ class Trainer:
         loss, top1, _, count = self.sums.tolist()
         rate = (self.step - first) * self.recipe.batch_size * self.world.size / max(elapsed, 1e-9)
         wait = self.data.train.stats.wait_share
-        numbers = {"epoch": f"{self.epoch + 1}/{self.epochs}", "loss": f"{loss / count:.3f}"}
+        numbers = {"epoch": f"{self.epoch + 1}/{self.epochs}", "loss": f"{loss / max(count, 1):.3f}"}
         return numbers | {
-            "top1": f"{100 * top1 / count:.1f}",
+            "top1": f"{100 * top1 / max(count, 1):.1f}",
             "img/s": f"{rate:,.0f}",
             "data wait": f"{wait:.0%}",
         }
 
-    def _finish_epoch(self, progress: Progress, rate: float) -> None:
+    def _finish_epoch(self, rate: float) -> None:
+        progress = self.progress
         loss, top1, top5, count = sum_over_ranks(self.world, self.sums).tolist()
+        count = max(count, 1.0)
         row = {"epoch": self.epoch, "step": self.updates, "split": "train", "loss": loss / count}
         row |= {"top1": 100 * top1 / count, "top5": 100 * top5 / count}
-        row |= {"lr": self.schedule.lr(self._position() - 1e-9), "images_per_second": rate}
+        row |= {
+            "lr": self.schedule.lr(self._position() - 1e-9) * self.guard.lr_factor,
+            "images_per_second": rate,
+        }
         self.folder.append("metrics.jsonl", row)
         self.sums.zero_()
         self.epoch, self.step = self.epoch + 1, 0
@@ -230,7 +253,13 @@ class Trainer:
         if self.epoch % self.job.run.eval_interval == 0 or self.epoch == self.epochs:
             result = self._evaluate()
             self.last = result.summary()
-            better = self.best is None or result.top1 > self.best["top1"]
+            whole_numbers = math.isfinite(result.loss) and math.isfinite(result.top1)
+            better = whole_numbers and (self.best is None or result.top1 > self.best["top1"])
+            if not whole_numbers:
+                self.folder.append("guard.jsonl", {"kind": "evaluation_not_finite", "epoch": self.epoch - 1})
+                progress.say(
+                    f"guard: epoch {self.epoch}: the loss of the evaluation is not finite: not the best"
+                )
             told = {"epoch": self.epoch - 1, "step": self.updates, "split": "val", **result.summary()}
             self.folder.append("metrics.jsonl", {**told, "lr": row["lr"]})
             if better:
@@ -253,72 +282,12 @@ class Trainer:
         return evaluate(seen, self.data.val.epoch(0), classes, device=device, amp_dtype=self.amp_dtype)
 
     def _save(self, best: bool = False) -> None:
-        values = {
-            "epoch": self.epoch,
-            "step": self.step,
-            "updates": self.updates,
-            "best": self.best,
-            "last": self.last,
-            "seconds": self.seconds,
-            "sums": self.sums.tolist(),
-            "lines": {name: self.folder.length(name) for name in ("metrics.jsonl", "probe.jsonl")},
-            "identity": self.job.identity(),
-            "data": self.data.fingerprint,
-            "classes": list(self.data.classes),
-        }
-        kept = gather(self.model, self.optimizer, self.ema, self.scaler, values)
+        self._settle()
+        kept = gather(self.model, self.optimizer, self.ema, self.scaler, counters(self))
         if self.world.is_main:
             checkpoints.save(self.folder.checkpoints, kept)
             if best:
                 checkpoints.keep_as_best(self.folder.checkpoints)
-
-    def _resume(self) -> None:
-        """Go on from the newest whole checkpoint, if the run is the same."""
-        folder = checkpoints.newest(self.folder.checkpoints)
-        if folder is None:
-            return
-        if self.job.run.resume == "never":
-            raise ConfigError(
-                f"{self.folder.path}: holds a run already; choose another --experiment or --resume auto"
-            )
-        kept = checkpoints.read(folder)
-        changed = differences(kept.state["identity"], self.job.identity())
-        if changed:
-            raise ConfigError(f"{self.folder.path}: holds a run with other settings ({'; '.join(changed)})")
-        if kept.state["data"] != self.data.fingerprint:
-            raise ConfigError(f"{self.folder.path}: the data set has changed since this run began")
-        restore(kept, self.model, self.optimizer, self.ema, self.scaler, str(folder))
-        for name in ("epoch", "step", "updates", "best", "last", "seconds"):
-            setattr(self, name, kept.state[name])
-        self.sums.copy_(torch.tensor(kept.state["sums"], dtype=torch.float64))
-        for name, length in kept.state["lines"].items():
-            self.folder.cut(name, length)
-
-    def _end(self, status: str, code: int, reason: str | None = None) -> Outcome:
-        peak = torch.cuda.max_memory_allocated() if self.world.device.type == "cuda" else None
-        summary = {
-            "status": status,
-            "reason": reason,
-            "best": self.best,
-            "last": self.last,
-            "epoch": self.epoch,
-            "updates": self.updates,
-            "seconds": self.seconds,
-            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "peak_memory": peak,
-            "bad_images": dict(sorted(self.data.train.stats.bad.items())),
-            "folder": str(self.folder.path),
-        }
-        self.folder.write_summary(summary)
-        return Outcome(summary, code)
-
-
-def build_schedule(job: Job) -> Schedule:
-    """The learning rate of a job."""
-    recipe = job.recipe
-    names = ("epochs", "min_lr", "warmup_lr", "warmup_epochs", "warmup_prefix", "cooldown_epochs")
-    names += ("decay_epochs", "decay_rate", "epoch_factor", "epoch_threshold", "sched_on_updates")
-    return Schedule(recipe.sched, recipe.lr, **{name: getattr(recipe, name) for name in names})
 
 
 def step_seed(seed: int, epoch: int, step: int, rank: int) -> int:

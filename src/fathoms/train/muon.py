@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fathoms.errors import ConfigError
+from fathoms.train.gate import step_unless
 
 ALGORITHMS = ("muon", "adamw")
 
@@ -63,6 +64,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         filled = {name: iter(part.param_groups) for name, part in self._parts.items()}
         self.param_groups = [next(filled[group["algorithm"]]) for group in self.param_groups]
         self._share()
+        # torch's word for: set `found_inf`, and where it is one a step moves nothing (see gate.py).
+        self._step_supports_amp_scaling = True
 
     def _share(self) -> None:
         """Let the inner optimizers work on this one's groups and state."""
@@ -82,8 +85,12 @@ class MuonWithAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        hold: Tensor | None = getattr(self, "found_inf", None)
         for part in self._parts.values():
-            part.step()
+            if hold is None:
+                part.step()
+            else:
+                step_unless(part, hold)
         return loss
 
 

@@ -35,6 +35,16 @@ class Progress:
             said = {} if numbers is None else {"numbers": "  ".join(f"{k} {v}" for k, v in numbers.items())}
             self._bar.update(self._task, advance=images, **said)
 
+    @property
+    def live(self) -> bool:
+        """Whether there is a bar to show numbers in."""
+        return self._bar is not None
+
+    def rewind(self, done: int) -> None:
+        """Put the bar back to `done`."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done)
+
     def say(self, line: str) -> None:
         """A line that stays."""
         if not self.show:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType
 from typing import Any
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143}
+
+# What each process adds to the sum over all of them; no sum of the first kind reaches one of the second.
+VOTES = {None: 0, 130: 1, 143: 1 << 20}
 
 
 class StopRequest:
@@ -15,9 +19,13 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.code: int | None = None
+        self.agreed: int | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
+        if threading.current_thread() is not threading.main_thread():
+            # Python lets only the main thread take signals; elsewhere the caller decides.
+            return self
         for number in CODES:
             self._before[number] = signal.signal(number, self._note)
         return self
@@ -25,6 +33,16 @@ class StopRequest:
     def __exit__(self, *_error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    @property
+    def vote(self) -> int:
+        """This process's part of what all of them must agree on, for they must stop after the same update."""
+        return VOTES[self.code]
+
+    def agree(self, votes: int) -> None:
+        """Take note of the sum of all votes."""
+        if votes and self.agreed is None:
+            self.agreed = 143 if votes >= VOTES[143] else 130
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         code = CODES[signal.Signals(number)]

@@ -1,0 +1,35 @@
+"""Checkpoints of earlier versions: what state.json lacked then, and what a newer one means.
+
+A release that changes state.json raises VERSION, adds a step here, and a golden checkpoint in tests/golden.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fathoms.errors import WeightsError
+
+VERSION = 2
+
+
+def bring_up(state: dict[str, Any], where: str) -> dict[str, Any]:
+    """The state as this version has it."""
+    version = state.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise WeightsError(
+            f"{where}: written by a newer fathoms (version {version}, this one reads up to {VERSION}); "
+            "install that fathoms, or start anew with another --experiment"
+        )
+    if version not in range(1, VERSION + 1):
+        raise WeightsError(
+            f"{where}: version {version!r} is none that fathoms has written; remove the folder"
+        )
+    if version == 1:
+        state = _from_1(state)
+    return {**state, "version": VERSION}
+
+
+def _from_1(state: dict[str, Any]) -> dict[str, Any]:
+    """Before the guard had a memory."""
+    counts = dict.fromkeys(("skipped", "in_a_row", "overflows", "rollbacks", "jumps"), 0)
+    return {**state, "guard": {**counts, "passed_over": [], "losses": []}}

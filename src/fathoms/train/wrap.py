@@ -1,0 +1,51 @@
+"""What trains, around the model: shards or copies, compiler, average, optimizer, scaler."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import torch
+from torch import nn
+
+from fathoms.errors import ConfigError
+from fathoms.models.groups import param_groups
+from fathoms.train.distributed import World, shard
+from fathoms.train.ema import Ema
+from fathoms.train.job import Job
+from fathoms.train.objective import Objective
+from fathoms.train.optim import build_optimizer
+
+
+class Wrapped(NamedTuple):
+    """A model, ready to be trained."""
+
+    student: nn.Module
+    ema: Ema | None
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+
+
+def wrap(job: Job, world: World, model: nn.Module, objective: Objective) -> Wrapped:
+    """Put what trains around the model, in the order that each needs."""
+    recipe = job.recipe
+    ema = Ema(model, recipe.model_ema_decay, recipe.model_ema_warmup) if recipe.model_ema else None
+    student: nn.Module = objective.student
+    if job.run.fsdp:
+        if world.size == 1:
+            raise ConfigError("--fsdp shards over several processes; start them with torchrun")
+        # A wrapper calls the parts of blocks and not the blocks, so it is sharded as one.
+        shard(student, by_block=student is model)
+        if ema is not None:
+            shard(ema.module)
+    if world.size > 1 and not job.run.fsdp:
+        ids = [world.device.index] if world.device.type == "cuda" else None
+        student = nn.parallel.DistributedDataParallel(student, device_ids=ids)
+    if recipe.torchcompile is not None:
+        student = cast(nn.Module, torch.compile(student, backend=recipe.torchcompile))
+    groups = param_groups(model, recipe.weight_decay, recipe.layer_decay)
+    own = recipe.momentum if recipe.opt in ("sgd", "momentum") else None
+    optimizer = build_optimizer(
+        groups, recipe.opt, lr=recipe.lr, momentum=own, betas=recipe.opt_betas, eps=recipe.opt_eps
+    )
+    half = recipe.amp and recipe.amp_dtype == "float16"
+    return Wrapped(student, ema, optimizer, torch.amp.GradScaler(world.device.type, enabled=half))
