@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+# A name out of a file may be as long as the file; an error is still one line that a person can read.
+MAX_MESSAGE = 2000
+
+
+def printable(text: str) -> str:
+    r"""A text that is safe to print: what is not a visible character is written as its escape.
+
+    Names of classes, files and tensors come from strangers. Printed raw they could move the cursor, recolour
+    the terminal, forge a line of a log, or stop the print with an undecodable byte.
+
+    >>> printable("cat\x1b[2J\n")
+    'cat\\x1b[2J\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
+    )
+
 
 class FathomsError(Exception):
-    """Something the caller can put right; the message says how."""
+    """Something the caller can put right; the message says how, on one printable line."""
+
+    def __init__(self, message: str = "") -> None:
+        line = printable(message[: MAX_MESSAGE + 1])
+        super().__init__(line if len(line) <= MAX_MESSAGE else line[:MAX_MESSAGE] + "…")
 
 
 class UnknownNameError(FathomsError):

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from fathoms.errors import ConfigError, FathomsError, UnknownNameError
 
 T = TypeVar("T")
+# No name is longer; a file's megabyte is not compared with every option.
+_LONGEST = 80
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
     """The option closest to `name`: the same but for case, one that begins with it, or the most alike."""
-    options = list(options)
+    options, name = list(options), name[:_LONGEST]
     same = [option for option in options if option.lower() == name.lower()]
     longer = [option for option in options if name and option.lower().startswith(name.lower())]
     return (same or longer or difflib.get_close_matches(name.lower(), options, n=1, cutoff=0.0) or [""])[0]
@@ -27,8 +30,10 @@ def check_name(name: str, options: Iterable[str], kind: str, where: str = "") ->
     if isinstance(name, str) and name in options:
         return name
     place = f"{where}: " if where else ""
-    hint = nearest(str(name), options)
-    raise UnknownNameError(f"{place}no {kind} is called {name!r}; did you mean {hint!r}?")
+    # Not a text: a table or a list out of a file, which is told by its kind.
+    shown = repr(name[:_LONGEST]) if isinstance(name, str) else reprlib.repr(name)
+    hint = nearest(name if isinstance(name, str) else "", options)
+    raise UnknownNameError(f"{place}no {kind} is called {shown}; did you mean {hint!r}?")
 
 
 class Registry(Generic[T]):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import tyro
 
+from fathoms.errors import printable
+
 EXAMPLES = """
 fathoms convert S24_224.pth cait_s24_224.safetensors
 fathoms convert checkpoint.pth ema.safetensors --key model_ema
@@ -45,12 +47,11 @@ def run(args: Args) -> int:
         print(json_format.dumps(asdict(told)))
         return 0
     place = f" under {told.taken!r}" if told.taken else ""
-    print(
+    lines = [
         f"{args.source}: {told.tensors} tensors{place}, {told.parameters:,} numbers, {', '.join(told.dtypes)}"
-    )
-    for line in told.top:
-        print(f"  holds {line}")
-    for line in told.left_out:
-        print(f"  left out {line}")
-    print(f"written to {told.target}")
+    ]
+    lines += [f"  holds {line}" for line in told.top]
+    lines += [f"  left out {line}" for line in told.left_out]
+    for line in [*lines, f"written to {told.target}"]:
+        print(printable(line))
     return 0

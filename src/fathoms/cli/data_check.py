@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from fathoms.errors import printable
+
 if TYPE_CHECKING:
     from fathoms.data.check import Report
     from fathoms.data.sources.base import Source
@@ -124,7 +126,7 @@ def _print(sources: list[Source], report: Report, result: dict[str, Any]) -> Non
     for source in sources:
         low, high = result["smallest_class"][source.split], result["largest_class"][source.split]
         print(
-            f"{source.split}: {len(source)} files ({source.kind}), {len(source.classes)} classes, "
+            f"{printable(source.split)}: {len(source)} files ({source.kind}), {len(source.classes)} classes, "
             f"{low} to {high} good pictures each"
         )
         empty = result["empty_classes"][source.split]
@@ -135,16 +137,16 @@ def _print(sources: list[Source], report: Report, result: dict[str, Any]) -> Non
     if result["rotated"]:
         print(f"turned upright by EXIF: {result['rotated']}")
     for finding in report.bad:
-        print(f"BAD {finding.row.name!r}: {finding.problem}")
+        print(printable(f"BAD {finding.row.name!r}: {finding.problem}"))
     _print_some("same picture", [" = ".join(map(repr, group)) for group in report.exact])
     _print_some("nearly the same", [f"{a!r} ~ {b!r} ({bits} bits)" for a, b, bits in report.near])
     _print_some("in more than one split", [", ".join(map(repr, group)) for group in report.across])
-    print(f"{len(report.bad)} bad of {len(report.findings)} files; manifest: {result['manifest']}")
+    print(printable(f"{len(report.bad)} bad of {len(report.findings)} files; manifest: {result['manifest']}"))
 
 
 def _print_some(title: str, lines: list[str]) -> None:
     for line in lines[:_SHOWN]:
-        print(f"{title}: {line}")
+        print(printable(f"{title}: {line}"))
     if len(lines) > _SHOWN:
         print(f"{title}: {len(lines) - _SHOWN} more (all of them with --json)")
 
@@ -178,11 +180,13 @@ def _run_arrays(sources: list[Any], target: Path, args: Args) -> int:
     for source, part in zip(sources, found, strict=True):
         low, high = min(part["balance"].values()), max(part["balance"].values())
         print(
-            f"{source.split}: {len(source)} images ({source.kind}), "
+            f"{printable(source.split)}: {len(source)} images ({source.kind}), "
             f"{len(source.classes)} classes, {low} to {high} each"
         )
     _print_some("same picture", [" = ".join(names[i] for i in group) for group in groups])
-    print(f"0 bad of {len(names)} images; {len(across)} in more than one split; manifest: {target}")
+    print(
+        printable(f"0 bad of {len(names)} images; {len(across)} in more than one split; manifest: {target}")
+    )
     if args.json:
         result = {
             "files": len(names),

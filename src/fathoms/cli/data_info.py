@@ -11,6 +11,8 @@ from typing import Any
 
 import tyro
 
+from fathoms.errors import printable
+
 EXAMPLES: str = """\
 fathoms data info photos/
 fathoms data info packed/ --json
@@ -48,14 +50,14 @@ def run(args: Args) -> int:
         else:
             facts["bytes"] = sum(source.size(i) for i in range(len(source)))
         splits[source.split] = facts
-    print(f"{args.path}: {kind}")
+    print(printable(f"{args.path}: {kind}"))
     for name, facts in splits.items():
         shown = ", ".join(repr(c) for c in facts["classes"][:5]) + (
             ", …" if len(facts["classes"]) > 5 else ""
         )
         shape = f", {'x'.join(map(str, facts['shape']))} pixels" if "shape" in facts else ""
         print(
-            f"  {name}: {facts['images']} images{shape}, {facts['bytes'] / 1e6:.1f} MB, "
+            f"  {printable(name)}: {facts['images']} images{shape}, {facts['bytes'] / 1e6:.1f} MB, "
             f"{len(facts['classes'])} classes ({shown}), fingerprint {facts['fingerprint'][:12]}"
         )
     print(f"decoder in use: {decoder.name} ({decoder.reason})")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import tyro
 
+from fathoms.errors import printable
+
 EXAMPLES: str = """\
 fathoms data pack photos/ packed/                    longest side 500, quality 90
 fathoms data pack photos/ packed/ --short-side 256   smaller and faster still
@@ -74,12 +76,12 @@ def run(args: Args) -> int:
     skipped = [(name, reason) for _, result in results for name, reason in result.skipped]
     for split, result in results:
         print(
-            f"{split}: {result.samples} pictures, "
+            f"{printable(split)}: {result.samples} pictures, "
             f"{result.bytes_in / 1e6:.1f} MB to {result.bytes_out / 1e6:.1f} MB; "
             f"{result.shards_written} shards written, {result.shards_kept} kept from before"
         )
     for name, reason in skipped:
-        print(f"LEFT OUT {name!r}: {reason}")
+        print(printable(f"LEFT OUT {name!r}: {reason}"))
     if args.json:
         print(
             json.dumps(

@@ -14,6 +14,7 @@ from typing import Literal
 import tyro
 
 from fathoms.cli.parse import Switches, given
+from fathoms.errors import printable
 
 EXAMPLES = """
 fathoms export weights.safetensors --model cait_xxs24_224
@@ -47,11 +48,11 @@ def run(args: Args) -> int:
     """Build, load, export, and print the differences."""
     from fathoms.errors import FathomsError
     from fathoms.export.export import FORMATS, export_model
-    from fathoms.models.vit import ViT
+    from fathoms.models.header import build_for
     from fathoms.models.weights import load_weights
     from fathoms.models.zoo import model_config
 
-    model = ViT(model_config(args.model, **given(args.switches)))
+    model = build_for(model_config(args.model, **given(args.switches)), args.checkpoint)
     source = load_weights(model, args.checkpoint)
     target = args.output or args.checkpoint.with_suffix(FORMATS[args.format])
     if target.resolve() == args.checkpoint.resolve():
@@ -65,5 +66,5 @@ def run(args: Args) -> int:
         print(f"{told.folded} scales and shifts folded")
     for batch, gap in told.differences.items():
         print(f"batch {batch}: differs by {gap:.2g} of the largest output")
-    print(f"written to {told.path}, card in {told.card}")
+    print(printable(f"written to {told.path}, card in {told.card}"))
     return 0

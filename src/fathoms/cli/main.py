@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from fathoms import __version__
-from fathoms.errors import FathomsError
+from fathoms.errors import FathomsError, printable
 from fathoms.registry import nearest
 
 COMMANDS = {
@@ -80,6 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone, as `| head` does. Nothing more can be said there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        # A folder without permission, a full disk: the system's word on it, and the place, say enough.
+        place = f"{error.filename}: " if error.filename else ""
+        print(printable(f"fathoms {name}: {place}{error.strerror or error}"), file=sys.stderr)
+        return USAGE_ERROR
 
 
 if __name__ == "__main__":

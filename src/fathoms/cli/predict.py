@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from fathoms.errors import FathomsError
+from fathoms.errors import FathomsError, printable
 
 if TYPE_CHECKING:
     from fathoms.models.config import ViTConfig
@@ -58,11 +58,11 @@ def run(args: Args) -> int:
     """Classify every picture; 1 if some could not be read."""
     from fathoms.cli.data_check import progress_bar
     from fathoms.export.predict import list_pictures, overlay, predict, read_classes
-    from fathoms.models.vit import ViT
+    from fathoms.models.header import build_for
     from fathoms.models.weights import load_weights
 
     files = list_pictures(args.images)
-    model = ViT(_config(args))
+    model = build_for(_config(args), args.checkpoint)
     load_weights(model, args.checkpoint)
     classes = read_classes(args.classes, model.config.num_classes)
     look = {"top": min(args.top, len(classes)), "batch_size": args.batch_size, "crop_pct": args.crop_pct}
@@ -93,7 +93,7 @@ def run(args: Args) -> int:
         answer = ", ".join(
             f"{n} {100 * p:.1f} %" for n, p in zip(row.classes, row.probabilities, strict=True)
         )
-        print(f"{row.file}: {answer if not row.problem else 'NOT READ: ' + row.problem}")
+        print(printable(f"{row.file}: {answer if not row.problem else 'NOT READ: ' + row.problem}"))
     return 1 if bad else 0
 
 
@@ -101,15 +101,13 @@ def _config(args: Args) -> ViTConfig:
     """The config of the named model, or the one on the card."""
     from fathoms.models.config import ViTConfig
     from fathoms.models.zoo import model_config
+    from fathoms.reading import MAX_TOML, read_json
 
     if bool(args.model) == (args.card is not None):
         raise FathomsError("give one of --model and --card")
     if args.card is None:
         return model_config(args.model)
-    try:
-        fields = json_format.loads(args.card.read_text())["config"]
-        return ViTConfig(**fields)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FathomsError(
-            f"{args.card}: no card of an exported model ({type(error).__name__}: {error})"
-        ) from error
+    fields = read_json(args.card, FathomsError, MAX_TOML).get("config")
+    if not isinstance(fields, dict):
+        raise FathomsError(f"{args.card}: no card of an exported model; it has no config")
+    return ViTConfig().replace(**fields)

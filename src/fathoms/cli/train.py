@@ -15,6 +15,7 @@ from typing import Any
 import tyro
 
 from fathoms.cli.parse import Switches, given, optional
+from fathoms.errors import printable
 from fathoms.train.job import TIMM, Job, RunOptions
 from fathoms.train.recipe import Recipe, read_recipe
 
@@ -115,4 +116,4 @@ def closing(summary: dict[str, Any]) -> str:
     )
     if summary["status"] == "done":
         lines.append(f"next: fathoms validate --checkpoint {folder}")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))

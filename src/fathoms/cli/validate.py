@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import tyro
 
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, printable
 
 EXAMPLES = """
 fathoms validate --checkpoint runs/vit_digits-digits-1a2b3c4d
@@ -191,7 +191,7 @@ def report(args: Args, results: dict[str, dict[str, Any]]) -> None:
         return
     for place, told in results.items():
         print(
-            f"{place}: top1 {told['top1']:.2f}  top5 {told['top5']:.2f}  loss {told['loss']:.4f}  "
+            f"{printable(place)}: top1 {told['top1']:.2f}  top5 {told['top5']:.2f}  loss {told['loss']:.4f}  "
             f"calibration error {told['calibration_error']:.2f}  images {told['images']}"
         )
         if told["skipped"]:
@@ -199,4 +199,4 @@ def report(args: Args, results: dict[str, dict[str, Any]]) -> None:
         if "real_top1" in told:
             print(f"  ReaL top1 {told['real_top1']:.2f}")
         worst = sorted((v, k) for k, v in told["per_class"].items() if v is not None)[:3]
-        print("  hardest: " + ", ".join(f"{name} {value:.1f}" for value, name in worst))
+        print(printable("  hardest: " + ", ".join(f"{name} {value:.1f}" for value, name in worst)))

@@ -16,8 +16,12 @@ from fathoms.data.errors import BadImageError
 # 67 million pixels are 200 MB of RGB: more than any camera photo a classifier needs, and small
 # enough that sixteen workers fit in a server's memory.
 MAX_PIXELS = 1 << 26
+# Bytes of one encoded picture: 16 bits in four channels of the largest one, uncompressed.
+MAX_FILE = 1 << 29
 # A progressive file has about ten scans. Thousands of scans cost seconds each without a large file.
 MAX_SCANS = 64
+# Segments before the frame header. The longest colour profile takes 255; empty ones could go on for ever.
+MAX_SEGMENTS = 4096
 # The formats that are looked for; a file is what its bytes say, whatever its name says.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 
@@ -68,7 +72,11 @@ def check_size(width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
 def _read_jpeg(data: bytes) -> ImageHeader:
     """Walk the JPEG segments up to the frame header; note EXIF on the way."""
     place, end, orientation = 2, len(data), 1
+    segments = 0
     while place + 4 <= end:
+        segments += 1
+        if segments > MAX_SEGMENTS:
+            raise BadImageError(f"JPEG with more than {MAX_SEGMENTS} segments before its frame header")
         if data[place] != 0xFF:
             raise BadImageError(f"JPEG marker expected at byte {place}")
         marker = data[place + 1]

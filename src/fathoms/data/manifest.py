@@ -11,7 +11,7 @@ from fathoms.atomic import write_atomic
 from fathoms.data.errors import DataError
 from fathoms.data.sources.arrays import ArraySource
 from fathoms.data.sources.base import Source
-from fathoms.data.sources.shards import read_json
+from fathoms.reading import read_json
 
 MANIFEST_FORMAT = "fathoms-manifest-1"
 MANIFEST_NAME = "fathoms-manifest.json"
@@ -53,7 +53,7 @@ def verify_manifest(path: str | Path, source: Source | ArraySource) -> dict[str,
     Returns:
         The facts of the split that the manifest holds (counts, classes, bad files).
     """
-    manifest = read_json(Path(path))
+    manifest = read_json(path, DataError)
     if manifest.get("format") != MANIFEST_FORMAT:
         raise DataError(f"{path}: not a manifest of this version; run `fathoms data check` again")
     splits = manifest.get("splits")
@@ -66,7 +66,7 @@ def verify_manifest(path: str | Path, source: Source | ArraySource) -> dict[str,
 
 
 def _first_change(facts: dict[str, Any], source: Source | ArraySource) -> str:
-    if tuple(facts.get("classes", ())) != source.classes:
+    if facts.get("classes") != list(source.classes):
         return "the list of classes changed"
     try:
         before = {str(name): (size, label) for name, size, label, _ in facts["files"]}

@@ -27,8 +27,9 @@ from fathoms.data.errors import BadImageError, DataError
 from fathoms.data.header import ImageHeader
 from fathoms.data.resize import resize
 from fathoms.data.sources.base import Source
-from fathoms.data.sources.shards import INDEX_FORMAT, INDEX_NAME, read_json
+from fathoms.data.sources.shards import INDEX_FORMAT, INDEX_NAME, shard_path
 from fathoms.errors import ConfigError
+from fathoms.reading import read_json
 
 _WINDOW = 128
 
@@ -147,7 +148,7 @@ def _finished(path: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
     if not path.is_file() or not side.is_file():
         return None
     try:
-        facts = read_json(side)
+        facts = read_json(side, DataError)
         same = all(facts[key] == wanted[key] for key in wanted) and path.stat().st_size == facts["bytes"]
     except (DataError, KeyError):
         return None
@@ -236,12 +237,9 @@ def write_index(folder: Path, classes: tuple[str, ...], splits: dict[str, Any], 
 def verify_pack(folder: Path) -> list[str]:
     """Names of shards whose bytes no longer have the sha256 in the index."""
     wrong = []
-    for split in read_json(folder / INDEX_NAME)["splits"].values():
+    for split in read_json(folder / INDEX_NAME, DataError)["splits"].values():
         for shard in split["shards"]:
-            digest = hashlib.sha256()
-            with (folder / shard["name"]).open("rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-            if digest.hexdigest() != shard["sha256"]:
-                wrong.append(str(shard["name"]))
+            with shard_path(folder, shard["name"]).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != shard["sha256"]:
+                    wrong.append(str(shard["name"]))
     return wrong

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,11 @@ from torch import nn
 
 from fathoms.errors import ConfigError, WeightsError
 from fathoms.models.config import FIELDS, ViTConfig
-from fathoms.models.vit import ViT
+from fathoms.models.header import build_for
 from fathoms.models.weights import load_weights
 from fathoms.models.zoo import model_config
+from fathoms.reading import check_names, read_toml
+from fathoms.registry import check_name
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,21 @@ class Trained:
 
 
 def _run_config(folder: Path) -> dict[str, Any] | None:
-    """config.toml of the run that a folder belongs to, if there is one."""
-    for place in (folder, folder.parent, folder.parent.parent):
-        path = place / "config.toml"
-        if path.is_file():
-            try:
-                return tomllib.loads(path.read_text(encoding="utf-8"))
-            except (tomllib.TOMLDecodeError, RecursionError) as error:
-                raise ConfigError(f"{path}: no readable TOML ({' '.join(str(error).split())})") from error
-    return None
+    """config.toml of the run that a folder belongs to, if there is one, with everything read from it checked."""
+    places = (folder, folder.parent, folder.parent.parent)
+    path = next((place / "config.toml" for place in places if (place / "config.toml").is_file()), None)
+    if path is None:
+        return None
+    table = read_toml(path, ConfigError)
+    for key in ("model", "recipe"):
+        if not isinstance(table.setdefault(key, {}), dict):
+            raise ConfigError(f"{path}: {key} is a table; this is no config of a run")
+    for key in table["model"]:
+        check_name(key, (*FIELDS, "name"), "option", f"{path}: [model]")
+    check_names(table.get("classes"), str(path), ConfigError)
+    if not isinstance(table.get("data", ""), str):
+        raise ConfigError(f"{path}: data is a path; this is no config of a run")
+    return table
 
 
 def _weights(folder: Path, ema: bool) -> Path:
@@ -72,7 +79,7 @@ def load_trained(checkpoint: str, model: str | None = None, *, ema: bool = True,
         config = ViTConfig(**fields).replace(num_classes=len(table["classes"]), **overrides)
     else:
         raise ConfigError(f"{checkpoint}: a weights file alone does not say which model it is; give --model")
-    vit = ViT(config)
+    vit = build_for(config, weights)
     load_weights(vit, weights)
     classes = tuple(table["classes"]) if table is not None else None
     recipe = table.get("recipe", {}) if table is not None else {}

@@ -95,6 +95,7 @@ def _read_elsewhere(source: Path, target: Path, key: str, size: int, seconds: in
             f"{source}: reading it failed under the limits ({last[:160]}); raise --max-gb or --seconds"
         )
     told = json.loads(lines[-1])
+    # What the file holds decides the names in this answer, not its form.
     if "error" in told:
         raise WeightsError(f"{source}: {told['error']}")
     return told

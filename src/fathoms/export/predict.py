@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,12 @@ from torch import Tensor
 
 from fathoms.data.decode import choose_decoder
 from fathoms.data.errors import BadImageError
+from fathoms.data.header import MAX_FILE
 from fathoms.data.resize import evaluation_pixels
 from fathoms.errors import FathomsError
 from fathoms.export.attention import attention_maps
 from fathoms.models.vit import ViT
+from fathoms.reading import read_names, read_plain
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 
@@ -60,8 +61,7 @@ def read_classes(path: Path | None, number: int) -> list[str]:
     """Names of the classes, one a line; their numbers where there is no file."""
     if path is None:
         return [str(index) for index in range(number)]
-    names = [re.sub(r"[\x00-\x1f\x7f]", " ", line).strip() for line in path.read_text().splitlines()]
-    names = [name for name in names if name]
+    names = list(read_names(path))
     if len(names) != number:
         raise FathomsError(f"{path}: {len(names)} names for {number} classes; give one a line")
     return names
@@ -93,7 +93,7 @@ def predict(
         for file in files[start : start + batch_size]:
             try:
                 pixels = evaluation_pixels(
-                    decoder.decode(file.read_bytes()), model.config.image_size, crop_pct
+                    decoder.decode(read_plain(file, MAX_FILE)), model.config.image_size, crop_pct
                 )
                 seen[file] = pixels.float() / 255
             except (BadImageError, OSError) as error:

@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+_SHOWN = 20
 MESSAGE = "this file wants to run code"
 
 
@@ -44,11 +45,19 @@ def unpacked_size(path: Path) -> int:
         return sum(entry.file_size for entry in archive.infolist())
 
 
+class RefusedError(Exception):
+    """What a file holds cannot be written as plain tensors; the message says why."""
+
+
 def flatten(value: Any, path: str, tensors: dict[str, Any], others: dict[str, str]) -> None:
     """Sort what a checkpoint holds into tensors and everything else, each under its path."""
     import torch
 
+    if path in tensors or path == "__metadata__":
+        raise RefusedError(f"{path[:80]!r} is the name of two things in it")
     if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.device.type != "cpu" or value.is_quantized:
+            raise RefusedError(f"{path[:80]!r} is no plain tensor")
         tensors[path] = value
     elif isinstance(value, dict) and value:
         for key, item in value.items():
@@ -57,7 +66,15 @@ def flatten(value: Any, path: str, tensors: dict[str, Any], others: dict[str, st
         for index, item in enumerate(value):
             flatten(item, f"{path}.{index}" if path else str(index), tensors, others)
     else:
-        others[path] = f"{type(value).__name__} {str(value)[:60]}"
+        others[path] = f"{type(value).__name__} {_short(value)}"
+
+
+def _short(value: Any) -> str:
+    """The beginning of a value as text; a number of many thousand digits has none."""
+    try:
+        return str(value)[:60]
+    except (ValueError, RecursionError):
+        return "…"
 
 
 def pick(checkpoint: Any, key: str) -> tuple[Any, str]:
@@ -83,39 +100,51 @@ def main(source: str, target: str, key: str, memory: str, seconds: str, size: st
     from safetensors.torch import save_file
 
     cut_network()
-    unpacked = unpacked_size(path)
-    if unpacked > int(size):
-        return {"error": f"it unpacks to {unpacked / 1e9:.1f} GB, more than --max-gb allows"}
     limit(int(memory), int(seconds), int(size))
     try:
+        unpacked = unpacked_size(path)
+        if unpacked > int(size):
+            return {"error": f"it unpacks to {unpacked / 1e9:.1f} GB, more than --max-gb allows"}
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except MemoryError:
-        return {"error": "it needs more memory than --max-gb allows"}
     except Exception as error:
         return {"error": _reason(error)}
     tensors: dict[str, Any] = {}
     others: dict[str, str] = {}
     try:
         state, taken = pick(checkpoint, key)
+        flatten(state, "", tensors, others)
     except KeyError as error:
         return {"error": str(error.args[0])}
-    flatten(state, "", tensors, others)
+    except RefusedError as error:
+        return {"error": str(error)}
+    except RecursionError:
+        return {"error": "it holds itself, or is nested too deeply; it is no checkpoint of a model"}
+    # A tensor may be a view that repeats one number a billion times: in the file it takes no room, written out
+    # it does.
+    written = sum(value.numel() * value.element_size() for value in tensors.values())
+    if written > int(size):
+        return {"error": f"its tensors take {written / 1e9:.1f} GB, more than --max-gb allows"}
     top = (
-        [f"{name}: {_about(value)}" for name, value in checkpoint.items()]
+        [f"{str(name)[:80]}: {_about(value)}" for name, value in list(checkpoint.items())[:_SHOWN]]
         if isinstance(checkpoint, dict)
         else []
     )
     if not tensors:
         return {"error": f"it holds no tensors ({'; '.join(top)[:200] or type(checkpoint).__name__})"}
     # Tensors that share memory are written out each for itself: safetensors holds no aliases.
-    save_file({name: value.contiguous().clone() for name, value in tensors.items()}, target, {"format": "pt"})
+    try:
+        save_file(
+            {name: value.contiguous().clone() for name, value in tensors.items()}, target, {"format": "pt"}
+        )
+    except Exception as error:
+        return {"error": f"its tensors cannot be written ({type(error).__name__}: {str(error)[:120]})"}
     return {
         "tensors": len(tensors),
         "parameters": sum(value.numel() for value in tensors.values()),
         "dtypes": sorted({str(value.dtype).removeprefix("torch.") for value in tensors.values()}),
         "taken": taken,
-        "top": top[:20],
-        "left_out": [f"{name}: {about}" for name, about in others.items()][:20],
+        "top": top,
+        "left_out": [f"{name[:80]}: {about}" for name, about in list(others.items())[:_SHOWN]],
     }
 
 
@@ -125,6 +154,8 @@ def _about(value: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "it needs more memory than --max-gb allows"
     text = " ".join(str(error).split())
     name = next((word for word in text.split() if word.startswith("GLOBAL")), "")
     if "weights_only" in text.lower() or "Unsupported" in text or name:

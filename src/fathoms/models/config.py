@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fathoms.errors import ConfigError
+from fathoms.reading import check_types
 from fathoms.registry import check_name
 
 Norm = Literal["layernorm", "rmsnorm", "scalenorm", "learnable_scaler", "dyt", "derf", "none"]
@@ -98,6 +99,7 @@ class ViTConfig:
     """The same rate in every block, or rising from 0."""
 
     def __post_init__(self) -> None:
+        check_types(self, "model", ConfigError)
         _check_sizes(self)
         _check_names(self)
         _check_combination(self)
@@ -157,15 +159,28 @@ def parse_ranges(text: str | None, depth: int) -> dict[int, str]:
     return norms
 
 
+# The least and the most of each size. The most is far above any model and far below what would keep a
+# machine busy for hours with a config that a stranger wrote.
+_SIZES = {
+    "image_size": (1, 65_536),
+    "patch_size": (1, 65_536),
+    "in_channels": (1, 4_096),
+    "num_classes": (0, 10_000_000),
+    "dim": (1, 131_072),
+    "depth": (1, 10_000),
+    "heads": (1, 4_096),
+    "registers": (0, 65_536),
+    "class_attention_depth": (1, 1_000),
+}
+
+
 def _check_sizes(config: ViTConfig) -> None:
-    least = {"image_size": 1, "patch_size": 1, "in_channels": 1, "dim": 1, "depth": 1, "heads": 1}
-    least |= {"num_classes": 0, "registers": 0, "class_attention_depth": 1}
-    for name, smallest in least.items():
+    for name, (least, most) in _SIZES.items():
         value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"model.{name}={value!r} is no whole number")
-        if value < smallest:
-            raise ConfigError(f"model.{name}={value} is too small; use {smallest} or more")
+        if value < least:
+            raise ConfigError(f"model.{name}={value} is too small; use {least} or more")
+        if value > most:
+            raise ConfigError(f"model.{name}={value} is too large; use {most} or less")
     if config.dim % config.heads:
         raise ConfigError(f"model.dim={config.dim} is not divisible by model.heads={config.heads}")
     if config.image_size % config.patch_size:
@@ -174,6 +189,8 @@ def _check_sizes(config: ViTConfig) -> None:
         )
     if not int(config.dim * config.mlp_ratio) >= 1:
         raise ConfigError(f"model.mlp_ratio={config.mlp_ratio} leaves the MLP no width; use such as 4.0")
+    if config.mlp_ratio > 1000:
+        raise ConfigError(f"model.mlp_ratio={config.mlp_ratio} is too large; use such as 4.0")
     if not 0.0 <= config.drop_path < 1.0:
         raise ConfigError(f"model.drop_path={config.drop_path} is no probability below 1; use such as 0.1")
 

@@ -48,12 +48,16 @@ def fetch(hub_id: str, endpoint: str | None = None) -> tuple[Path, str]:
     try:
         if revision is None or not _COMMIT.fullmatch(revision):
             revision = HfApi(endpoint=endpoint).model_info(repo, revision=revision).sha
+        # What a server answers ends up in paths and in messages; only a commit is taken for a commit.
+        if not isinstance(revision, str) or not _COMMIT.fullmatch(revision):
+            raise WeightsError(f"{hub_id}: the Hub names no commit for it; give OWNER/NAME@COMMIT")
         path = hf_hub_download(repo, FILE, revision=revision, endpoint=endpoint)
     except LocalEntryNotFoundError as error:
         raise WeightsError(f"{hub_id}: not in the local cache, and the Hub cannot be reached") from error
     except EntryNotFoundError as error:
         raise WeightsError(f"{hub_id}: the repository holds no {FILE}, and nothing else is opened") from error
-    except (HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    # A server that breaks off or an id that is none raises errors of the client underneath.
+    except (HfHubHTTPError, OSError, ValueError, TypeError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         raise WeightsError(f"{hub_id}: the Hub does not give it ({reason})") from error
     return Path(path), f"{repo}@{revision}"

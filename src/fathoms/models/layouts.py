@@ -87,6 +87,9 @@ def from_timm(state: State) -> State:
     """Timm's weights under fathoms' names."""
     state = dict(state)
     special = ("cls_token", "dist_token", "pos_embed", "reg_token", "patch_embed.proj.weight")
+    for name in special:
+        if name in state and state[name].ndim not in ((2, 4) if name == special[-1] else (3,)):
+            raise WeightsError(f"weights: {name} has shape {tuple(state[name].shape)}, unlike any of timm's")
     cls, dist, positions, registers, projection = (state.pop(name, None) for name in special)
     ours = {_ours(name): value for name, value in state.items()}
     if projection is not None:
@@ -97,10 +100,12 @@ def from_timm(state: State) -> State:
     if positions is not None:
         positions = positions.flatten(0, 1)
         front = positions.shape[0] - math.isqrt(positions.shape[0]) ** 2
-        if queries and front == len(queries):
+        if queries and front == len(queries) and all(q.shape == positions[:1].shape for q in queries):
             queries = [token + positions[index] for index, token in enumerate(queries)]
             positions = positions[front:]
         ours["position.table"] = positions
+    if len({token.shape[1:] for token in queries}) > 1:
+        raise WeightsError("weights: cls_token and dist_token differ in width; they belong to no one model")
     if queries:
         ours["readout.queries"] = torch.cat(queries)
     return ours

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from fathoms.atomic import replacing
 from fathoms.errors import WeightsError
 from fathoms.models import hub
+from fathoms.models.header import check_header
 from fathoms.models.layouts import State, from_timm, layout_of, resize_positions, to_timm, unwrap
 from fathoms.models.vit import ViT
 from fathoms.registry import check_name
@@ -46,22 +47,27 @@ def _read(source: str | Path | Mapping[str, object]) -> tuple[str, Mapping[str, 
         path, name = hub.fetch(str(source))
     else:
         path, name = Path(source), str(source)
-    if not path.is_file():
-        raise WeightsError(f"{name}: no such file; give a .safetensors file or a Hub id such as timm/NAME")
-    if path.suffix != ".safetensors":
-        raise WeightsError(
-            f"{name}: only .safetensors files are opened, since others can run code when loaded"
-        )
+    check_header(path, name)
     try:
         return name, load_file(path)
-    except (safetensors.SafetensorError, OSError) as error:
-        reason = " ".join(str(error).split())
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:160]
         raise WeightsError(f"{name}: not a readable safetensors file ({reason}); fetch it again") from error
 
 
 def _list(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
+
+
+def _check_kinds(state: State, name: str) -> None:
+    """Weights are floating-point numbers; anything else would be cast in silence."""
+    odd = next((key for key, value in state.items() if not value.is_floating_point()), None)
+    if odd is not None:
+        kind = str(state[odd].dtype).removeprefix("torch.")
+        raise WeightsError(
+            f"{name}: {odd[:80]!r} holds {kind} values, no weights; it is no checkpoint of a ViT"
+        )
 
 
 def _check(own: State, given: State, name: str) -> None:
@@ -85,6 +91,11 @@ def _check(own: State, given: State, name: str) -> None:
     raise error
 
 
+def _other_grid(table: Tensor, target: Tensor) -> bool:
+    """Whether two tables of positions differ in nothing but their number."""
+    return table.ndim == 2 and table.shape[1:] == target.shape[1:] and table.shape[0] != target.shape[0]
+
+
 @torch.no_grad()
 def load_weights(
     model: ViT, source: str | Path | Mapping[str, object], *, skip: Sequence[str] = ()
@@ -103,6 +114,7 @@ def load_weights(
     name, raw = _read(source)
     state = unwrap(raw)
     layout = layout_of(state)
+    _check_kinds(state, name)
     given = from_timm(state) if layout == "timm" else state
     own: State = dict(model.named_parameters())
     skipped = tuple(key for key in own if any(fnmatch.fnmatch(key, pattern) for pattern in skip))
@@ -113,7 +125,7 @@ def load_weights(
     given = {key: value for key, value in given.items() if key not in skipped}
     resized = None
     table, target = given.get("position.table"), own.get("position.table")
-    if table is not None and target is not None and table.shape[0] != target.shape[0]:
+    if table is not None and target is not None and _other_grid(table, target):
         given["position.table"] = resize_positions(table, model.config.grid)
         resized = (round(table.shape[0] ** 0.5), model.config.grid)
     _check(own, given, name)

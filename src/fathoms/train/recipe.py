@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fathoms.errors import ConfigError
+from fathoms.reading import check_choices, check_types, read_toml
 from fathoms.registry import check_name
 
 
@@ -164,12 +164,30 @@ class Recipe:
 RECIPE_FIELDS = tuple(field.name for field in dataclasses.fields(Recipe))
 
 
+# The most of each count: far above any run, and small enough that a stranger's file cannot fill the memory
+# or keep the machine busy without end.
+_MOST = {
+    "epochs": 1_000_000,
+    "batch_size": 1_000_000,
+    "grad_accum_steps": 1_000_000,
+    "aug_repeats": 1_000,
+    "recount": 1_000,
+    "crop_padding": 10_000,
+    "attn_extra_loss_layers": 10_000,
+}
+
+
 def _check(recipe: Recipe) -> None:
     """Refuse what cannot be, before any data is read."""
+    check_types(recipe, "train", ConfigError)
+    check_choices(recipe, "train")
     for name in ("epochs", "batch_size", "grad_accum_steps", "aug_repeats", "recount"):
         if getattr(recipe, name) < 1:
             raise ConfigError(f"train.{name}={getattr(recipe, name)} is too small; use 1 or more")
-    if not (math.isfinite(recipe.lr) and recipe.lr > 0):
+    for name, most in _MOST.items():
+        if getattr(recipe, name) > most:
+            raise ConfigError(f"train.{name}={getattr(recipe, name)} is too large; use {most} or less")
+    if recipe.lr <= 0:
         raise ConfigError(f"train.lr={recipe.lr} is no learning rate; give one above zero")
     if recipe.attn_extra_loss and recipe.attn_extra_loss_layers < 1:
         raise ConfigError("train.attn_extra_loss looks at no block; give --attn-extra-loss-layers")
@@ -200,25 +218,25 @@ def read_recipe(name: str) -> dict[str, Any]:
     Its keys are fields of Recipe at the top, and fields of ViTConfig under [model].
     """
     if name.endswith(".toml"):
-        path = Path(name)
-        if not path.is_file():
+        if not Path(name).is_file():
             raise ConfigError(f"{name}: no such file; give a TOML file or one of `fathoms recipes`")
-        text = path.read_text(encoding="utf-8", errors="replace")
+        table = read_toml(name, ConfigError)
     else:
         check_name(name, recipe_names(), "recipe", "train.recipe")
-        text = (
-            resources.files("fathoms.train").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8")
-        )
-    try:
-        table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(
-            f"{name}: no readable TOML ({' '.join(str(error).split())}); mend the file"
-        ) from error
+        file = resources.files("fathoms.train").joinpath("recipes", f"{name}.toml")
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
     from fathoms.models.config import FIELDS
 
     for key in table:
         check_name(key, (*RECIPE_FIELDS, "about", "model"), "option", name)
+    if not isinstance(table.get("model", {}), dict):
+        raise ConfigError(f"{name}: model is a table; write [model] and its fields below")
+    for key, value in (
+        ("about", table.get("about", "")),
+        ("model.name", table.get("model", {}).get("name", "")),
+    ):
+        if not isinstance(value, str):
+            raise ConfigError(f"{name}: {key} is a text; write it in quotes")
     for key in table.get("model", {}):
         check_name(key, (*FIELDS, "name"), "option", f"{name}: [model]")
     return table

@@ -7,19 +7,30 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import UInt8
 
 from fathoms.data.errors import DataError
+from fathoms.reading import MAX_CLASSES, MAX_TEXT, check_names, read_names, read_plain
 
 # An IDX or CIFAR file is unpacked into memory; this bounds what a hostile .gz can ask for.
 MAX_BYTES = 8 << 30
+
+# A small archive may unpack to this much, or to this many times its size: pixels never pack much better.
+_SMALL = 1 << 28
+MAX_RATIO = 200
+_UNREADABLE = (
+    *(OSError, ValueError, TypeError, EOFError, MemoryError, OverflowError),
+    *(zipfile.BadZipFile, zlib.error, RuntimeError),
+)
 
 _ARRAY_SPLITS = {"train": ("train",), "val": ("val", "valid", "validation", "test"), "test": ("test",)}
 _IDX_PREFIX = {"train": "train", "val": "t10k", "test": "t10k"}
@@ -40,13 +51,18 @@ class ArraySource:
             raise DataError(
                 f"{kind}: {len(images)} images for {len(labels)} labels; the files do not belong together"
             )
+        if labels.dtype.kind not in "iu" or labels.ndim != 1:
+            raise DataError(
+                f"{kind}: labels are {labels.dtype} of shape {labels.shape}; whole numbers are expected"
+            )
         labels = labels.astype(np.int64)
+        classes = check_names(list(classes), f"{kind}: classes", DataError)
         if labels.min() < 0 or labels.max() >= len(classes):
             raise DataError(
                 f"{kind}: labels run to {labels.max()} for {len(classes)} classes; check the files"
             )
         self.kind, self.split = kind, split
-        self.images, self.labels, self.classes = images, labels, tuple(classes)
+        self.images, self.labels, self.classes = images, labels, classes
 
     def __len__(self) -> int:
         return len(self.images)
@@ -83,6 +99,7 @@ def open_npz(path: str | Path, split: str = "train") -> ArraySource:
     try:
         # numpy leaves a file open that it opened itself and could not read.
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            _check_unpacked(file, Path(path).stat().st_size)
             have = [name[2:] for name in archive.files if name.startswith("x_")]
             names = _ARRAY_SPLITS.get(split, (split,))
             found = next((name for name in names if name in have), None)
@@ -91,26 +108,55 @@ def open_npz(path: str | Path, split: str = "train") -> ArraySource:
                     f"{path}: no x_{names[0]} with y_{names[0]}; it has {', '.join(archive.files)}"
                 )
             images, labels = archive[f"x_{found}"], archive[f"y_{found}"]
-            top = max(int(archive[name].max()) for name in archive.files if name.startswith("y_"))
+            top = max(_largest(archive[name], name) for name in archive.files if name.startswith("y_"))
             classes = [str(name) for name in archive["classes"]] if "classes" in archive.files else None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path}: not a plain .npz ({str(error).splitlines()[0][:100]}); save it again"
-        ) from error
+    except _UNREADABLE as error:
+        reason = " ".join(str(error).split())[:100] or type(error).__name__
+        raise DataError(f"{path}: not a plain .npz ({reason}); save it again") from error
     names_or_numbers = classes or [str(i) for i in range(top + 1)]
     return ArraySource("npz", found, as_rgb(images, str(path)), labels.reshape(-1), names_or_numbers)
 
 
+def _check_unpacked(file: BinaryIO, packed: int) -> None:
+    """Refuse an archive of arrays that would unpack to more than the memory should hold."""
+    with zipfile.ZipFile(file) as archive:
+        unpacked = 0
+        for entry in archive.infolist():
+            with archive.open(entry) as member:
+                version = np.lib.format.read_magic(member)
+                read = (
+                    np.lib.format.read_array_header_1_0
+                    if version == (1, 0)
+                    else np.lib.format.read_array_header_2_0
+                )
+                shape, _, dtype = read(member, max_header_size=MAX_TEXT)
+            # The header of the array decides what numpy takes; the archive's own word is not believed.
+            unpacked += max(math.prod(shape) * dtype.itemsize, entry.file_size)
+    if unpacked > min(MAX_BYTES, max(_SMALL, MAX_RATIO * packed)):
+        raise ValueError(f"{packed} bytes would unpack to {unpacked}")
+
+
+def _largest(labels: np.ndarray, name: str) -> int:
+    if (
+        labels.dtype.kind not in "iu"
+        or not labels.size
+        or not 0 <= labels.min() <= labels.max() < MAX_CLASSES
+    ):
+        raise ValueError(f"{name} holds no labels from 0 to {MAX_CLASSES - 1}")
+    return int(labels.max())
+
+
 def _read_bounded(path: Path) -> bytes:
     if path.suffix != ".gz":
-        return path.read_bytes()
+        return read_plain(path, MAX_BYTES)
+    most = min(MAX_BYTES, max(_SMALL, MAX_RATIO * path.stat().st_size))
     try:
         with gzip.open(path) as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: damaged gzip file; fetch it again") from error
-    if len(data) > MAX_BYTES:
-        raise DataError(f"{path}: unpacks to more than {MAX_BYTES >> 30} GiB; that is no IDX file")
+    if len(data) > most:
+        raise DataError(f"{path}: unpacks to more than {most >> 20} MiB; that is no IDX file")
     return data
 
 
@@ -169,7 +215,7 @@ def open_cifar(folder: str | Path, split: str = "train") -> ArraySource:
                 f"{folder}: {name} is missing; get CIFAR's 'binary version' (the Python one is a pickle)"
             )
     for name in names[split]:
-        data = np.fromfile(folder / name, np.uint8)
+        data = np.frombuffer(read_plain(folder / name, MAX_BYTES), np.uint8)
         if not len(data) or len(data) % record:
             raise DataError(
                 f"{folder / name}: {len(data)} bytes are no whole number of records; fetch it again"
@@ -177,6 +223,6 @@ def open_cifar(folder: str | Path, split: str = "train") -> ArraySource:
         parts.append(data.reshape(-1, record))
     rows = np.concatenate(parts)
     images = rows[:, skip:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    classes = [line for line in listing.read_text("utf-8").split("\n") if line.strip()]
+    classes = read_names(listing, DataError)
     kind = "cifar100" if hundred else "cifar10"
     return ArraySource(kind, split, np.ascontiguousarray(images), rows[:, skip - 1], classes)

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from fathoms.data.errors import DataError
+from fathoms.reading import check_names
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 
@@ -94,10 +95,8 @@ def class_table(
     The training split numbers the classes; a held-out split with a class of its own cannot be scored.
     """
     own = sorted(set(names))
-    odd = [name for name in own if any(ord(letter) < 32 or ord(letter) == 127 for letter in name)]
-    if odd:
-        raise DataError(f"{where}: class {odd[0]!r} has control characters in its name; rename it")
-    classes = tuple(reference) if reference else tuple(own)
+    check_names(own, where, DataError)
+    classes = check_names(list(reference), where, DataError) if reference else tuple(own)
     extra = [name for name in own if name not in set(classes)]
     if extra:
         raise DataError(f"{where}: class {extra[0]!r} is not among the training classes; rename or remove it")

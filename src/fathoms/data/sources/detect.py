@@ -10,8 +10,9 @@ from fathoms.data.sources.arrays import ArraySource, open_cifar, open_idx, open_
 from fathoms.data.sources.base import SPLIT_NAMES, Source
 from fathoms.data.sources.folder import FolderSource, folder_splits
 from fathoms.data.sources.hub import PREFIX, open_hub
-from fathoms.data.sources.shards import INDEX_NAME, open_pack, open_tar_folder, open_webdataset, read_json
+from fathoms.data.sources.shards import INDEX_NAME, open_pack, open_tar_folder, open_webdataset
 from fathoms.data.sources.tar_index import read_index
+from fathoms.reading import read_json
 from fathoms.registry import Registry
 
 AnySource = Source | ArraySource
@@ -79,7 +80,10 @@ def list_splits(path: str | Path, kind: str | None = None) -> list[str]:
     if kind == "folder":
         return sorted(folder_splits(Path(path)), key=_training_first)
     if kind == "pack":
-        return sorted(read_json(Path(path) / INDEX_NAME).get("splits", {}), key=_training_first)
+        splits = read_json(Path(path) / INDEX_NAME, DataError).get("splits")
+        if not isinstance(splits, dict):
+            raise DataError(f"{Path(path) / INDEX_NAME}: names no splits; pack again")
+        return sorted(splits, key=_training_first)
     found = []
     for split in ("train", "val", "test", "all"):
         try:

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 from fathoms.data.errors import DataError
+from fathoms.data.header import MAX_FILE
 from fathoms.data.sources.base import SPLIT_NAMES, class_table, describe, is_image, pick_split
+from fathoms.reading import read_plain
 
 _SPLITS = {name for names in SPLIT_NAMES.values() for name in names}
 
@@ -56,9 +58,8 @@ class FolderSource:
         return len(self.names)
 
     def read(self, index: int) -> bytes:
-        """The bytes of one file."""
-        with open(f"{self.base}/{self.names[index]}", "rb") as file:  # noqa: PTH123
-            return file.read()
+        """The bytes of one file; a pipe, a device or a giant is an `OSError`."""
+        return read_plain(f"{self.base}/{self.names[index]}", MAX_FILE)
 
     def where(self, index: int) -> str:
         """The path below the split folder's parent."""

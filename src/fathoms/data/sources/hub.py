@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fathoms.data.errors import BadImageError, DataError
+from fathoms.data.header import MAX_FILE
 from fathoms.data.sources.base import digest_lines, pick_split
+from fathoms.reading import MAX_CLASSES, check_names, read_plain
 
 PREFIX = "hfds/"
 
@@ -25,10 +26,14 @@ class HubSource:
             if key not in dataset.column_names:
                 raise DataError(f"hub: no column {key!r}; it has {', '.join(dataset.column_names)}")
         self.split = split
-        self.labels = np.asarray(dataset.with_format("numpy")[label_key][:], np.int64)
-        feature = dataset.features[label_key]
-        named = getattr(feature, "names", None)
-        self.classes = tuple(named) if named else tuple(str(i) for i in range(int(self.labels.max()) + 1))
+        labels = np.asarray(dataset.with_format("numpy")[label_key][:])
+        if labels.dtype.kind not in "iu" or labels.ndim != 1 or not labels.size:
+            raise DataError(f"hub: column {label_key!r} holds no labels; whole numbers are expected")
+        self.labels = labels.astype(np.int64)
+        named, top = getattr(dataset.features[label_key], "names", None), int(self.labels.max())
+        if self.labels.min() < 0 or top >= (len(named) if named else MAX_CLASSES):
+            raise DataError(f"hub: labels of column {label_key!r} run to {top}; number the classes from 0")
+        self.classes = check_names(list(named or map(str, range(top + 1))), "hub", DataError)
         # decode=False hands over the stored bytes, so the crop can be chosen before anything is decoded.
         self._dataset = dataset.cast_column(image_key, datasets.Image(decode=False))
         self._key = image_key
@@ -43,7 +48,7 @@ class HubSource:
             return value["bytes"]
         if not value.get("path"):
             raise BadImageError("the row holds no image")
-        return Path(value["path"]).read_bytes()
+        return read_plain(value["path"], MAX_FILE)
 
     def where(self, index: int) -> str:
         """SPLIT[ROW]."""
@@ -64,11 +69,16 @@ def open_hub(path: str, split: str = "train") -> HubSource:
         import datasets
     except ImportError as error:
         raise DataError("hub: the package 'datasets' is missing; pip install 'fathoms[data]'") from error
-    if path.startswith(PREFIX):
-        # Data sets that need their own Python code are not loaded: nothing a stranger wrote is run.
-        loaded = datasets.load_dataset(path.removeprefix(PREFIX))
-    else:
-        loaded = datasets.load_from_disk(path)
+    try:
+        if path.startswith(PREFIX):
+            # Data sets that need their own Python code are not loaded: nothing a stranger wrote is run.
+            loaded = datasets.load_dataset(path.removeprefix(PREFIX))
+        else:
+            loaded = datasets.load_from_disk(path)
+    # Arrow, its JSON and the network raise errors of a dozen packages.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise DataError(f"{path}: no readable data set ({reason}); save or fetch it again") from error
     if isinstance(loaded, datasets.Dataset):
         loaded = {"all": loaded}
     found = pick_split(split, [str(name) for name in loaded], path)

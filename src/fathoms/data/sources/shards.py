@@ -6,7 +6,6 @@ to do with the number of workers or ranks.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path, PurePosixPath
@@ -17,6 +16,7 @@ import numpy as np
 from fathoms.data.errors import ArchiveError, DataError
 from fathoms.data.sources.base import SPLIT_NAMES, class_table, describe, digest_lines, is_image, pick_split
 from fathoms.data.sources.tar_index import Member, read_at, read_index
+from fathoms.reading import MAX_CLASSES, check_names, read_json, read_names
 
 INDEX_NAME = "index.json"
 INDEX_FORMAT = "fathoms-pack-1"
@@ -125,6 +125,8 @@ def open_webdataset(paths: list[Path], split: str = "train") -> ShardSource:
         finally:
             os.close(descriptor)
     count = max(labels, default=-1) + 1
+    if count > MAX_CLASSES:
+        raise ArchiveError(f"{paths[0]}: labels run to {count - 1}; number the classes from 0")
     classes = _class_names(paths[0].parent, count)
     return ShardSource("webdataset", split, paths, rows, np.array(labels, np.int64), classes)
 
@@ -134,28 +136,25 @@ def _class_names(folder: Path, count: int) -> tuple[str, ...]:
     listing = folder / "classes.txt"
     if not listing.is_file():
         return tuple(str(i) for i in range(count))
-    names = tuple(listing.read_text("utf-8").split("\n"))
-    names = names[:-1] if names and not names[-1] else names
+    names = read_names(listing, DataError)
     if len(names) < count:
         raise DataError(f"{listing}: {len(names)} names for {count} classes; complete the list")
     return names
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or an error that names the file."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not readable as JSON; make it again") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: a JSON object is expected; make it again")
-    return value
+def shard_path(folder: Path, name: Any) -> Path:
+    """The place of a shard that an index names; a name that leads elsewhere is an error."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+\.tar", name):
+        raise DataError(
+            f"{folder / INDEX_NAME}: shard name {str(name)[:80]!r} is not a plain name; pack again"
+        )
+    return folder / name
 
 
 def open_pack(folder: str | Path, split: str = "train") -> ShardSource:
     """Shards made by `fathoms data pack`: offsets come from the index, so opening takes no scan."""
     folder = Path(folder)
-    index = read_json(folder / INDEX_NAME)
+    index = read_json(folder / INDEX_NAME, DataError)
     try:
         if index["format"] != INDEX_FORMAT:
             raise DataError(f"{folder / INDEX_NAME}: format {index['format']!r} is not known; pack again")
@@ -165,23 +164,21 @@ def open_pack(folder: str | Path, split: str = "train") -> ShardSource:
         labels: list[int] = []
         paths = []
         for number, shard in enumerate(listed):
-            name = str(shard["name"])
-            if not re.fullmatch(r"[\w.-]+\.tar", name):
-                raise DataError(f"{folder / INDEX_NAME}: shard name {name!r} is not a plain name; pack again")
-            path = folder / name
-            if not path.is_file() or path.stat().st_size != shard["bytes"]:
+            path = shard_path(folder, shard["name"])
+            if not path.is_file() or path.stat().st_size != shard["bytes"] or type(shard["bytes"]) is not int:
                 raise DataError(f"{path}: missing or not {shard['bytes']} bytes long; pack again")
             paths.append(path)
-            for member, label, offset, size in read_json(path.with_suffix(".json"))["samples"]:
-                if not 0 <= offset <= offset + size <= shard["bytes"]:
-                    raise DataError(f"{path}: sample {member!r} lies outside the shard; pack again")
-                rows.append((number, Member(str(member), int(offset), int(size))))
-                labels.append(int(label))
-        classes = tuple(str(name) for name in index["classes"])
+            for member, label, offset, size in read_json(path.with_suffix(".json"), DataError)["samples"]:
+                if not all(type(value) is int for value in (label, offset, size)):
+                    raise DataError(f"{path}: sample {str(member)[:80]!r} has no whole numbers; pack again")
+                if not (offset >= 0 and size >= 0 and offset + size <= shard["bytes"]):
+                    raise DataError(f"{path}: sample {str(member)[:80]!r} lies outside the shard; pack again")
+                rows.append((number, Member(str(member), offset, size)))
+                labels.append(label)
+        classes = check_names(index["classes"], str(folder / INDEX_NAME), DataError)
         content = digest_lines([*classes, *(str(shard["sha256"]) for shard in listed)])
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{folder / INDEX_NAME}: damaged ({error!r}); pack again") from error
-    label_array = np.array(labels, np.int64)
-    if len(label_array) and not 0 <= label_array.min() <= label_array.max() < len(classes):
+        raise DataError(f"{folder / INDEX_NAME}: damaged ({str(error)[:80]!r}); pack again") from error
+    if labels and not 0 <= min(labels) <= max(labels) < len(classes):
         raise DataError(f"{folder / INDEX_NAME}: a label is out of range; pack again")
-    return ShardSource("pack", found, paths, rows, label_array, classes, content)
+    return ShardSource("pack", found, paths, rows, np.array(labels, np.int64), classes, content)

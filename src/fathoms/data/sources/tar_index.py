@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import os
 import tarfile
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO, cast
 
-from fathoms.data.errors import ArchiveError
+from fathoms.data.errors import ArchiveError, BadImageError
+from fathoms.data.header import MAX_FILE
 
 _BLOCK = 512
+# An extended header holds a name or two.
+_LONGEST_HEADER = 1 << 16
+_LONGEST_NAME = 4096
 
 
 @dataclass(frozen=True)
@@ -26,13 +32,42 @@ class Member:
     size: int
 
 
+class _Forward:
+    """A file that is only read onwards and in small pieces.
+
+    tarfile believes what a header says. A negative size sends older versions back to the same header for ever
+    (CVE-2025-8194), and an extended header may ask for gigabytes at once.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._furthest = file, 0
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _LONGEST_HEADER:
+            raise ValueError(f"a header of {size} bytes")
+        data = self._file.read(size)
+        self._furthest = self._file.tell()
+        return data
+
+    def seek(self, place: int) -> None:
+        # tarfile looks at the byte before the next header, which may be the last one that was read.
+        if place < self._furthest - _BLOCK:
+            raise ValueError(f"byte {self._furthest} sends back to byte {place}")
+        self._file.seek(place)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
 def check_member_name(name: str, where: str) -> None:
     """Refuse a name that could mean a place outside the archive, or that would garble a terminal."""
     parts = PurePosixPath(name).parts
     if not name or name.startswith("/") or "\\" in name or ".." in parts or (parts and ":" in parts[0]):
         raise ArchiveError(f"{where}: member {name[:80]!r} points outside the archive; do not use this file")
-    if any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
-        raise ArchiveError(f"{where}: member {name[:80]!r} has control characters in its name; rename it")
+    if len(name) > _LONGEST_NAME or any(unicodedata.category(letter) == "Cc" for letter in name):
+        raise ArchiveError(
+            f"{where}: member {name[:80]!r} is too long or has control characters in its name; rename it"
+        )
 
 
 def read_index(path: str | Path) -> list[Member]:
@@ -41,7 +76,10 @@ def read_index(path: str | Path) -> list[Member]:
     members: list[Member] = []
     seen: set[str] = set()
     try:
-        with tarfile.open(path, "r:") as archive:
+        with (
+            Path(path).open("rb") as file,
+            tarfile.open(fileobj=cast(BinaryIO, _Forward(file)), mode="r:") as archive,
+        ):
             for entry in archive:
                 if entry.isdir():
                     # The root of an archive may be listed under an empty name.
@@ -56,15 +94,16 @@ def read_index(path: str | Path) -> list[Member]:
                 name = str(PurePosixPath(entry.name))
                 if name in seen:
                     raise ArchiveError(f"{where}: member {name[:80]!r} occurs twice; pack it once")
-                if entry.offset_data + entry.size > length:
+                if entry.size < 0 or entry.offset_data + entry.size > length:
                     raise ArchiveError(f"{where}: member {name[:80]!r} is cut off; copy the archive again")
                 seen.add(name)
                 members.append(Member(name, entry.offset_data, entry.size))
                 # tarfile keeps every entry it has seen; over a million of them that is gigabytes.
                 archive.members = []  # pyrefly: ignore[missing-attribute]
             end = archive.offset
-    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    # A chain of extended headers makes tarfile call itself, once for each.
+    except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise ArchiveError(f"{where}: not a readable uncompressed tar ({reason}); pack it again") from error
     _check_end(path, end, length)
     return members
@@ -82,6 +121,8 @@ def _check_end(path: str | Path, end: int, length: int) -> None:
 
 def read_at(descriptor: int, member_offset: int, size: int, where: str) -> bytes:
     """Read one member; a file that shrank since it was indexed is an error, not a short picture."""
+    if size > MAX_FILE:
+        raise BadImageError(f"its {size} bytes are more than {MAX_FILE}")
     data = os.pread(descriptor, size, member_offset)
     if len(data) != size:
         raise ArchiveError(f"{where}: only {len(data)} of {size} bytes could be read; copy the archive again")
