@@ -51,7 +51,7 @@ class Trainer:
 
     def __init__(self, job: Job, world: World, show: bool = True) -> None:
         self.job, self.world, self.recipe = job, world, job.recipe
-        self.schedule = build_schedule(job)
+        self.schedule, self.sizes = build_schedule(job), job.image_sizes
         size = timm_size(job.model) if job.config is None else job.config.image_size
         self.data = build_data(job, size, world)
         self.channels = 3 if job.config is None else job.config.in_channels
@@ -85,12 +85,12 @@ class Trainer:
             ids = [world.device.index] if world.device.type == "cuda" else None
             self.student = nn.parallel.DistributedDataParallel(self.student, device_ids=ids)
         if recipe.torchcompile is not None:
-            self.student = cast(nn.Module, torch.compile(self.student, backend=recipe.torchcompile))
+            self.student = cast(
+                nn.Module, torch.compile(self.student, backend=recipe.torchcompile, dynamic=False)
+            )
         groups = param_groups(self.model, recipe.weight_decay, recipe.layer_decay)
-        own = recipe.momentum if recipe.opt in ("sgd", "momentum") else None
-        self.optimizer = build_optimizer(
-            groups, recipe.opt, lr=recipe.lr, momentum=own, betas=recipe.opt_betas, eps=recipe.opt_eps
-        )
+        own = {"momentum": recipe.momentum, "betas": recipe.opt_betas, "eps": recipe.opt_eps}
+        self.optimizer = build_optimizer(groups, recipe.opt, lr=recipe.lr, **own)
         half = self.amp_dtype == torch.float16 and world.device.type == "cuda"
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=half)
 
@@ -140,6 +140,7 @@ class Trainer:
         steps, accumulate = self.data.train.steps, self.recipe.grad_accum_steps
         began, first = time.monotonic(), self.step
         interval = self.job.run.recovery_interval
+        self._set_size(self.epoch)
         for batch in self.data.train.epoch(self.epoch, self.step):
             left = steps - steps % accumulate
             share = accumulate if self.step < left else steps % accumulate
@@ -159,6 +160,12 @@ class Trainer:
         elapsed = time.monotonic() - began
         self.seconds += elapsed
         self._finish_epoch(progress, (steps - first) * len(batch) * self.world.size / max(elapsed, 1e-9))
+
+    def _set_size(self, epoch: int) -> None:
+        """Train this epoch on the images that the recipe has for it."""
+        if self.sizes is not None and isinstance(self.model, ViT):
+            self.model.set_image_size(self.sizes.at(epoch))
+            self.data.train.set_size(self.sizes.at(epoch))
 
     def _forward_backward(self, batch: Batch, share: int) -> None:
         self.student.train()
@@ -222,6 +229,8 @@ class Trainer:
         row = {"epoch": self.epoch, "step": self.updates, "split": "train", "loss": loss / count}
         row |= {"top1": 100 * top1 / count, "top5": 100 * top5 / count}
         row |= {"lr": self.schedule.lr(self._position() - 1e-9), "images_per_second": rate}
+        if self.recipe.progressive_size is not None and self.sizes is not None:
+            row["image_size"] = self.sizes.at(self.epoch)
         self.folder.append("metrics.jsonl", row)
         self.sums.zero_()
         self.epoch, self.step = self.epoch + 1, 0
@@ -248,6 +257,8 @@ class Trainer:
 
     def _evaluate(self) -> Evaluation:
         judged = self.model if self.ema is None else self.ema.module
+        if self.sizes is not None and isinstance(judged, ViT):
+            judged.set_image_size(self.sizes.final)
         seen = FewerChannels(judged, self.channels)
         classes, device = len(self.data.classes), self.world.device
         return evaluate(seen, self.data.val.epoch(0), classes, device=device, amp_dtype=self.amp_dtype)
