@@ -43,6 +43,8 @@ class RunOptions:
     """Record each block's norms every so many updates; 0: never."""
     fsdp: bool = False
     """Shard parameters over the processes of torchrun (FSDP2) instead of copying them."""
+    log: str | None = None
+    """Trackers that mirror the metrics, separated by commas: tensorboard, wandb, mlflow, trackio."""
     swap_norms: str | None = None
     """Replace every norm of the model first, such as by learnable_scaler."""
 

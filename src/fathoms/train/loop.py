@@ -26,6 +26,7 @@ from fathoms.train.distributed import World, check_agreement, shard, sum_over_ra
 from fathoms.train.ema import Ema
 from fathoms.train.guard import DivergedError, explain
 from fathoms.train.job import Job, differences
+from fathoms.train.mirrors import Mirrors, Run, parse_mirrors
 from fathoms.train.objective import Objective
 from fathoms.train.optim import build_optimizer, set_lr
 from fathoms.train.progress import Progress
@@ -51,6 +52,7 @@ class Trainer:
 
     def __init__(self, job: Job, world: World, show: bool = True) -> None:
         self.job, self.world, self.recipe = job, world, job.recipe
+        self.trackers = parse_mirrors(job.run.log) if world.is_main else ()
         self.schedule, self.sizes = build_schedule(job), job.image_sizes
         size = timm_size(job.model) if job.config is None else job.config.image_size
         self.data = build_data(job, size, world)
@@ -120,6 +122,8 @@ class Trainer:
         total = self.epochs * self.data.train.steps
         done = self.epoch * self.data.train.steps + self.step
         progress = Progress(total, done, self.show)
+        told = Run(self.folder.path, self.job.table(), self.updates)
+        self.mirrors = Mirrors(self.trackers, told, progress.say)
         progress.say(f"{self.data.train.describe()}; run folder {self.folder.path}")
         try:
             with StopRequest() as stop:
@@ -134,6 +138,7 @@ class Trainer:
             progress.say(f"diverged: {error}")
             return self._end("diverged", DIVERGED, str(error))
         finally:
+            self.mirrors.finish()
             progress.close()
 
     def _run_epoch(self, progress: Progress, stop: StopRequest) -> None:
@@ -231,7 +236,7 @@ class Trainer:
         row |= {"lr": self.schedule.lr(self._position() - 1e-9), "images_per_second": rate}
         if self.recipe.progressive_size is not None and self.sizes is not None:
             row["image_size"] = self.sizes.at(self.epoch)
-        self.folder.append("metrics.jsonl", row)
+        self._record(row)
         self.sums.zero_()
         self.epoch, self.step = self.epoch + 1, 0
         line = f"epoch {self.epoch}/{self.epochs}  train loss {row['loss']:.4f}  top1 {row['top1']:.2f}"
@@ -241,7 +246,7 @@ class Trainer:
             self.last = result.summary()
             better = self.best is None or result.top1 > self.best["top1"]
             told = {"epoch": self.epoch - 1, "step": self.updates, "split": "val", **result.summary()}
-            self.folder.append("metrics.jsonl", {**told, "lr": row["lr"]})
+            self._record({**told, "lr": row["lr"]})
             if better:
                 self.best = {
                     "epoch": self.epoch - 1,
@@ -254,6 +259,11 @@ class Trainer:
         progress.say(f"{line}  {rate:,.0f} images/s")
         if advice := self.data.train.advice():
             progress.say(advice)
+
+    def _record(self, row: dict[str, Any]) -> None:
+        """A row of metrics, first where it counts."""
+        self.folder.append("metrics.jsonl", row)
+        self.mirrors.log(row)
 
     def _evaluate(self) -> Evaluation:
         judged = self.model if self.ema is None else self.ema.module
