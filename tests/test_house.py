@@ -95,6 +95,7 @@ def test_public_docstring_examples_run():
         "train.optim_state",
         "train.penalties",
         "train.recipe",
+        "train.recipe_file",
         "train.schedule",
     ):
         result = doctest.testmod(importlib.import_module(f"fathoms.{name}"))

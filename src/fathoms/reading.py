@@ -126,7 +126,7 @@ def check_types(config: Any, where: str, error: type[FathomsError]) -> None:
     """
     for name, hint in _hints(type(config)).items():
         value = getattr(config, name)
-        fault = _fault(value, hint)
+        fault = fault_of(value, hint)
         if fault:
             raise error(f"{where}.{name}={reprlib.repr(value)} {fault}")
 
@@ -138,16 +138,16 @@ def check_choices(config: Any, where: str) -> None:
             check_name(getattr(config, name), typing.get_args(hint), "value", f"{where}.{name}")
 
 
-def _fault(value: Any, hint: Any) -> str:
+def fault_of(value: Any, hint: Any) -> str:
     """What is wrong with a value for a type, or ""."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        faults = [_fault(value, option) for option in inner]
+        faults = [fault_of(value, option) for option in inner]
         return "" if "" in faults else faults[0]
     if origin is tuple:
         if not isinstance(value, tuple | list) or len(value) != len(inner):
             return f"is no list of {len(inner)} values"
-        return next((fault for v, h in zip(value, inner, strict=True) if (fault := _fault(v, h))), "")
+        return next((fault for v, h in zip(value, inner, strict=True) if (fault := fault_of(v, h))), "")
     if origin is Literal:
         return "" if isinstance(value, str) else "is no name"
     if hint is type(None):
