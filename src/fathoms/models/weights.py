@@ -10,6 +10,7 @@ from pathlib import Path
 import safetensors
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from fathoms.atomic import replacing
 from fathoms.errors import WeightsError
