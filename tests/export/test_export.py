@@ -95,8 +95,12 @@ def test_a_folded_scaler_network_is_saved_with_the_config_that_rebuilds_it(tmp_p
         ({"path": "no/m.onnx"}, "the folder does not exist"),
         ({"opset": 9}, "opset 9 is not offered; use 18 to 23"),
         (
+            {"path": "m.pt2", "format": "torch-export", "opset": 18},
+            "opset is for onnx only, not for torch-export; leave it out",
+        ),
+        (
             {"path": "m.safetensors", "format": "safetensors", "folded": True},
-            "no ViTConfig describes this folded model",
+            "no ViTConfig describes this model",
         ),
     ],
 )
@@ -133,7 +137,7 @@ def test_the_commands_run(tmp_path, capsys):
     assert "1 tensors under 'model', 3 numbers, float32" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["export", "convert"])
+@pytest.mark.parametrize("command", ["export", "convert", "predict"])
 def test_a_command_module_imports_no_torch(command):
     code = f"import sys, fathoms.cli.{command}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

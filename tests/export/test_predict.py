@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from PIL import Image
 from fathoms import FathomsError, create_model
 from fathoms.cli import predict as command
 from fathoms.cli.parse import parse
+from fathoms.evaluate.look import Look
 from fathoms.export.attention import attention_maps
 from fathoms.export.export import export_model
-from fathoms.export.predict import read_classes
+from fathoms.export.predict import class_names, predict
 
 DIGITS = {"num_classes": 10, "depth": 2}
 
@@ -37,16 +39,17 @@ def folder(tmp_path):
 
 def predicted(folder, *more):
     words = [str(folder / "photos"), "--checkpoint", str(folder / "w.safetensors")]
-    words += ["--card", str(folder / "w.safetensors.json")]
     return command.run(parse(command, "predict", [*words, *more]))
 
 
 def test_a_folder_is_classified_with_names(folder, capsys):
     (folder / "names.txt").write_text("\n".join(f"digit {i}" for i in range(10)))
     assert predicted(folder, "--classes", str(folder / "names.txt"), "--top", "3") == 0
-    lines = capsys.readouterr().out.splitlines()
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.startswith("picture  ")
+    assert header.endswith("class 3")
     assert len(lines) == 2
-    assert "a.png: digit " in lines[0]
+    assert re.search(r"a\.png +digit \d", lines[0])
     assert lines[0].count("%") == 3
 
 
@@ -98,11 +101,26 @@ def test_rollout_of_one_block_is_its_map_with_the_skip_left_out():
     assert torch.allclose(maps.flatten(1), expected, atol=1e-5)
 
 
+def test_a_grey_model_sees_a_colour_picture_as_the_grey_one_it_was_trained_on(folder):
+    """Three equal channels, normalised each by its own numbers, of which training takes the first."""
+    pixels = np.repeat(np.random.default_rng(0).integers(0, 255, (8, 8, 1), dtype=np.uint8), 3, 2)
+    Image.fromarray(pixels).save(folder / "grey.png")
+    look = Look(crop_pct=1.0, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    (row,) = predict(
+        model(), [folder / "grey.png"], classes=[str(i) for i in range(10)], look=look, attention=True
+    )
+    images = (torch.from_numpy(pixels[None, None, :, :, 0]) / 255 - 0.1) / 0.5
+    assert row.probabilities == pytest.approx(model()(images).softmax(-1).topk(5).values[0].tolist())
+
+
 def test_mistakes_are_said(tmp_path, folder):
-    with pytest.raises(FathomsError, match="give one of --model and --card"):
-        predicted(folder, "--model", "vit_digits")
     (folder / "w.safetensors.json").write_text("{}")
-    with pytest.raises(FathomsError, match="no card of an exported model"):
+    with pytest.raises(FathomsError, match="no card of an exported model; it has no config"):
+        predicted(folder)
+    (folder / "w.safetensors.json").unlink()
+    with pytest.raises(
+        FathomsError, match="a weights file alone does not say which model it is; give --model"
+    ):
         predicted(folder)
     tmp_path = folder / "other"
     tmp_path.mkdir()
@@ -113,4 +131,4 @@ def test_mistakes_are_said(tmp_path, folder):
         predicted(tmp_path)
     (tmp_path / "names.txt").write_text("one\ntwo\n")
     with pytest.raises(FathomsError, match="2 names for 10 classes; give one a line"):
-        read_classes(tmp_path / "names.txt", 10)
+        class_names(tmp_path / "names.txt", None, 10)

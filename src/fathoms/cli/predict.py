@@ -8,19 +8,20 @@ from __future__ import annotations
 import json as json_format
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from fathoms.errors import FathomsError, printable
+from fathoms.errors import printable
 
 if TYPE_CHECKING:
-    from fathoms.models.config import ViTConfig
+    from fathoms.export.predict import Prediction
 
 EXAMPLES = """
-fathoms predict cat.jpg --checkpoint weights.safetensors --model cait_xxs24_224
-fathoms predict photos/ --checkpoint weights.safetensors --model cait_xxs24_224 --classes names.txt --top 3 --json
-fathoms predict photos/ --checkpoint out.safetensors --card out.safetensors.json --attention looked/
+fathoms predict cat.jpg --checkpoint runs/NAME
+fathoms predict photos/ --checkpoint runs/NAME --top 3 --attention looked/
+fathoms predict photos/ --checkpoint weights.safetensors --model cait_xxs24_224 --classes names.txt --json
+fathoms predict photos/ --checkpoint OWNER/NAME
 """
 
 
@@ -30,24 +31,24 @@ class Args:
 
     images: tyro.conf.Positional[tuple[Path, ...]]
     """Pictures, or folders of them."""
-    checkpoint: Path
-    """A weights file (.safetensors)."""
-    model: str = ""
-    """The model they belong to: a name from `fathoms models`, with its own image size and 1000 classes."""
-    card: Path | None = None
-    """Instead of --model: the JSON card that `fathoms export` wrote beside the weights."""
+    checkpoint: str
+    """A run folder, a checkpoint folder, a weights file, or OWNER/NAME[@REVISION] on the Hub."""
+    model: str | None = None
+    """Name of the model; without it, what the run or the card beside the weights says."""
     classes: Path | None = None
-    """Names of the classes, one a line; without it classes are numbers."""
+    """Names of the classes, one a line; without it the run's or the card's, or else their numbers."""
     top: int = 5
-    """How many classes of each picture."""
+    """How many classes of each picture; all where there are fewer."""
     batch_size: int = 32
     """Pictures at a time."""
-    crop_pct: float = 0.9
-    """Which part of the resized picture is kept."""
-    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    """Mean of the channels in training."""
-    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    """Deviation of the channels in training."""
+    crop_pct: float | None = None
+    """Share of the picture to keep; without it, the recipe's."""
+    interpolation: Literal["bilinear", "bicubic"] | None = None
+    """Filter of the resize; without it, the recipe's."""
+    mean: tuple[float, float, float] | None = None
+    """Mean of the colours in training; without it, the recipe's."""
+    std: tuple[float, float, float] | None = None
+    """Deviation of the colours in training; without it, the recipe's."""
     attention: Path | None = None
     """Folder for pictures of where the model looked."""
     json: bool = False
@@ -57,57 +58,50 @@ class Args:
 def run(args: Args) -> int:
     """Classify every picture; 1 if some could not be read."""
     from fathoms.cli.data_check import progress_bar
-    from fathoms.export.predict import list_pictures, overlay, predict, read_classes
-    from fathoms.models.header import build_for
-    from fathoms.models.weights import load_weights
+    from fathoms.evaluate.checkpoint import load_trained
+    from fathoms.evaluate.look import Look
+    from fathoms.export.predict import class_names, list_pictures, overlay, predict
 
     files = list_pictures(args.images)
-    model = build_for(_config(args), args.checkpoint)
-    load_weights(model, args.checkpoint)
-    classes = read_classes(args.classes, model.config.num_classes)
-    look = {"top": min(args.top, len(classes)), "batch_size": args.batch_size, "crop_pct": args.crop_pct}
-    look |= {"mean": args.mean, "std": args.std, "attention": args.attention is not None}
+    trained = load_trained(args.checkpoint, args.model)
+    changes = {name: getattr(args, name) for name in ("crop_pct", "interpolation", "mean", "std")}
+    look = Look.of(trained.recipe, **changes)
+    classes = class_names(args.classes, trained.classes, trained.config.num_classes)
     if args.attention is not None:
         args.attention.mkdir(parents=True, exist_ok=True)
-    rows = []
+    rows: list[Prediction] = []
+    answers = predict(
+        trained.model,
+        files,
+        classes=classes,
+        look=look,
+        top=min(args.top, len(classes)),
+        batch_size=args.batch_size,
+        attention=args.attention is not None,
+    )
     with progress_bar("predicting", len(files)) as advance:
-        for number, row in enumerate(predict(model, files, classes=classes, **look)):  # pyrefly: ignore
+        for number, row in enumerate(answers):
             if args.attention is not None and not row.problem:
                 overlay(row, args.attention / f"{number:06d}-{Path(row.file).stem}.png")
             rows.append(row)
             advance(number + 1)
-    bad = [row for row in rows if row.problem]
+    bad = sum(bool(row.problem) for row in rows)
     if args.json:
-        told = [
-            {
-                "file": row.file,
-                "classes": row.classes,
-                "probabilities": row.probabilities,
-                "problem": row.problem,
-            }
-            for row in rows
-        ]
-        print(json_format.dumps({"predictions": told, "bad": len(bad)}))
-        return 1 if bad else 0
-    for row in rows:
-        answer = ", ".join(
-            f"{n} {100 * p:.1f} %" for n, p in zip(row.classes, row.probabilities, strict=True)
-        )
-        print(printable(f"{row.file}: {answer if not row.problem else 'NOT READ: ' + row.problem}"))
+        print(json_format.dumps({"predictions": [row.to_json() for row in rows], "bad": bad}))
+    else:
+        print(table(rows))
     return 1 if bad else 0
 
 
-def _config(args: Args) -> ViTConfig:
-    """The config of the named model, or the one on the card."""
-    from fathoms.models.config import ViTConfig
-    from fathoms.models.zoo import model_config
-    from fathoms.reading import MAX_TOML, read_json
+def table(rows: list[Prediction]) -> str:
+    """A line for each picture: its classes with their percent, or why it could not be read."""
+    from fathoms.surgery.report import aligned
 
-    if bool(args.model) == (args.card is not None):
-        raise FathomsError("give one of --model and --card")
-    if args.card is None:
-        return model_config(args.model)
-    fields = read_json(args.card, FathomsError, MAX_TOML).get("config")
-    if not isinstance(fields, dict):
-        raise FathomsError(f"{args.card}: no card of an exported model; it has no config")
-    return ViTConfig().replace(**fields)
+    width = max((len(row.classes) for row in rows), default=0) or 1
+    lines = []
+    for row in rows:
+        answers = [f"{name} {100 * p:.1f} %" for name, p in zip(row.classes, row.probabilities, strict=True)]
+        cells = answers if not row.problem else [f"NOT READ: {row.problem}"]
+        cells = [printable(cell) for cell in cells]
+        lines.append((printable(row.file), *cells, *[""] * (width - len(cells))))
+    return aligned(("picture", *[f"class {place + 1}" for place in range(width)]), lines)

@@ -1,10 +1,11 @@
-"""The card that lies beside an exported model: what it is, how it was checked, how it is loaded."""
+"""The card that lies beside an exported model: what it is, how it was made and checked, how it is loaded."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import platform
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -47,22 +48,56 @@ def write_card(path: Path, told: dict[str, Any]) -> tuple[Path, Path]:
 
 def markdown(card: dict[str, Any]) -> str:
     """The card for people."""
-    fields = "\n".join(f"| {name} | {_cell(value)} |" for name, value in card["config"].items())
     gaps = ", ".join(f"{gap:.2g} at batch {batch}" for batch, gap in card["differences"].items())
-    folded = (
-        "" if card["folded"] is None else f" {card['folded']} scales and shifts are folded into its matrices."
-    )
-    return (
-        f"# {_cell(card['model'])}\n\n"
-        f"`{card['file']}`, {card['format']}, {card['parameters']:,} parameters, {card['bytes']:,} bytes.{folded}\n"
-        f"Largest difference from the original, over its largest output: {gaps}.\n\n"
-        f"sha256 `{card['sha256']}`\n\n"
-        f"Input: images (B, {card['input'][0]}, {card['input'][1]}, {card['input'][2]}), any B. "
-        f"Output: logits (B, {card['config'].get('num_classes')}).\n\n"
-        f"| field | value |\n|---|---|\n{fields}\n"
-    )
+    folded = "" if card["folded"] is None else f" {card['folded']} scales and shifts are folded away."
+    size = f"{card['parameters']:,} parameters, {card['bytes']:,} bytes"
+    channels, height, width = card["input"]
+    lines = [
+        f"# {_cell(card['model'])}",
+        "",
+        f"`{_cell(card['file'])}`, {card['format']}, {size}.{folded}",
+        f"Largest difference from the original, over its largest output: {gaps}.",
+        *_int8(card.get("int8")),
+        "",
+        f"sha256 `{card['sha256']}`",
+        "",
+        f"Input: images (B, {channels}, {height}, {width}), any B. "
+        f"Output: logits (B, {card['config']['num_classes']}).",
+    ]
+    for title in ("preprocessing", "metrics", "config", "recipe"):
+        lines += _table(title, card.get(title) or {})
+    if card.get("classes"):
+        lines += ["", "## classes", "", ", ".join(map(_cell, card["classes"]))]
+    return "\n".join([*lines, ""])
+
+
+def _int8(told: dict[str, Any] | None) -> list[str]:
+    """What eight bits saved and cost, in a sentence."""
+    if told is None:
+        return []
+    (before, after), (large, small) = told["top1"], told["bytes"]
+    return [
+        f"The matrices are int8: {small:,} bytes instead of {large:,}, top1 {after:.2f} % instead of "
+        f"{before:.2f} % of {told['images']:,} pictures ({_cell(told['data'])}). The differences above are "
+        "those before rounding."
+    ]
+
+
+def _table(title: str, values: dict[str, Any]) -> list[str]:
+    """A table of what is there."""
+    rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in _flat(values) if value is not None]
+    return ["", f"## {title}", "", "| field | value |", "|---|---|", *rows] if rows else []
+
+
+def _flat(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Names and values, those of tables inside under "table.name"."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", f"{value:.6g}" if isinstance(value, float) else value
 
 
 def _cell(value: Any) -> str:
     """A value that cannot break out of a table."""
-    return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+    return str(value).replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -13,7 +13,8 @@ from fathoms.errors import FathomsError
 from fathoms.surgery.batches import example_images
 
 # The first opset in which every operation of a Vision Transformer, layer norms included, is ONNX's own.
-OPSETS = range(18, 24)
+OPSET = 18
+OPSETS = range(OPSET, 24)
 
 
 def _need(package: str) -> None:
@@ -23,7 +24,7 @@ def _need(package: str) -> None:
         raise FathomsError(f"export: {package} is not installed; pip install 'fathoms[onnx]'")
 
 
-def write_onnx(model: nn.Module, path: Path, opset: int = 18) -> None:
+def write_onnx(model: nn.Module, path: Path, opset: int = OPSET) -> None:
     """Write a model in inference as one ONNX file: input "images" with any batch, output "logits"."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _need(package)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +15,12 @@ from fathoms.data.errors import BadImageError
 from fathoms.data.header import MAX_FILE
 from fathoms.data.resize import evaluation_pixels
 from fathoms.errors import FathomsError
+from fathoms.evaluate.look import Look
 from fathoms.export.attention import attention_maps
 from fathoms.models.vit import ViT
 from fathoms.reading import read_names, read_plain
 
+LOOK = Look()
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 
 
@@ -41,6 +44,10 @@ class Prediction:
     attention: Tensor | None = None
     pixels: Tensor | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """The answer as plain data, without the pictures."""
+        return {name: getattr(self, name) for name in ("file", "classes", "probabilities", "problem")}
+
 
 def list_pictures(paths: Iterable[Path]) -> list[Path]:
     """The files that are given, and the pictures under the folders that are; none is an error."""
@@ -57,13 +64,13 @@ def list_pictures(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def read_classes(path: Path | None, number: int) -> list[str]:
-    """Names of the classes, one a line; their numbers where there is no file."""
-    if path is None:
+def class_names(path: Path | None, known: Sequence[str] | None, number: int) -> Sequence[str]:
+    """Names of the classes: from a file with one a line, else those that are known, else their numbers."""
+    if path is None and known is None:
         return [str(index) for index in range(number)]
-    names = list(read_names(path))
+    names = read_names(path) if path is not None else known or ()
     if len(names) != number:
-        raise FathomsError(f"{path}: {len(names)} names for {number} classes; give one a line")
+        raise FathomsError(f"{path or 'classes'}: {len(names)} names for {number} classes; give one a line")
     return names
 
 
@@ -72,37 +79,33 @@ def predict(
     model: ViT,
     files: list[Path],
     *,
-    classes: list[str],
+    classes: Sequence[str],
     top: int = 5,
     batch_size: int = 32,
-    crop_pct: float = 0.9,
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5),
-    std: tuple[float, ...] = (0.5, 0.5, 0.5),
+    look: Look = LOOK,
     attention: bool = False,
 ) -> Iterator[Prediction]:
     """The likeliest classes of each picture, in order; one that cannot be read has a `problem` instead."""
     if not 1 <= top <= len(classes):
         raise FathomsError(f"--top {top}: use 1 to {len(classes)}, the number of classes")
     decoder = choose_decoder()
-    shift, scale = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
-    channels = model.config.in_channels
+    shift, scale = (torch.tensor(values).view(-1, 1, 1) for values in (look.mean, look.std))
     home = next(model.parameters())
+    cubic = look.interpolation == "bicubic"
     for start in range(0, len(files), batch_size):
         seen: dict[Path, Tensor] = {}
         problems: dict[Path, str] = {}
         for file in files[start : start + batch_size]:
             try:
-                pixels = evaluation_pixels(
-                    decoder.decode(read_plain(file, MAX_FILE)), model.config.image_size, crop_pct
-                )
-                seen[file] = pixels.float() / 255
+                decoded = decoder.decode(read_plain(file, MAX_FILE))
+                pixels = evaluation_pixels(decoded, model.config.image_size, look.crop_pct, cubic)
+                seen[file] = _grey(pixels.float() / 255, model.config.in_channels)
             except (BadImageError, OSError) as error:
                 problems[file] = " ".join(str(error).split())
         rows: dict[Path, Prediction] = {}
         if seen:
             images = (torch.stack(list(seen.values())) - shift) / scale
-            images = images.mean(1, keepdim=True) if channels == 1 else images
-            images = images.to(home.device, home.dtype)
+            images = images[:, : model.config.in_channels].to(home.device, home.dtype)
             values, indices = model.eval()(images).float().softmax(-1).topk(top)
             maps = attention_maps(model, images).float().cpu() if attention else [None] * len(images)
             for file, value, index, drawn in zip(seen, values.tolist(), indices.tolist(), maps, strict=True):
@@ -111,6 +114,11 @@ def predict(
                 rows[file] = Prediction(str(file), names, tuple(value), "", drawn, kept)
         for file in files[start : start + batch_size]:
             yield rows.get(file) or Prediction(str(file), problem=problems[file])
+
+
+def _grey(pixels: Tensor, channels: int) -> Tensor:
+    """A picture without colours for a model of one channel, which is trained on the first of three equal ones."""
+    return pixels.mean(0, keepdim=True).expand(3, -1, -1) if channels == 1 else pixels
 
 
 def overlay(prediction: Prediction, path: Path) -> None:

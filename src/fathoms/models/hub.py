@@ -1,16 +1,23 @@
-"""Weights from the Hugging Face Hub: one safetensors file, at one commit."""
+"""Weights on the Hugging Face Hub: safetensors and a card, read at one commit, written in one commit."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fathoms.errors import WeightsError
 
 FILE = "model.safetensors"
+CARD = f"{FILE}.json"
 
 _ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class NoSuchFileError(WeightsError):
+    """A repository that can be reached and does not hold the file."""
 
 
 def is_hub_id(source: object) -> bool:
@@ -23,41 +30,87 @@ def is_hub_id(source: object) -> bool:
     )
 
 
-def fetch(hub_id: str, endpoint: str | None = None) -> tuple[Path, str]:
-    """Download a repository's safetensors file at one commit.
+def _client(hub_id: str) -> Any:
+    """The Hub's own library, from the extra."""
+    try:
+        import huggingface_hub
+        import huggingface_hub.errors
+    except ImportError as error:
+        raise WeightsError(f"{hub_id}: the Hub needs an extra; pip install 'fathoms[hub]'") from error
+    return huggingface_hub
+
+
+def _split(hub_id: str) -> tuple[str, str | None]:
+    match = _ID.fullmatch(hub_id)
+    if match is None:
+        raise WeightsError(f"{hub_id}: no Hub id; write OWNER/NAME or OWNER/NAME@REVISION")
+    return match["repo"], match["revision"]
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+
+
+def fetch(hub_id: str, file: str = FILE, *, endpoint: str | None = None) -> tuple[Path, str]:
+    """Download one file of a repository at one commit.
 
     A branch or tag, or no revision at all, is resolved to the commit it stands for first, so that what
     was read can be named and read again.
 
     Args:
         hub_id: "OWNER/NAME" or "OWNER/NAME@REVISION".
+        file: Which.
         endpoint: Another server than the public one.
 
     Returns:
         The local file, and "OWNER/NAME@COMMIT".
     """
-    try:
-        from huggingface_hub import HfApi, hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
-    except ImportError as error:
-        raise WeightsError(f"{hub_id}: the Hub needs an extra; pip install 'fathoms[hub]'") from error
-    match = _ID.fullmatch(hub_id)
-    if match is None:
-        raise WeightsError(f"{hub_id}: no Hub id; write OWNER/NAME or OWNER/NAME@REVISION")
-    repo, revision = match["repo"], match["revision"]
+    client = _client(hub_id)
+    errors = client.errors
+    repo, revision = _split(hub_id)
     try:
         if revision is None or not _COMMIT.fullmatch(revision):
-            revision = HfApi(endpoint=endpoint).model_info(repo, revision=revision).sha
+            revision = client.HfApi(endpoint=endpoint).model_info(repo, revision=revision).sha
         # What a server answers ends up in paths and in messages; only a commit is taken for a commit.
         if not isinstance(revision, str) or not _COMMIT.fullmatch(revision):
             raise WeightsError(f"{hub_id}: the Hub names no commit for it; give OWNER/NAME@COMMIT")
-        path = hf_hub_download(repo, FILE, revision=revision, endpoint=endpoint)
-    except LocalEntryNotFoundError as error:
+        path = client.hf_hub_download(repo, file, revision=revision, endpoint=endpoint)
+    except errors.LocalEntryNotFoundError as error:
         raise WeightsError(f"{hub_id}: not in the local cache, and the Hub cannot be reached") from error
-    except EntryNotFoundError as error:
-        raise WeightsError(f"{hub_id}: the repository holds no {FILE}, and nothing else is opened") from error
+    except errors.EntryNotFoundError as error:
+        raise NoSuchFileError(
+            f"{hub_id}: the repository holds no {file}, and nothing else is opened"
+        ) from error
     # A server that breaks off or an id that is none raises errors of the client underneath.
-    except (HfHubHTTPError, OSError, ValueError, TypeError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-        raise WeightsError(f"{hub_id}: the Hub does not give it ({reason})") from error
+    except (errors.HfHubHTTPError, OSError, ValueError, TypeError, RuntimeError) as error:
+        raise WeightsError(f"{hub_id}: the Hub does not give it ({_reason(error)})") from error
     return Path(path), f"{repo}@{revision}"
+
+
+def push(repo: str, files: Mapping[str, Path], *, public: bool = False, endpoint: str | None = None) -> str:
+    """Upload files to a repository in one commit, and make the repository if there is none.
+
+    Args:
+        repo: "OWNER/NAME"; a revision cannot be given, since the commit is new.
+        files: Name in the repository, and the local file.
+        public: Whether a repository that is made can be seen by everybody.
+        endpoint: Another server than the public one.
+
+    Returns:
+        "OWNER/NAME@COMMIT", which `fetch` reads.
+    """
+    client = _client(repo)
+    name, revision = _split(repo)
+    if revision is not None:
+        raise WeightsError(f"{repo}: a push makes a commit of its own; leave @{revision} out")
+    added = [
+        client.CommitOperationAdd(path_in_repo=target, path_or_fileobj=str(path))
+        for target, path in files.items()
+    ]
+    api = client.HfApi(endpoint=endpoint)
+    try:
+        api.create_repo(name, private=not public, exist_ok=True)
+        commit = api.create_commit(name, added, commit_message=f"fathoms export: {', '.join(files)}")
+    except (client.errors.HfHubHTTPError, OSError, ValueError, TypeError, RuntimeError) as error:
+        raise WeightsError(f"{repo}: the Hub does not take it ({_reason(error)}); see `hf auth`") from error
+    return f"{name}@{commit.oid}"
