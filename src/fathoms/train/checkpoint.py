@@ -1,8 +1,8 @@
 """Checkpoints: safetensors and JSON in a folder that is complete or not there, with a hash of every file.
 
-`checkpoints/last` is the newest, `checkpoints/previous` the one before it, `checkpoints/best` the best so
-far. A folder is written under another name, flushed and renamed; whatever moment the process dies at, one
-of `last` and `previous` is whole.
+`checkpoints/last` is the newest, `checkpoints/previous` the one before it, `checkpoints/update-N` older ones
+where more are kept, `checkpoints/best` the best so far. A folder is written under another name, flushed and
+renamed; whatever moment the process dies at, one of `last` and `previous` is whole.
 """
 
 from __future__ import annotations
@@ -10,22 +10,29 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fathoms.atomic import sync_folder
 from fathoms.errors import WeightsError
 from fathoms.train.run_folder import dumps
+from fathoms.train.tensor_file import write_tensors
 from fathoms.train.versions import VERSION, bring_up
 
 MANIFEST = "manifest.json"
+FRESH, FRESH_BEST, TRASH = ".last.tmp", ".best.tmp", ".trash-"
+OLDER = "update-"
+
+Tell = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
@@ -41,49 +48,111 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
+def _write_text(path: Path, text: str) -> str:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
         os.fsync(file.fileno())
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint into a new folder, its manifest last."""
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir()
+    hashes: dict[str, str] = {}
     for name, tensors in checkpoint.tensors.items():
-        whole = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        save_file(whole, folder / f"{name}.safetensors", metadata={"format": "pt"})
-    (folder / "state.json").write_text(dumps({**checkpoint.state, "version": VERSION}) + "\n")
-    files = sorted(path for path in folder.iterdir())
-    (folder / MANIFEST).write_text(dumps({path.name: _sha256(path) for path in files}) + "\n")
-    for path in folder.iterdir():
-        _flush(path)
+        on_host = {key: value.detach().cpu() for key, value in tensors.items()}
+        hashes[f"{name}.safetensors"] = write_tensors(folder / f"{name}.safetensors", on_host)
+    values = {key: v.tolist() if isinstance(v, Tensor) else v for key, v in checkpoint.state.items()}
+    hashes["state.json"] = _write_text(folder / "state.json", dumps({**values, "version": VERSION}) + "\n")
+    _write_text(folder / MANIFEST, dumps(hashes) + "\n")
     sync_folder(folder)
 
 
-def save(checkpoints: Path, checkpoint: Checkpoint) -> None:
-    """Make a checkpoint `last`; what was last becomes `previous`."""
-    fresh = checkpoints / ".last.tmp"
-    write(fresh, checkpoint)
-    _put(fresh, checkpoints / "last", checkpoints / "previous")
+def save(checkpoints: Path, checkpoint: Checkpoint, keep: int = 2, tell: Tell = warnings.warn) -> None:
+    """Make a checkpoint `last`; what was last becomes `previous`, and so on for as many as are kept."""
+    fresh, last, previous = checkpoints / FRESH, checkpoints / "last", checkpoints / "previous"
+    try:
+        write(fresh, checkpoint)
+    except OSError:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    if previous.exists():
+        if keep > 2:
+            previous.rename(checkpoints / f"{OLDER}{_updates(previous):08d}")
+        else:
+            remove(previous, tell)
+    if last.exists():
+        last.rename(previous)
+    fresh.rename(last)
+    sync_folder(checkpoints)
+    if keep == 1 and previous.exists():
+        remove(previous, tell)
+    for folder in _older(checkpoints)[max(keep - 2, 0) :]:
+        remove(folder, tell)
 
 
-def keep_as_best(checkpoints: Path) -> None:
+def remove(folder: Path, tell: Tell) -> None:
+    """Take a checkpoint away at once, then delete it; what cannot be deleted is told and left behind."""
+    away = folder.with_name(f"{TRASH}{secrets.token_hex(4)}")
+    folder.rename(away)
+    try:
+        shutil.rmtree(away)
+    except OSError as error:
+        tell(f"{away}: an old checkpoint cannot be deleted ({error.strerror}); delete it by hand")
+
+
+def make_room(checkpoints: Path, tell: Tell) -> None:
+    """Delete all but `last` and `best`."""
+    for folder in (*_older(checkpoints), checkpoints / "previous"):
+        if folder.exists() and (checkpoints / "last").exists():
+            remove(folder, tell)
+
+
+def keep_as_best(checkpoints: Path, tell: Tell = warnings.warn) -> None:
     """Make `last` also `best`: the same files under a second name, so nothing is written twice."""
-    fresh, behind = checkpoints / ".best.tmp", checkpoints / ".best.old"
+    fresh, best = checkpoints / FRESH_BEST, checkpoints / "best"
     shutil.rmtree(fresh, ignore_errors=True)
-    shutil.copytree(checkpoints / "last", fresh, copy_function=os.link)
-    _put(fresh, checkpoints / "best", behind)
-    shutil.rmtree(behind, ignore_errors=True)
+    shutil.copytree(checkpoints / "last", fresh, copy_function=_link)
+    if best.exists():
+        remove(best, tell)
+    fresh.rename(best)
+    sync_folder(checkpoints)
 
 
-def _put(fresh: Path, target: Path, behind: Path) -> None:
-    """Rename `fresh` to `target`; what stood there moves to `behind`."""
-    shutil.rmtree(behind, ignore_errors=True)
-    if target.exists():
-        target.rename(behind)
-    fresh.rename(target)
-    sync_folder(target.parent)
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        # Some file systems know no second names.
+        shutil.copy2(source, target)
+
+
+def tidy(checkpoints: Path, tell: Tell = warnings.warn) -> None:
+    """Clear away what a killed process left half done; a `best` that lacked only its name gets it."""
+    fresh_best, best = checkpoints / FRESH_BEST, checkpoints / "best"
+    if fresh_best.exists() and not best.exists() and why_unusable(fresh_best) is None:
+        fresh_best.rename(best)
+    leftovers = [path for path in checkpoints.iterdir() if path.name.startswith((TRASH, FRESH, FRESH_BEST))]
+    for path in leftovers:
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            tell(f"{path}: a leftover cannot be deleted ({error.strerror}); delete it by hand")
+
+
+def _updates(folder: Path) -> int:
+    """Updates behind a checkpoint; zero where its state cannot be read."""
+    try:
+        return int(json.loads((folder / "state.json").read_text())["updates"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _older(checkpoints: Path) -> list[Path]:
+    """Checkpoints before `previous`, the newest first."""
+    return sorted(checkpoints.glob(f"{OLDER}*"), reverse=True)
 
 
 def why_unusable(folder: Path) -> str | None:
@@ -118,14 +187,14 @@ def read(folder: Path) -> Checkpoint:
 
 def newest(checkpoints: Path) -> Path | None:
     """The newest whole checkpoint, or None where there is none; a damaged one is passed over aloud."""
-    for name in ("last", "previous"):
-        folder = checkpoints / name
+    folders = [checkpoints / "last", checkpoints / "previous", *_older(checkpoints)]
+    for folder in folders:
         if not folder.is_dir():
             continue
         reason = why_unusable(folder)
         if reason is None:
             return folder
         warnings.warn(f"{folder}: damaged ({reason}); looking at the one before it", stacklevel=2)
-    if (checkpoints / "last").is_dir():
+    if any(folder.is_dir() for folder in folders):
         raise WeightsError(f"{checkpoints}: no checkpoint is whole; start anew with --resume never")
     return None

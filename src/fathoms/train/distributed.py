@@ -65,14 +65,14 @@ def leave_world() -> None:
         dist.destroy_process_group()
 
 
-def check_agreement(world: World, fingerprint: str) -> None:
-    """Refuse ranks that were started with another config or see other data."""
+def check_agreement(world: World, fingerprint: str, what: str = "another config or other data") -> None:
+    """Refuse ranks that have something else than the first."""
     if world.size == 1:
         return
     seen = gather_objects(world, fingerprint)
     if len(set(seen)) > 1:
         odd = next(rank for rank, value in enumerate(seen) if value != seen[0])
-        raise FathomsError(f"rank {odd} has another config or other data than rank 0; start all ranks alike")
+        raise FathomsError(f"rank {odd} has {what} than rank 0; start all ranks alike")
 
 
 def gather_objects(world: World, mine: Any) -> list[Any]:

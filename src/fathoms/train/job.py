@@ -33,10 +33,14 @@ class RunOptions:
     """Decoding threads; 0: one per core."""
     resume: Literal["auto", "never"] = "auto"
     """Go on where the same command left off, or refuse to touch an old run."""
+    allow_change: tuple[str, ...] = ()
+    """Settings, such as lr or epochs, and "data", that may differ from the run that goes on; others may not."""
     initial_checkpoint: str | None = None
     """Weights to start from; positions are resized to this run's image size."""
     recovery_interval: int = 0
     """Also save every so many updates; 0: after evaluations only."""
+    checkpoint_hist: int = 2
+    """Newest checkpoints to keep, besides the best."""
     eval_interval: int = 1
     """Evaluate and save every so many epochs, and after the last."""
     probe_interval: int = 0
@@ -61,6 +65,7 @@ class RunOptions:
         for name, least in {
             "workers": 0,
             "recovery_interval": 0,
+            "checkpoint_hist": 1,
             "eval_interval": 1,
             "probe_interval": 0,
             "guard_limit": 1,
@@ -68,6 +73,8 @@ class RunOptions:
         }.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: use {least} or more")
+        if self.allow_change and self.experiment is None:
+            raise ConfigError("--allow-change: name the run that goes on with --experiment")
         if self.experiment is not None and not re.fullmatch(r"[\w.@=+-]+", self.experiment):
             raise ConfigError(f"--experiment {self.experiment!r}: use letters, digits and . _ - = + @ only")
 

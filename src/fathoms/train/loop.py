@@ -17,7 +17,6 @@ from torch import nn
 from fathoms.data import Batch
 from fathoms.evaluate.metrics import Evaluation, FewerChannels, evaluate
 from fathoms.models.vit import ViT
-from fathoms.train import checkpoint as checkpoints
 from fathoms.train.build import build_data, build_model, build_schedule, timm_size
 from fathoms.train.distributed import World, check_agreement, sum_over_ranks, whole
 from fathoms.train.gate import Gate
@@ -31,6 +30,7 @@ from fathoms.train.progress import Progress
 from fathoms.train.respond import respond
 from fathoms.train.resume import counters, go_on, roll_back
 from fathoms.train.run_folder import RunFolder, dumps
+from fathoms.train.saver import Saver
 from fathoms.train.state import gather
 from fathoms.train.stop import StopRequest
 from fathoms.train.watch import Watch
@@ -63,7 +63,9 @@ class Trainer:
         self.watch = Watch(world)
         self.guard = Guard(job.run, scaled=self.scaler.is_enabled())
         self.gate = Gate(self.model, self.optimizer)
+        self.saver = Saver(self.folder, job.run.checkpoint_hist, world.device)
         self.progress = Progress(0, 0, show=False)
+        self.notices: list[str] = []
         self.stop = StopRequest()
 
     @property
@@ -83,9 +85,11 @@ class Trainer:
         self.folder.open()
         try:
             go_on(self)
+            check_agreement(self.world, f"{self.epoch}/{self.step}/{self.updates}", "another checkpoint")
             self.folder.write_config({**self.job.table(), "classes": list(self.data.classes)})
             return self._train()
         finally:
+            self.saver.close()
             self.folder.close()
 
     @property
@@ -97,6 +101,8 @@ class Trainer:
         told = Run(self.folder.path, self.job.table(), self.updates)
         self.mirrors = Mirrors(self.trackers, told, progress.say)
         progress.say(f"{self.data.train.describe()}; run folder {self.folder.path}")
+        for notice in self.notices:
+            progress.say(notice)
         try:
             with self.stop:
                 self._prepare_rollback()
@@ -110,7 +116,9 @@ class Trainer:
                         progress.rewind(self._done)
                     if self.stop_code is not None and self.epoch < self.epochs:
                         self._save()
+                        self.saver.wait()
                         return end(self, "interrupted", self.stop_code)
+                self.saver.wait()
             return end(self, "done", 0)
         except DivergedError as error:
             progress.close()
@@ -191,6 +199,7 @@ class Trainer:
         self.scaler.unscale_(self.optimizer)
         norm = self._gradient_norm()
         self._settle()
+        self.saver.check(self.progress.say)
         steps = (self.step - 1 - (self.step - 1) % self.recipe.grad_accum_steps, self.step)
         loss = self.fresh[0] / self.fresh[3]
         hold = self.watch.post(self.updates, self.epoch, steps, loss, norm, self.stop.vote)
@@ -304,11 +313,8 @@ class Trainer:
 
     def _save(self, best: bool = False) -> None:
         self._settle()
-        kept = gather(self.model, self.optimizer, self.ema, self.scaler, counters(self))
-        if self.world.is_main:
-            checkpoints.save(self.folder.checkpoints, kept)
-            if best:
-                checkpoints.keep_as_best(self.folder.checkpoints)
+        parts = (self.model, self.optimizer, self.ema, self.scaler, counters(self))
+        self.saver.save(lambda take: gather(*parts, take), best)
 
 
 def step_seed(seed: int, epoch: int, step: int, rank: int) -> int:

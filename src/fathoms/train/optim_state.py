@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ from fathoms.registry import nearest
 COUNTER = "step"
 
 
-def named_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def named_state(
+    optimizer: torch.optim.Optimizer, take: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors as "exp_avg/blocks.0.attn.qkv.weight", and what JSON can hold: the optimizer, names, counters.
 
     Learning rates and other settings are not in it: they follow from the recipe and the schedule. Sharded
-    tensors (FSDP2) are put together, so every process must call this.
+    tensors (FSDP2) are put together one by one, so every process must call this; `take` gets each whole one.
 
     >>> groups = [{"params": [torch.nn.Parameter(torch.zeros(2))], "names": ["bias"]}]
     >>> tensors, record = named_state(torch.optim.SGD(groups, lr=0.1))
@@ -35,7 +38,7 @@ def named_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], di
             parameters[name] = sorted(state)
             for kind, value in state.items():
                 if isinstance(value, Tensor):
-                    tensors[f"{kind}/{name}"] = _whole(value)
+                    tensors[f"{kind}/{name}"] = take(_whole(value))
                 else:
                     numbers[f"{kind}/{name}"] = value
             if COUNTER in group:

@@ -91,8 +91,14 @@ class RunFolder:
 
     def cut(self, name: str, length: int) -> None:
         """Forget the lines of a .jsonl file behind byte `length`: the resumed run writes them again."""
-        if self.writes and (self.path / name).is_file():
+        if self.writes and self.length(name) > length:
             os.truncate(self.path / name, length)
+
+    def sync(self) -> None:
+        """Put the .jsonl files on the disk, before a checkpoint that counts on them."""
+        for path in self.path.glob("*.jsonl"):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """summary.json."""

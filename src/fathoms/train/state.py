@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,13 +43,18 @@ def gather(
     ema: Ema | None,
     scaler: torch.amp.GradScaler,
     values: dict[str, Any],
+    take: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> Checkpoint:
-    """Everything a run needs to go on; with sharded parameters every rank must call this."""
-    moments, record = named_state(optimizer)
+    """Everything a run needs to go on; with sharded parameters every rank must call this.
+
+    `take` gets each tensor whole, one after the other, and gives what the checkpoint keeps of it.
+    """
+    moments, record = named_state(optimizer, take)
     tensors = {"model": weights_of(model)}
     if ema is not None:
         tensors["ema"] = weights_of(ema.module)
-    full = {name: {key: whole(value) for key, value in part.items()} for name, part in tensors.items()}
+    full = {name: {key: take(whole(value)) for key, value in part.items()} for name, part in tensors.items()}
+    values = {key: take(value) if isinstance(value, Tensor) else value for key, value in values.items()}
     return Checkpoint(
         {**full, "optimizer": moments}, {**values, "optimizer": record, "scaler": scaler.state_dict()}
     )

@@ -30,6 +30,6 @@ def bring_up(state: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _from_1(state: dict[str, Any]) -> dict[str, Any]:
-    """Before the guard had a memory."""
+    """Before the guard had a memory, and before the number of processes was kept."""
     counts = dict.fromkeys(("skipped", "in_a_row", "overflows", "rollbacks", "jumps"), 0)
-    return {**state, "guard": {**counts, "passed_over": [], "losses": []}}
+    return {**state, "world": None, "steps": None, "guard": {**counts, "passed_over": [], "losses": []}}

@@ -1,0 +1,153 @@
+"""Saving beside the training: the file format, what is kept, and what happens when it fails."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fathoms.errors import FathomsError
+from fathoms.train import checkpoint as checkpoints
+from fathoms.train import saver as saver_module
+from fathoms.train.checkpoint import Checkpoint
+from fathoms.train.run_folder import RunFolder
+from fathoms.train.saver import Saver
+from fathoms.train.tensor_file import NAMES, write_tensors
+
+
+@pytest.mark.parametrize("dtype", list(NAMES), ids=str)
+def test_tensor_files_are_safetensors_and_hashed_as_written(tmp_path, dtype):
+    torch.manual_seed(0)
+    tensors = {
+        "ünicode/ä": (10 * torch.randn(3, 5)).to(dtype),
+        "count": torch.tensor(7).to(dtype),
+        "half": torch.randn(3).half(),
+        "none": torch.zeros(0, 4, dtype=dtype),
+    }
+    digest = write_tensors(tmp_path / "ours.safetensors", tensors)
+    assert digest == hashlib.sha256((tmp_path / "ours.safetensors").read_bytes()).hexdigest()
+    back = load_file(tmp_path / "ours.safetensors")
+    assert back.keys() == tensors.keys()
+    assert all(
+        back[key].dtype == value.dtype and torch.equal(back[key], value) for key, value in tensors.items()
+    )
+
+
+def kept(updates):
+    return Checkpoint({"model": {"w": torch.full((4,), float(updates))}}, {"updates": updates})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    opened = RunFolder(tmp_path / "run")
+    opened.open()
+    yield opened
+    opened.close()
+
+
+def names(folder):
+    return sorted(path.name for path in folder.checkpoints.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [
+        (1, ["best", "last"]),
+        (2, ["best", "last", "previous"]),
+        (4, ["best", "last", "previous", "update-00000003", "update-00000004"]),
+    ],
+)
+def test_as_many_are_kept_as_asked_for_and_the_best(folder, keep, left):
+    saver = Saver(folder, keep, torch.device("cpu"))
+    for updates in range(1, 7):
+        saver.save(lambda _take, number=updates: kept(number), best=updates == 2)
+    saver.wait()
+    assert names(folder) == left
+    assert checkpoints.read(folder.checkpoints / "last").state["updates"] == 6
+    assert checkpoints.read(folder.checkpoints / "best").state["updates"] == 2
+    assert checkpoints.newest(folder.checkpoints) == folder.checkpoints / "last"
+
+
+def test_training_goes_on_while_one_is_written_and_only_one_at_a_time(folder, monkeypatch):
+    gate, running, most = threading.Event(), [], []
+    save = checkpoints.save
+
+    def slow(*args):
+        running.append(1)
+        most.append(len(running))
+        gate.wait(20)
+        save(*args)
+        running.pop()
+
+    monkeypatch.setattr(saver_module.checkpoints, "save", slow)
+    saver = Saver(folder, 2, torch.device("cpu"))
+    weights = torch.ones(3)
+    saver.save(lambda take: Checkpoint({"model": {"w": take(weights)}}, {"updates": 1}))
+    # The thread stands still, and training changes the weights: the copy must not.
+    weights.add_(5)
+    saver.check()
+    assert not (folder.checkpoints / "last").exists()
+    gate.set()
+    saver.save(lambda take: Checkpoint({"model": {"w": take(weights)}}, {"updates": 2}))
+    saver.wait()
+    assert max(most) == 1
+    before, after = (
+        checkpoints.read(folder.checkpoints / name).tensors["model"]["w"] for name in ("previous", "last")
+    )
+    assert (before.tolist(), after.tolist()) == ([1, 1, 1], [6, 6, 6])
+
+
+def test_an_error_of_the_thread_comes_up_in_training(folder, monkeypatch):
+    def fail(*_args):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(saver_module.checkpoints, "save", fail)
+    saver = Saver(folder, 2, torch.device("cpu"))
+    saver.save(lambda _take: kept(1))
+    saver.close()
+    with pytest.raises(
+        FathomsError, match="cannot save: Permission denied; mend it and give the same command"
+    ):
+        saver.check()
+    saver.check()
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_is_told_and_left(folder, monkeypatch):
+    """F12; the folder is renamed first, so that it is never mistaken for a checkpoint."""
+    saver = Saver(folder, 1, torch.device("cpu"))
+    saver.save(lambda _take: kept(1))
+    saver.wait()
+    rmtree = checkpoints.shutil.rmtree
+
+    def stubborn(path, ignore_errors=False):
+        if checkpoints.TRASH in str(path):
+            raise PermissionError(13, "Permission denied")
+        rmtree(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(checkpoints.shutil, "rmtree", stubborn)
+    saver.save(lambda _take: kept(2))
+    saver.close()
+    told = []
+    saver.check(told.append)
+    assert len(told) == 1
+    assert "an old checkpoint cannot be deleted (Permission denied)" in told[0]
+    assert checkpoints.read(folder.checkpoints / "last").state["updates"] == 2
+    monkeypatch.undo()
+    checkpoints.tidy(folder.checkpoints)
+    assert names(folder) == ["last"]
+
+
+def test_what_a_killed_save_leaves_is_cleared_and_a_nameless_best_gets_its_name(folder):
+    place = folder.checkpoints
+    checkpoints.save(place, kept(1))
+    checkpoints.keep_as_best(place)
+    (place / "best").rename(place / checkpoints.FRESH_BEST)
+    checkpoints.write(place / checkpoints.FRESH, kept(2))
+    (place / checkpoints.FRESH / checkpoints.MANIFEST).unlink()
+    (place / f"{checkpoints.TRASH}1").mkdir()
+    checkpoints.tidy(place)
+    assert names(folder) == ["best", "last"]
+    assert checkpoints.newest(place) == place / "last"
