@@ -56,7 +56,7 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 def label(value: float, step: float) -> str:
     """A tick's text, with as many digits as the step needs."""
-    if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
+    if value and (step < 1e-4 or abs(value) >= 1e6):
         return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     return f"{value:,.{digits}f}"
