@@ -30,6 +30,13 @@ def bring_up(state: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _from_1(state: dict[str, Any]) -> dict[str, Any]:
-    """Before the guard had a memory, and before the number of processes was kept."""
+    """Before the guard had a memory, and before the number of processes was kept.
+
+    The optimizer's own momentum was then written as 0.9; it is None now.
+    """
     counts = dict.fromkeys(("skipped", "in_a_row", "overflows", "rollbacks", "jumps"), 0)
+    identity = state.get("identity", {})
+    recipe = identity.get("recipe", {})
+    if recipe.get("momentum") == 0.9:
+        state = {**state, "identity": {**identity, "recipe": {**recipe, "momentum": None}}}
     return {**state, "world": None, "steps": None, "guard": {**counts, "passed_over": [], "losses": []}}
