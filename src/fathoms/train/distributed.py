@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -81,6 +83,21 @@ def gather_objects(world: World, mine: Any) -> list[Any]:
     if world.size > 1:
         dist.all_gather_object(seen, mine)
     return seen
+
+
+@contextmanager
+def together(world: World) -> Iterator[None]:
+    """What one rank cannot do here, none goes on without: its error is raised on all of them."""
+    mine: FathomsError | None = None
+    try:
+        yield
+    except FathomsError as error:
+        mine = error
+    said = [reason for reason in gather_objects(world, None if mine is None else str(mine)) if reason]
+    if mine is not None:
+        raise mine
+    if said:
+        raise ConfigError(said[0])
 
 
 def sum_over_ranks(world: World, values: Tensor) -> Tensor:

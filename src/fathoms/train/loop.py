@@ -6,6 +6,7 @@ goes on as if nothing had happened.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
@@ -15,17 +16,19 @@ import torch
 from torch import nn
 
 from fathoms.data import Batch
+from fathoms.errors import FathomsError
 from fathoms.evaluate.metrics import Evaluation, FewerChannels, evaluate
 from fathoms.models.vit import ViT
 from fathoms.train.build import build_data, build_model, build_schedule, timm_size
-from fathoms.train.distributed import World, check_agreement, sum_over_ranks, whole
+from fathoms.train.disk import check_room, file_sizes
+from fathoms.train.distributed import World, check_agreement, sum_over_ranks, together, whole
 from fathoms.train.gate import Gate
 from fathoms.train.guard import DivergedError, Guard, RollBack
 from fathoms.train.job import Job
 from fathoms.train.mirrors import Mirrors, Run, parse_mirrors
 from fathoms.train.objective import Objective
 from fathoms.train.optim import set_lr
-from fathoms.train.outcome import DIVERGED, Outcome, end
+from fathoms.train.outcome import DIVERGED, FAILED, Outcome, end
 from fathoms.train.progress import Progress
 from fathoms.train.respond import respond
 from fathoms.train.resume import counters, go_on, roll_back
@@ -82,8 +85,10 @@ class Trainer:
         """Train to the end, or to the signal or the number that ends it."""
         identity = dumps({"job": self.job.identity(), "data": self.data.fingerprint})
         check_agreement(self.world, hashlib.sha256(identity.encode()).hexdigest())
-        self.folder.open()
         try:
+            with together(self.world):
+                self.folder.open()
+                self._check_room()
             go_on(self)
             check_agreement(self.world, f"{self.epoch}/{self.step}/{self.updates}", "another checkpoint")
             self.folder.write_config({**self.job.table(), "classes": list(self.data.classes)})
@@ -91,6 +96,12 @@ class Trainer:
         finally:
             self.saver.close()
             self.folder.close()
+
+    def _check_room(self) -> None:
+        if self.folder.writes:
+            sizes = file_sizes(self.model, self.recipe.opt, self.ema is not None)
+            check_room(self.folder.checkpoints, sizes, self.job.run.checkpoint_hist)
+            self.saver.copies.reserve(sum(sizes.values()) + (1 << 22))
 
     @property
     def _done(self) -> int:
@@ -124,6 +135,12 @@ class Trainer:
             progress.close()
             progress.say(f"diverged: {error}")
             return end(self, "diverged", DIVERGED, str(error))
+        except FathomsError as error:
+            progress.close()
+            # The disk that could not take a checkpoint may still take a line; the error itself is what counts.
+            with contextlib.suppress(FathomsError):
+                end(self, "failed", FAILED, str(error))
+            raise
         finally:
             self.mirrors.finish()
             progress.close()

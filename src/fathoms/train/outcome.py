@@ -10,6 +10,8 @@ import torch
 if TYPE_CHECKING:
     from fathoms.train.loop import Trainer
 
+FAILED = 2
+"""Exit code of a run that could not go on for a reason outside it."""
 DIVERGED = 3
 """Exit code of a run whose numbers stopped being finite."""
 

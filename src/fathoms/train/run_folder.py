@@ -8,12 +8,14 @@ import math
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
 from fathoms.atomic import write_atomic
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, FathomsError
 from fathoms.train.toml import to_toml
 
 
@@ -75,14 +77,25 @@ class RunFolder:
     def write_config(self, table: dict[str, Any]) -> None:
         """config.toml with every field, and environment.json."""
         if self.writes:
-            write_atomic(self.path / "config.toml", to_toml(table).encode())
-            write_atomic(self.path / "environment.json", dumps(environment()).encode() + b"\n")
+            with self._telling():
+                write_atomic(self.path / "config.toml", to_toml(table).encode())
+                write_atomic(self.path / "environment.json", dumps(environment()).encode() + b"\n")
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Add one line to a .jsonl file."""
         if self.writes:
-            with (self.path / name).open("a") as file:
+            with self._telling(), (self.path / name).open("a") as file:
                 file.write(dumps(row) + "\n")
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """What the disk says, in one line."""
+        try:
+            yield
+        except OSError as error:
+            raise FathomsError(
+                f"{self.path}: cannot be written ({error.strerror}); mend it and give the same command again"
+            ) from error
 
     def length(self, name: str) -> int:
         """Bytes of a .jsonl file so far."""
@@ -103,7 +116,10 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         """summary.json."""
         if self.writes:
-            write_atomic(self.path / "summary.json", json.dumps(plain(summary), indent=1).encode() + b"\n")
+            with self._telling():
+                write_atomic(
+                    self.path / "summary.json", json.dumps(plain(summary), indent=1).encode() + b"\n"
+                )
 
 
 def environment() -> dict[str, Any]:

@@ -1,0 +1,150 @@
+"""F10 and F11: no room before the start, no room in the middle, a folder that cannot be written or goes away."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from fathoms import FathomsError
+from fathoms.cli.main import main
+from fathoms.train import checkpoint as checkpoints
+
+
+def at_update(trainer, number, act):
+    update = trainer._update
+
+    def counted(batch):
+        if trainer.updates == number:
+            act()
+        update(batch)
+
+    trainer._update = counted
+
+
+@pytest.fixture
+def file_limit():
+    """Sets the largest file that this process may write, and takes the limit back."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_too_small_a_limit_is_seen_before_the_first_step(lab, file_limit, capsys):
+    file_limit(100_000)
+    assert main(["train", *lab.words()]) == 2
+    said = capsys.readouterr().err
+    assert "a checkpoint has a file of 0.4 MB, and the system allows 0.1 MB; raise `ulimit -f`" in said
+    assert said.count("\n") == 1
+    assert not (lab.folder() / "metrics.jsonl").exists()
+
+
+def test_a_limit_in_the_middle_keeps_the_old_checkpoint_and_the_same_command_goes_on(lab, file_limit):
+    lab.train(name="whole")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    trainer = lab.trainer("--recovery-interval", "2")
+    at_update(trainer, 5, lambda: file_limit(100_000))
+    with pytest.raises(FathomsError, match=r"cannot save: File too large; make room .*last is whole"):
+        trainer.run()
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert lab.state()["updates"] == 4
+    assert lab.summary()["status"] == "failed"
+    assert checkpoints.why_unusable(lab.folder() / "checkpoints" / "last") is None
+    assert not (lab.folder() / "checkpoints" / checkpoints.FRESH).exists()
+    assert lab.train("--recovery-interval", "2").code == 0
+    assert lab.same("whole", "run")
+
+
+FULL = """
+import json, shutil, sys, torch
+from pathlib import Path
+from fathoms.cli.main import main
+from fathoms.cli import train as command
+from fathoms.cli.parse import parse
+from fathoms.train.distributed import World
+from fathoms.train.loop import Trainer
+torch.set_num_threads(1)
+root, words, told = Path(sys.argv[1]), sys.argv[2:], {}
+trainer = Trainer(command.make_job(parse(command, "train", words)), World(0, 1, torch.device("cpu")), show=False)
+update, filler = trainer._update, root / "filler"
+place = trainer.folder.checkpoints
+def fill(left):
+    filler.write_bytes(b"")
+    free = shutil.disk_usage(root).free - left
+    with filler.open("wb") as file:
+        file.write(bytes(max(free, 0)))
+def counted(batch):
+    if trainer.updates == 7:
+        # Less than one checkpoint is left: older ones must go.
+        trainer.saver.wait()
+        told["before"] = sorted(path.name for path in place.iterdir())
+        fill(200_000)
+    if trainer.updates == 9:
+        trainer.saver.wait()
+        told["pruned"] = sorted(path.name for path in place.iterdir())
+        told["updates"] = json.loads((place / "last" / "state.json").read_text())["updates"]
+        fill(0)
+    update(batch)
+trainer._update = counted
+try:
+    trainer.run()
+except Exception as error:
+    told["error"] = f"{type(error).__name__}: {error}"
+told["kept"] = json.loads((place / "last" / "state.json").read_text())["updates"]
+filler.unlink()
+told["again"] = main(["train", *words])
+told["small"] = main(["train", *words[:-1], "1000"])
+print(json.dumps(told))
+"""
+
+
+def can_mount():
+    tried = ["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"]
+    return shutil.which("unshare") is not None and subprocess.run(tried, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="this user may not mount a small tmpfs")
+def test_a_disk_that_fills_up_loses_older_checkpoints_first_and_never_the_last(lab, tmp_path):
+    """A real full tmpfs of 12 MB, in a mount namespace of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    script = tmp_path / "full.py"
+    script.write_text(FULL)
+    words = lab.words("--recovery-interval", "2", "--checkpoint-hist", "4")
+    words[words.index("--output") + 1] = str(place)
+    line = 'mount -t tmpfs -o size=12m none "$1" && shift && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", line, "sh", place, sys.executable, script, place, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["before"] == ["last", "previous", "update-00000002"]
+    assert told["pruned"] == ["best", "last", "previous"]
+    assert told["updates"] == 8
+    assert "SaveError" in told["error"]
+    assert "No space left on device; make room and give the same command again" in told["error"]
+    # Making room for the one after eight took the last that could go; the one after ten found none.
+    assert told["kept"] == 10
+    assert told["again"] == 0
+    assert told["small"] == 2
+    assert "1002 checkpoints of" in done.stderr
+
+
+def test_a_folder_that_goes_away_ends_the_run_in_one_line(lab):
+    trainer = lab.trainer("--recovery-interval", "2")
+    at_update(trainer, 5, lambda: shutil.rmtree(lab.folder()))
+    with pytest.raises(FathomsError, match="cannot save: the folder is gone; bring it back") as ended:
+        trainer.run()
+    assert "\n" not in str(ended.value)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_training(lab, capsys):
+    assert main(["train", *lab.words()[:-1], "run", "--output", "/proc/nowhere"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
