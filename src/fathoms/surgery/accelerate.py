@@ -1,4 +1,4 @@
-"""Run the attention of somebody else's CaiT through faster modules, on its own parameters."""
+"""Run the attentions and joins of somebody else's model through faster modules, on its own parameters."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
 from fathoms.surgery.batches import as_batches, difference, example_images, run
-from fathoms.surgery.faster import FusedTalkingHeads, OneQueryAttention
+from fathoms.surgery.faster import FusedTalkingHeads, OnePassBlock, OneQueryAttention, scale_of
 from fathoms.surgery.replace import replace_module
 from fathoms.surgery.report import aligned
 
 # The order of summation changes; what is left is rounding, over the largest value of the output.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
-_TALKING = ("qkv", "proj", "proj_l", "proj_w", "attn_drop", "proj_drop")
-_CLASS = ("q", "k", "v", "proj", "attn_drop", "proj_drop")
+# The parts of each kind of module, as timm and DeiT call them.
+_TALKING = {"qkv", "proj", "proj_l", "proj_w", "attn_drop", "proj_drop"}
+_CLASS = {"q", "k", "v", "proj", "attn_drop", "proj_drop"}
+_BLOCK = {"norm1", "attn", "norm2", "mlp"}
+_JOINS = {"ls1", "ls2", "drop_path", "drop_path1", "drop_path2"}
+# Blocks x + gamma * F(norm x); others of the same parts place their norms or tokens otherwise.
+_BLOCKS = {"Block", "LayerScaleBlock", "EvaBlock", "LayerScale_Block", "Layer_scale_init_Block"}
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,11 @@ class AccelerateReport:
 
 
 def accelerate(model: nn.Module, *, images: Tensor | None = None) -> AccelerateReport:
-    """Replace timm's and DeiT's talking-heads and class attention by faster ones, in the model itself.
+    """Replace timm's and DeiT's talking heads, class attention and LayerScale by faster ones, in the model itself.
 
     Parameters, their names, the state_dict and, but for rounding, the output stay the same, in training and in
-    inference. Talking heads run in one fused kernel on a CUDA device; class attention needs no keys and values.
+    inference. Talking heads run in one fused kernel on a CUDA device; class attention needs no keys and values;
+    a branch is scaled and added to the stream in one pass.
 
     Args:
         model: Any module.
@@ -73,27 +79,52 @@ def accelerate(model: nn.Module, *, images: Tensor | None = None) -> AccelerateR
         why = (
             f"{left[0][0]}: {left[0][1]}"
             if left
-            else "no talking-heads or class attention of timm's or DeiT's form"
+            else "no talking heads, class attention or LayerScale of timm's or DeiT's form"
         )
         raise FathomsError(f"accelerate: {type(model).__name__} has nothing to replace; {why}")
     images = example_images(model, 2) if images is None else as_batches(images, model)[0]
-    before = run(model, images)
-    pairs = []
-    for _, module, new in found:
-        faster = new(module)
-        replace_module(model, module, faster)
-        pairs.append((module, faster))
-    gap = difference(before, run(model, images))
-    allowed = TOLERANCE.get(images.dtype, 1e-4)
-    if not gap <= allowed:
-        for module, faster in pairs:
-            replace_module(model, faster, module)
-        raise FathomsError(
-            f"accelerate: the output moved by {gap:.2g} of its largest value, more than {allowed:g}; "
-            "the model is as it was, please report it"
-        )
+    gap = _install(model, [(module, new(module)) for _, module, new in found], images)
     rows = tuple((name, type(old).__name__, new.__name__) for name, old, new in found)
     return AccelerateReport(rows, tuple(left), gap)
+
+
+def _install(model: nn.Module, pairs: list[tuple[nn.Module, nn.Module]], images: Tensor) -> float:
+    """Put the second of each pair in the first one's place; taken back if that moves the output."""
+    before = _answers(model, images)
+    try:
+        for old, new in pairs:
+            replace_module(model, old, new)
+        gap = max(map(difference, before, _answers(model, images)))
+        allowed = TOLERANCE.get(images.dtype, 1e-4)
+        if not gap <= allowed:
+            raise FathomsError(
+                f"accelerate: the output moved by {gap:.2g} of its largest value, more than {allowed:g}; "
+                "the model is as it was, please report it"
+            )
+    except BaseException:
+        for old, new in pairs:
+            replace_module(model, new, old)
+        raise
+    return gap
+
+
+@torch.no_grad()
+def _answers(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """What a model answers as it is, and with every LayerScale at one.
+
+    Scales that have barely left their start hide what the branches do, and so also a wrong replacement.
+    """
+    own = run(model, images)
+    blocks = [module for module in model.modules() if _is_block(module)]
+    scales = [gamma for block in blocks for place in (1, 2) if (gamma := scale_of(block, place)) is not None]
+    kept = [gamma.clone() for gamma in scales]
+    try:
+        for gamma in scales:
+            gamma.fill_(1.0)
+        return own, run(model, images)
+    finally:
+        for gamma, value in zip(scales, kept, strict=True):
+            gamma.copy_(value)
 
 
 def _rate(module: nn.Module) -> float:
@@ -101,13 +132,21 @@ def _rate(module: nn.Module) -> float:
 
 
 def _faster(module: nn.Module) -> type[nn.Module] | None:
-    """The class that replaces a module, told by the names of its parts; None for anything else."""
-    if isinstance(module, FusedTalkingHeads | OneQueryAttention) or not hasattr(module, "num_heads"):
+    """The class that replaces a module, told by its name and those of its parts; None for anything else."""
+    if isinstance(module, FusedTalkingHeads | OneQueryAttention | OnePassBlock):
         return None
-    children = dict(module.named_children())
-    if set(children) == set(_TALKING):
+    children = set(dict(module.named_children()))
+    if hasattr(module, "num_heads") and children == _TALKING:
         return FusedTalkingHeads
     name = type(module).__name__.lower().replace("_", "")
-    if set(children) == set(_CLASS) and name.startswith("classatt"):
+    if hasattr(module, "num_heads") and children == _CLASS and name.startswith("classatt"):
         return OneQueryAttention
-    return None
+    return OnePassBlock if _is_block(module) else None
+
+
+def _is_block(module: nn.Module) -> bool:
+    """Whether a module is a pre-norm block whose branches are scaled by learned numbers, old or replaced."""
+    known = isinstance(module, OnePassBlock) or type(module).__name__ in _BLOCKS
+    children = set(dict(module.named_children()))
+    form = _BLOCK <= children <= _BLOCK | _JOINS
+    return known and form and any(scale_of(module, place) is not None for place in (1, 2))

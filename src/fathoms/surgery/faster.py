@@ -1,4 +1,4 @@
-"""Attention modules of CaiT as others wrote them, on the same parameters under the same names, but faster."""
+"""Attentions and blocks as others wrote them, on the same parameters under the same names, but faster."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fathoms.ops.scale_add import scale_add
 from fathoms.ops.talking_heads import talking_heads
 
 
@@ -66,3 +67,42 @@ class OneQueryAttention(nn.Module):
             # Dropped probabilities no longer sum to one, so their sum weighs the bias.
             out = out + probs.sum(-1, keepdim=True) * self.v.bias.unflatten(0, (heads, -1)).to(q.dtype)
         return self.proj_drop(self.proj(out.flatten(1)[:, None]))
+
+
+class OnePassBlock(nn.Module):
+    """A block with LayerScale that adds each branch to the stream in one pass: x + gamma * branch.
+
+    It is the old block in all but its forward: the same parameters, modules, hooks and flags. A dropped path is
+    scaled after it is dropped and not before, which is the same product.
+
+    Args:
+        old: A pre-norm block with `norm1`, `attn`, `norm2`, `mlp`, and its scales as `gamma_1` and `gamma_2` (CaiT,
+            BEiT, EVA) or as `ls1` and `ls2` (ViT, DeiT-III, DINOv2).
+    """
+
+    norm1: nn.Module
+    attn: nn.Module
+    norm2: nn.Module
+    mlp: nn.Module
+
+    def __init__(self, old: nn.Module) -> None:
+        super().__init__()
+        self.__dict__.update(old.__dict__)
+
+    def forward(self, x: Float[Tensor, "B N D"], **context: Any) -> Float[Tensor, "B N D"]:
+        """Attention, then MLP; what else the block is given, such as a mask, goes to the attention."""
+        x = self._join(1, x, self.attn(self.norm1(x), **context))
+        return self._join(2, x, self.mlp(self.norm2(x)))
+
+    def _join(self, place: int, x: Tensor, branch: Tensor) -> Tensor:
+        own = f"drop_path{place}"
+        drop: Any = getattr(self, own if hasattr(self, own) else "drop_path")
+        gamma = scale_of(self, place)
+        return x + drop(branch) if gamma is None else scale_add(x, gamma, drop(branch))
+
+
+def scale_of(block: nn.Module, place: int) -> Tensor | None:
+    """The LayerScale of a block's first or second branch, as CaiT or as ViT keeps it; None if it has none."""
+    owner = getattr(block, f"ls{place}", None)
+    gamma = getattr(block, f"gamma_{place}", None) if owner is None else getattr(owner, "gamma", None)
+    return gamma if isinstance(gamma, Tensor) else None

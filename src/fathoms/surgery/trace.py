@@ -28,6 +28,11 @@ _RESHAPES = {
 }
 
 
+def _scale_then_add(x: Tensor, scale: Tensor, branch: Tensor, *, value: float = 1) -> Tensor:
+    """What a fused join does, in the steps that folding reads."""
+    return x + scale * branch if value == 1 else x + value * (scale * branch)
+
+
 def operation(node: fx.Node) -> str:
     """The name of a node's operation, such as "linear", or "output"."""
     target = node.target
@@ -85,9 +90,14 @@ def trace(model: nn.Module, images: Tensor) -> Traced:
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        module = make_fx(forward, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)(
-            parameters, images
+        tracer = make_fx(
+            forward,
+            decomposition_table={torch.ops.aten.addcmul.default: _scale_then_add},
+            tracing_mode="fake",
+            pre_dispatch=True,
+            _allow_non_fake_inputs=True,
         )
+        module = tracer(parameters, images)
     except FathomsError:
         raise
     except Exception as error:
