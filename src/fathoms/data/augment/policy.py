@@ -63,9 +63,10 @@ class Operation:
     level: Callable[[np.ndarray], np.ndarray] = np.zeros_like
     vary: str = "nothing"
 
-    def argument(self, magnitude: np.ndarray, sign: np.ndarray, draw: np.ndarray) -> np.ndarray:
-        """The argument of the operation, from magnitudes in 0..10, signs of one and uniform draws."""
+    def argument(self, magnitude: np.ndarray, toss: np.ndarray, draw: np.ndarray) -> np.ndarray:
+        """The argument of the operation, from magnitudes in 0..10 and two uniform draws."""
         value = self.level(magnitude / 10)
+        sign = np.where(toss < 0.5, -1.0, 1.0)
         if self.vary == "sign":
             return sign * value
         if self.vary == "about one":
@@ -133,9 +134,13 @@ class Policy:
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer of a policy does to each sample: kind of operation ("" for none), argument, filter."""
+    """What one layer of a policy does: the rows that get each kind of operation, and per row how.
 
-    kind: np.ndarray
+    `argument` is the operation's strength, `cubic` the filter of a geometric one; rows in no group stay
+    as they are.
+    """
+
+    rows: dict[str, np.ndarray]
     argument: np.ndarray
     cubic: np.ndarray
 
@@ -191,24 +196,26 @@ def draw_layers(policy: Policy, keys: np.ndarray, interpolation: str = "random")
     """The operations each key gets, layer by layer."""
     draws = uniforms(keys, policy.layers * _DRAWS).reshape(len(keys), policy.layers, _DRAWS)
     choices = _choices(policy, draws[..., 0])
-    kinds = np.array([LEVELS[name].kind for name in policy.ops])
     centres = np.broadcast_to(np.asarray(policy.magnitude, float), len(policy.ops))
     layers = []
     for number in range(policy.layers):
-        choice, u = choices[:, number], draws[:, number]
-        magnitude = centres[choice]
-        if math.isinf(policy.spread):
-            magnitude = magnitude * u[:, 2]
-        elif policy.spread:
-            magnitude = magnitude + policy.spread * normals(u[:, 2], u[:, 3])
-        magnitude = np.clip(magnitude, 0, policy.limit)
-        sign = np.where(u[:, 4] < 0.5, -1.0, 1.0)
+        u = draws[:, number]
+        choice = np.where(u[:, 1] < policy.prob, choices[:, number], -1)
+        groups: dict[str, list[np.ndarray]] = {}
         argument = np.zeros(len(keys))
         for op, name in enumerate(policy.ops):
-            rows = choice == op
-            if rows.any():
-                argument[rows] = LEVELS[name].argument(magnitude[rows], sign[rows], u[rows, 6])
-        active = u[:, 1] < policy.prob
+            rows = np.flatnonzero(choice == op)
+            if len(rows):
+                magnitude = _magnitudes(centres[op], policy, u[rows])
+                argument[rows] = LEVELS[name].argument(magnitude, u[rows, 4], u[rows, 6])
+                groups.setdefault(LEVELS[name].kind, []).append(rows)
         cubic = u[:, 5] < 0.5 if interpolation == "random" else np.full(len(keys), interpolation == "bicubic")
-        layers.append(Layer(np.where(active, kinds[choice], ""), argument, cubic))
+        layers.append(Layer({kind: np.concatenate(rows) for kind, rows in groups.items()}, argument, cubic))
     return layers
+
+
+def _magnitudes(centre: float, policy: Policy, u: np.ndarray) -> np.ndarray:
+    """Magnitudes about `centre`, from the draws of one layer."""
+    uniform = math.isinf(policy.spread)
+    drawn = centre * u[:, 2] if uniform else centre + policy.spread * normals(u[:, 2], u[:, 3])
+    return np.clip(drawn, 0, policy.limit)
