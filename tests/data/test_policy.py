@@ -55,15 +55,35 @@ def test_a_magnitude_means_what_it_means_in_timm(name, magnitude, monkeypatch):
 )
 def test_the_string_is_read_as_timm_reads_it(text):
     ours, theirs = parse_policy(text), timm_ops.rand_augment_transform(text)
-    assert ours.ops == tuple(op.name for op in theirs.ops)
-    assert ours.layers == theirs.num_layers
+    expected = tuple((op.name, op.prob, op.magnitude) for op in theirs.ops)
+    assert ours.layers == (expected,) * theirs.num_layers
+    assert ours.choice == "apart"
     for op in theirs.ops:
-        assert (ours.magnitude, ours.prob, ours.spread) == (op.magnitude, op.prob, op.magnitude_std)
-        assert ours.limit == (op.magnitude_max or 10)
+        assert (ours.spread, ours.limit) == (op.magnitude_std, op.magnitude_max or 10)
     if theirs.choice_weights is None:
         assert ours.weights is None
     else:
         assert np.allclose(np.array(ours.weights) / np.sum(ours.weights), theirs.choice_weights)
+
+
+@pytest.mark.parametrize("text", ["v0", "v0r", "original", "originalr-mstd0.5", "3a"])
+def test_the_tables_of_autoaugment_are_timm_s(text):
+    ours, theirs = parse_policy(text), timm_ops.auto_augment_transform(text)
+    rows = [tuple((op.name, op.prob, op.magnitude) for op in pair) for pair in theirs.policy]
+    assert list(zip(*ours.layers, strict=True)) == rows
+    assert ours.choice == "together"
+    assert ours.spread == theirs.policy[0][0].magnitude_std
+
+
+def test_autoaugment_draws_one_pair_for_both_layers():
+    first, second = (kinds_of(layer) for layer in draw_layers(parse_policy("v0"), KEYS))
+    seen = Counter(zip(first, second, strict=True))
+    # Row 9 is (invert 0.4, rotate 0.6), and inverting occurs nowhere else: nothing but rotation follows it.
+    assert {after for before, after in seen if before == "invert"} == {"rotate", ""}
+    assert sum(n for (before, _), n in seen.items() if before == "invert") == pytest.approx(
+        len(KEYS) * 0.4 / 25, rel=0.25
+    )
+    assert seen["invert", "rotate"] == pytest.approx(len(KEYS) * 0.4 * 0.6 / 25, rel=0.3)
 
 
 def test_operations_are_drawn_with_their_probabilities():
@@ -114,6 +134,9 @@ def test_three_augment_applies_exactly_one_of_three():
         ("rand-m9-p2", "p in 0..1"),
         ("rand-tnothing", "no set of operations"),
         ("3a-m9", "takes only mstd"),
+        ("v0-m9", "takes only mstd"),
+        ("originl", "did you mean 'original'"),
+        ("augmix-m5", "AugMix is not built; use rand-m9"),
     ],
 )
 def test_what_means_nothing_is_refused(text, complaint):

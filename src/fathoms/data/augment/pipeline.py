@@ -29,7 +29,7 @@ class AugmentOptions:
     """What happens to a training batch; the defaults only normalise."""
 
     aa: str | None = None
-    """rand-m9-mstd0.5-inc1 and the like, or 3a."""
+    """rand-m9-mstd0.5-inc1 and the like; v0, v0r, original, originalr (AutoAugment); 3a."""
     color_jitter: float | tuple[float, ...] | None = None
     """Strength of brightness, contrast, saturation (and hue)."""
     reprob: float = 0.0
