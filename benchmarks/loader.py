@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import random
 import statistics
 import sys
@@ -35,15 +34,9 @@ import numpy as np
 import torch
 
 from fathoms.data import (
-    ArraySource,
     Augment,
     AugmentOptions,
     CropOptions,
-    Loader,
-    LoaderOptions,
-    MixOptions,
-    Plan,
-    ResidentLoader,
     Source,
     TrainView,
     choose_decoder,
@@ -52,11 +45,9 @@ from fathoms.data import (
 )
 from fathoms.data.pack import PackOptions, pack_split, write_index
 from fathoms.data.plan import Refs
-from fathoms.data.sources.tar_index import read_index
 from fathoms.data.views import Reader
+from feeding import POLICY, SIZE, measure_feed, measure_resident
 
-SIZE = 224
-POLICY = "rand-m9-mstd0.5-inc1"
 CHUNK = 16
 
 
@@ -199,167 +190,6 @@ def measure_cpu(args: argparse.Namespace) -> dict[str, object]:
     return result
 
 
-def read_sheets(path: str) -> ArraySource:
-    """CIFAR's training images from the sheet file of ../shared/data (see its README)."""
-    from PIL import Image
-
-    members = {member.name: member for member in read_index(path)}
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        data = {
-            name: os.pread(descriptor, m.size, m.offset) for name, m in members.items() if "test" not in name
-        }
-    finally:
-        os.close(descriptor)
-    meta = json.loads(data["meta.json"])
-    grid, tile = meta["grid"], meta["tile"]
-    parts = []
-    for name in sorted(data):
-        if name.startswith("train_"):
-            sheet = np.asarray(Image.open(io.BytesIO(data[name])).convert("RGB"))
-            tiles = sheet.reshape(grid, tile, grid, tile, 3).transpose(0, 2, 1, 3, 4)
-            parts.append(tiles.reshape(-1, tile, tile, 3))
-    labels = np.frombuffer(data["labels_train.bin"], np.uint8)
-    return ArraySource("sheets", "train", np.concatenate(parts)[: len(labels)], labels, meta["classes"])
-
-
-def measure_resident(args: argparse.Namespace) -> dict[str, object]:
-    """Images per second of augmentation and batching for CIFAR-10 kept on the device."""
-    source = read_sheets(args.data)
-    device = torch.device(args.device)
-    sync = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
-    mix = MixOptions(mixup=0.8, cutmix=1.0)
-    recipes = {
-        "shift_flip": (CropOptions(mode="pad", interpolation="bilinear"), AugmentOptions()),
-        "shift_flip_mix": (CropOptions(mode="pad", interpolation="bilinear"), AugmentOptions(mix=mix)),
-        "resized_randaugment_erase_mix": (CropOptions(), AugmentOptions(aa=POLICY, reprob=0.25, mix=mix)),
-    }
-    rates, milliseconds = {}, {}
-    for name, (crop, options) in recipes.items():
-        augment = Augment(options, classes=len(source.classes), device=device, compile=args.compile)
-        loader = ResidentLoader(source, Plan(len(source), args.batch_size), 32, crop, augment, device)
-        turns = []
-        for turn in range(args.repeats + 1):
-            sync()
-            began, count = time.perf_counter(), 0
-            for batch in loader.epoch(turn):
-                count += len(batch)
-                if count >= args.images:
-                    break
-            sync()
-            turns.append(count / (time.perf_counter() - began))
-        rates[name] = round(statistics.median(turns[1:]))
-        milliseconds[name] = round(1e3 * args.batch_size / rates[name], 3)
-    step = Trainer(image_size=32, patch_size=4, depth=12, classes=len(source.classes), device=device)
-    batch = loader.batch(0, 0)
-    times = []
-    for _ in range(4):
-        sync()
-        began = time.perf_counter()
-        step(batch.images, batch.labels)
-        sync()
-        times.append(time.perf_counter() - began)
-    base = 1e3 * statistics.median(times[1:])
-    return {
-        "device": str(device),
-        "batch_size": args.batch_size,
-        "images_per_second": rates,
-        "milliseconds_per_batch": milliseconds,
-        "step_milliseconds": round(base, 3),
-        "share_of_step": {name: round(value / (value + base), 4) for name, value in milliseconds.items()},
-    }
-
-
-class Trainer:
-    """One training step of a 192-wide ViT, as a consumer of batches; bfloat16 on a GPU."""
-
-    def __init__(
-        self, image_size: int, patch_size: int, depth: int, classes: int, device: torch.device
-    ) -> None:
-        from fathoms import ViT, ViTConfig
-
-        torch.manual_seed(0)
-        config = ViTConfig(
-            image_size=image_size, patch_size=patch_size, dim=192, depth=depth, heads=3, num_classes=classes
-        )
-        self.device = device
-        self.model = ViT(config).to(device)
-        if device.type == "cuda":
-            self.model = torch.compile(self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device.type == "cuda")
-
-    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """Forward, backward and update."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            loss = torch.nn.functional.cross_entropy(self.model(images).float(), labels)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-
-class _Repeated:
-    """A source whose files stand in it many times, so that a small set fills long epochs."""
-
-    def __init__(self, source: Source, times: int) -> None:
-        self.source, self.times = source, times
-        self.kind, self.split, self.classes = source.kind, source.split, source.classes
-        self.labels = np.tile(source.labels, times)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def read(self, index: int) -> bytes:
-        return self.source.read(index % len(self.source))
-
-    def where(self, index: int) -> str:
-        return self.source.where(index % len(self.source))
-
-    def size(self, index: int) -> int:
-        return self.source.size(index % len(self.source))
-
-    def fingerprint(self) -> str:
-        return self.source.fingerprint()
-
-
-def measure_feed(args: argparse.Namespace) -> dict[str, object]:
-    """Share of the time that training waits for data, from packed shards on all cores."""
-    device = torch.device(args.device)
-    original = open_source(args.data)
-    with tempfile.TemporaryDirectory() as folder:
-        entry, _ = pack_split(original, Path(folder), PackOptions(), workers=os.cpu_count() or 1)
-        write_index(Path(folder), original.classes, {original.split: entry}, PackOptions())
-        pack = open_source(folder)
-        batch_size = min(args.batch_size, 256)
-        source = _Repeated(pack, -(-batch_size * (args.steps + 20) // len(pack)))
-        options = AugmentOptions(aa=POLICY, reprob=0.25, mix=MixOptions(mixup=0.8, cutmix=1.0))
-        augment = Augment(options, classes=len(source.classes), device=device, compile=args.compile)
-        view = TrainView(SIZE, CropOptions(), 0, "device" if device.type == "cuda" else "worker")
-        settings = LoaderOptions(workers=args.workers)
-        loader = Loader(source, Plan(len(source), batch_size), view, augment, settings, device)
-        step = Trainer(SIZE, 16, args.depth, len(source.classes), device)
-        warm_up = 15 if device.type == "cuda" else 1
-        for number, batch in enumerate(loader.epoch(0)):
-            step(batch.images, batch.labels)
-            if number == warm_up:
-                # Compilation and the first batches are over: count from here.
-                loader.stats.waited = loader.stats.elapsed = 0.0
-                loader.stats.images = 0
-            if number == warm_up + args.steps:
-                break
-            if device.type == "cuda":
-                # As a training loop that reads its loss: without it the host runs ahead of the device.
-                torch.cuda.synchronize()
-    return {
-        "device": str(device),
-        "workers": settings.threads,
-        "decoder": loader.decoder.name,
-        "batch_size": batch_size,
-        "images_per_second": round(loader.stats.images_per_second, 1),
-        "wait_share": round(loader.stats.wait_share, 4),
-        "advice": loader.advice(),
-    }
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -369,11 +199,12 @@ def main() -> None:
     parser.add_argument("--device-resident", action="store_true")
     parser.add_argument("--feed", action="store_true")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compile", choices=("none", "inductor"), default="none")
-    parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--compile", choices=("none", "inductor"), default="none", help="the model's blocks")
+    parser.add_argument("--augment-compile", choices=("none", "inductor"), default="none")
+    parser.add_argument("--workers", type=int, nargs="*", help="with --feed: numbers of workers to try")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement on a GPU")
     parser.add_argument("--depth", type=int, default=36)
-    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--images", type=int, default=50_000, help="at most this many images a turn")
     parser.add_argument("--repeats", type=int, default=5)
     # "random" is the default of timm's training script, for the crop and for the operations.

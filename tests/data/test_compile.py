@@ -15,7 +15,7 @@ from fathoms.data.boxes import Places, ragged, resize_boxes
 def test_compiled_operations_agree_with_written_ones(kind):
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (5, 3, 24, 24), dtype=torch.uint8, generator=generator)
-    layer = Layer(np.array([kind] * 5), np.linspace(0.1, 0.3, 5), np.zeros(5, bool))
+    layer = Layer({kind: np.arange(5)}, np.linspace(0.1, 0.3, 5), np.arange(5) % 2 == 0)
     fill = torch.tensor([1, 2, 3], dtype=torch.uint8)
     written = apply_layer(images.clone(), layer, fill)
     compiled = apply_layer(images.clone(), layer, fill, compiled_kernels())

@@ -11,16 +11,16 @@ from scipy import stats
 
 from fathoms.data import CropOptions, choose_decoder, open_source
 from fathoms.data.boxes import Places, ragged, resize_boxes
-from fathoms.data.counter import sample_keys, uniforms
-from fathoms.data.crop import DRAWS, draw_boxes, evaluation_geometry
+from fathoms.data.counter import sample_keys
+from fathoms.data.crop import draw_boxes, evaluation_geometry
 from fathoms.data.resize import evaluation_pixels, resize
 from fathoms.errors import ConfigError, UnknownNameError
 
 
 def boxes_for(sizes, options=None, seed=0):
     sizes = np.asarray(sizes)
-    draws = uniforms(sample_keys(seed, 0, "crop", np.arange(len(sizes))), DRAWS)
-    return draw_boxes(sizes, draws, options or CropOptions())
+    keys = sample_keys(seed, 0, "crop", np.arange(len(sizes)))
+    return draw_boxes(sizes, keys, options or CropOptions())
 
 
 @pytest.mark.parametrize("size", [(375, 500), (500, 333), (32, 32), (40, 900)])

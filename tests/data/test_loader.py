@@ -23,7 +23,6 @@ from fathoms.data import (
     open_source,
 )
 from fathoms.data.sources.folder import FolderSource
-from fathoms.data.workers import WorkerPool
 
 HEAVY = AugmentOptions(
     aa="rand-m9-mstd0.5-inc1", reprob=0.5, remode="pixel", mix=MixOptions(mixup=0.8, cutmix=1.0)
@@ -182,29 +181,55 @@ def test_too_many_bad_images_stop_the_run_and_are_named(photo_folder):
 
 
 class SlowFolder(FolderSource):
-    """A folder with one file that never arrives."""
+    """A folder with one file that hangs when it is read, the first time or every time."""
 
-    stuck, release = 7, threading.Event()
+    def __init__(self, root, hangs):
+        super().__init__(root)
+        self.stuck, self.hangs, self.release = 7, hangs, threading.Event()
 
     def read(self, index: int) -> bytes:
-        while index == self.stuck and not self.release.wait(0.01):
-            pass
+        if index == self.stuck and self.hangs > 0:
+            self.hangs -= 1
+            while not self.release.wait(0.01):
+                pass
         return super().read(index)
 
 
 @pytest.fixture
-def slow_source(photo_folder):
-    SlowFolder.release.clear()
-    yield SlowFolder(photo_folder)
-    # The abandoned worker must not outlive its test.
-    SlowFolder.release.set()
+def slow_folder(photo_folder):
+    made = []
+
+    def make(hangs):
+        made.append(SlowFolder(photo_folder, hangs))
+        return made[-1]
+
+    yield make
+    # An abandoned worker must not outlive its test.
+    for source in made:
+        source.release.set()
 
 
-def test_a_worker_that_hangs_is_named_with_its_file_within_seconds(slow_source):
-    began = time.monotonic()
-    with pytest.raises(LoaderError, match=rf"data-worker-\d has hung for .* at {slow_source.where(7)}"):
-        list(train_loader(slow_source, timeout=1.0).epoch(0))
-    assert time.monotonic() - began < 5
+def test_a_worker_that_hangs_is_replaced_and_the_batches_stay_the_same(photo_folder, slow_folder):
+    source, began = slow_folder(hangs=1), time.monotonic()
+    loader = train_loader(source, timeout=1.0)
+    with pytest.warns(RuntimeWarning, match=rf"data-worker-\d has hung for .* at {source.where(7)}; another"):
+        batches = list(loader.epoch(0))
+    assert time.monotonic() - began < 10
+    assert len(loader.stats.accidents) == 1
+    assert same(batches, train_loader(open_source(photo_folder)).epoch(0))
+
+
+def test_a_file_that_hangs_again_stops_the_run_and_is_named_within_seconds(slow_folder):
+    source, began = slow_folder(hangs=99), time.monotonic()
+    with (
+        pytest.warns(RuntimeWarning, match="another worker takes its place"),
+        pytest.raises(
+            LoaderError,
+            match=rf"data-worker-\d has hung for .* at {source.where(7)}, and a worker was replaced",
+        ),
+    ):
+        list(train_loader(source, timeout=1.0).epoch(0))
+    assert time.monotonic() - began < 10
 
 
 def kill_thread(thread):
@@ -215,40 +240,51 @@ def kill_thread(thread):
     assert number == 1
 
 
-def test_a_worker_that_is_killed_is_named_with_its_file_within_seconds(slow_source):
-    loader = train_loader(slow_source, workers=1)
+@pytest.fixture
+def killer():
+    """Kill worker 0 each time it stands still at the slow file, so many times."""
+    started = []
 
-    def kill():
-        time.sleep(0.5)
-        kill_thread(next(t for t in threading.enumerate() if t.name == "data-worker-0"))
+    def start(source, times):
+        def run():
+            left = source.hangs
+            for _ in range(times):
+                left -= 1
+                while source.hangs > left:
+                    time.sleep(0.01)
+                kill_thread(next(t for t in threading.enumerate() if t.name == "data-worker-0"))
+                time.sleep(0.5)
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    began = time.monotonic()
-    with pytest.raises(LoaderError, match=rf"data-worker-0 .*{slow_source.where(7)}"):
-        list(loader.epoch(0))
-    killer.join()
-    assert time.monotonic() - began < 5
+        started.append(threading.Thread(target=run))
+        started[-1].start()
+
+    yield start
+    for thread in started:
+        thread.join()
 
 
-# Killing a thread is the point of this test; pytest would report each as an accident.
+# Killing a thread is the point; pytest would report it as an accident.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_worker_that_is_gone_without_a_word_is_noticed():
-    release = threading.Event()
+def test_a_worker_that_is_killed_is_replaced_and_the_batches_stay_the_same(photo_folder, slow_folder, killer):
+    source, began = slow_folder(hangs=1), time.monotonic()
+    killer(source, times=1)
+    with pytest.warns(RuntimeWarning, match=rf"data-worker-0 died at {source.where(7)}; another worker"):
+        batches = list(train_loader(source, workers=1).epoch(0))
+    assert time.monotonic() - began < 10
+    assert same(batches, train_loader(open_source(photo_folder)).epoch(0))
 
-    def work(task, state):
-        state.begin(f"file {task}")
-        return release.wait(0.01)
 
-    pool = WorkerPool(work, 2, timeout=60.0)
-    for thread in pool.threads:
-        kill_thread(thread)
-    pool.submit(0, 1)
-    pool.submit(1, 2)
-    # The first result may be the last word of the one that was killed; both ways it is named.
-    with pytest.raises(LoaderError, match=r"data-worker-\d"):
-        list(iter(pool.take, None))
-    pool.close()
+# Killing a thread is the point; pytest would report it as an accident.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_second_death_stops_the_run_and_is_named_within_seconds(slow_folder, killer):
+    source, began = slow_folder(hangs=99), time.monotonic()
+    killer(source, times=2)
+    with (
+        pytest.warns(RuntimeWarning, match="another worker takes its place"),
+        pytest.raises(LoaderError, match=rf"data-worker-0 died at {source.where(7)}, and a worker"),
+    ):
+        list(train_loader(source, workers=1).epoch(0))
+    assert time.monotonic() - began < 10
 
 
 def test_an_error_in_a_worker_reaches_the_consumer_with_the_file(photo_folder, monkeypatch):

@@ -1,17 +1,28 @@
-"""Each batched operation against timm's Pillow operation; the tolerance stands in the table."""
+"""Each operation, batched and one by one, against timm's Pillow operation; tolerances stand in the tables."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from fathoms.data.augment import enhance, geometry
-from fathoms.data.augment.apply import apply_layer, rotate_with_pillow
+from fathoms.data.augment import apply, cpu
 from fathoms.data.augment.policy import Layer
-from fathoms.data.augment.tables import TABLES, look_up
 
 timm_ops = pytest.importorskip("timm.data.auto_augment", reason="the extra 'timm' is not installed")
 FILL = (124, 116, 104)
+WAYS = {"batched": apply.apply_layer, "one by one": cpu.apply_layer}
+
+
+@pytest.fixture(params=list(WAYS))
+def operate(request):
+    """One operation on a whole batch, as a GPU does it and as a CPU does it."""
+
+    def run(batch, kind, factor, cubic=False):
+        everyone = np.arange(len(batch))
+        layer = Layer({kind: everyone}, np.full(len(batch), float(factor)), np.full(len(batch), cubic))
+        return WAYS[request.param](batch.clone(), layer, torch.tensor(FILL, dtype=torch.uint8))
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +68,8 @@ TABLE_CASES = [
 
 
 @pytest.mark.parametrize(("name", "factor", "reference", "levels"), TABLE_CASES)
-def test_table_operations_give_pillow_s_integers(pictures, name, factor, reference, levels):
-    batch = as_batch(pictures)
-    table = TABLES[name](batch, torch.full((len(batch),), float(factor))).expand(-1, 3, -1)
-    found = difference(look_up(batch, table), [reference(i, factor) for i in pictures])
+def test_table_operations_give_pillow_s_integers(pictures, operate, name, factor, reference, levels):
+    found = difference(operate(as_batch(pictures), name, factor), [reference(i, factor) for i in pictures])
     assert found.max() <= levels
     assert (found > 0).mean() < 0.01
 
@@ -76,28 +85,14 @@ PLANE_CASES = [
 
 @pytest.mark.parametrize("cubic", [False, True], ids=["bilinear", "bicubic"])
 @pytest.mark.parametrize(("name", "factor", "reference"), PLANE_CASES)
-def test_plane_operations_are_within_a_level_of_pillow_s(pictures, name, factor, reference, cubic):
+def test_plane_operations_are_within_a_level_of_pillow_s(pictures, operate, name, factor, reference, cubic):
     resample = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
     expected = [reference(i, factor, fillcolor=FILL, resample=resample) for i in pictures]
-    batch, fill = as_batch(pictures), torch.tensor(FILL, dtype=torch.uint8)
-    out = getattr(geometry, name)(batch, torch.full((len(batch),), factor), cubic, fill)
-    found = difference(out, expected)
+    found = difference(operate(as_batch(pictures), name, factor, cubic), expected)
     # Pillow computes in float64 and cuts off; float32 lands on the other side of a whole number now and
     # then. A pixel exactly on the border between inside and fill may fall either way.
     assert np.quantile(found, 0.999) <= 1
     assert found.mean() < 0.06
-
-
-@pytest.mark.parametrize("cubic", [False, True], ids=["bilinear", "bicubic"])
-def test_the_rotation_used_on_a_cpu_is_the_one_used_on_a_gpu(pictures, cubic):
-    batch, fill = as_batch(pictures), torch.tensor(FILL, dtype=torch.uint8)
-    degrees = torch.linspace(-30, 30, len(batch))
-    gathered = geometry.rotate(batch, degrees, cubic, fill)
-    turned = rotate_with_pillow(batch, degrees, cubic, fill)
-    found = (gathered.int() - turned.int()).abs()
-    # As against Pillow above: float32 falls on the other side of a whole number now and then.
-    assert np.quantile(found.numpy(), 0.999) <= 1
-    assert found.float().mean() < 0.06
 
 
 COLOUR_CASES = [
@@ -109,35 +104,33 @@ COLOUR_CASES = [
 
 
 @pytest.mark.parametrize(("name", "factor", "reference", "levels"), COLOUR_CASES)
-def test_colour_operations_follow_pillow(pictures, name, factor, reference, levels):
-    batch = as_batch(pictures)
-    out = getattr(enhance, name)(batch, torch.full((len(batch),), factor))
-    found = difference(out, [reference(i, factor) for i in pictures])
+def test_colour_operations_follow_pillow(pictures, operate, name, factor, reference, levels):
+    found = difference(operate(as_batch(pictures), name, factor), [reference(i, factor) for i in pictures])
     assert found.max() <= levels
     assert found.mean() < 0.1
 
 
 @pytest.mark.parametrize("factor", [-0.5, -0.2, 0.0, 0.1, 0.33])
-def test_hue_follows_torchvision_s_pillow_path(pictures, factor):
+def test_hue_follows_torchvision_s_pillow_path(pictures, operate, factor):
     functional = pytest.importorskip("torchvision.transforms.functional")
-    batch = as_batch(pictures)
-    out = enhance.hue(batch, torch.full((len(batch),), factor))
-    found = difference(out, [functional.adjust_hue(i, factor) for i in pictures])
+    found = difference(
+        operate(as_batch(pictures), "hue", factor), [functional.adjust_hue(i, factor) for i in pictures]
+    )
     # Hue is kept in a byte: rounding to the next one moves a saturated colour by up to six levels.
     assert found.max() <= 6
     assert found.mean() < 0.05
 
 
-def test_each_sample_gets_its_own_operation_and_strength(pictures):
-    batch = as_batch(pictures)
-    kinds = np.array(["rotate", "", "brightness", "equalize", "rotate", "colour"])
+@pytest.mark.parametrize("way", list(WAYS))
+def test_each_sample_gets_its_own_operation_and_strength(pictures, way):
+    batch, fill = as_batch(pictures), torch.tensor(FILL, dtype=torch.uint8)
+    kinds = ["rotate", "", "brightness", "equalize", "rotate", "colour"]
     arguments = np.array([10.0, 0.0, 0.5, 0.0, -20.0, 0.2])
     cubic = np.array([True, False, False, False, False, False])
-    fill = torch.tensor(FILL, dtype=torch.uint8)
-    together = apply_layer(batch.clone(), Layer(kinds, arguments, cubic), fill)
-    for i in range(len(batch)):
-        alone = apply_layer(
-            batch[i : i + 1].clone(), Layer(kinds[i : i + 1], arguments[i : i + 1], cubic[i : i + 1]), fill
-        )
-        assert torch.equal(together[i], alone[0])
+    rows = {kind: np.array([i for i, own in enumerate(kinds) if own == kind]) for kind in set(kinds) - {""}}
+    together = WAYS[way](batch.clone(), Layer(rows, arguments, cubic), fill)
+    for i, kind in enumerate(kinds):
+        own = {kind: np.array([0])} if kind else {}
+        alone = Layer(own, arguments[i : i + 1], cubic[i : i + 1])
+        assert torch.equal(together[i], WAYS[way](batch[i : i + 1].clone(), alone, fill)[0])
     assert torch.equal(together[1], batch[1])

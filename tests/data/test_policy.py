@@ -16,6 +16,14 @@ timm_ops = pytest.importorskip("timm.data.auto_augment", reason="the extra 'timm
 KEYS = sample_keys(0, 0, "policy", np.arange(20_000))
 
 
+def kinds_of(layer):
+    """The kind of operation of each sample, "" for none."""
+    kinds = np.full(len(layer.argument), "", dtype="<U16")
+    for kind, rows in layer.rows.items():
+        kinds[rows] = kind
+    return kinds
+
+
 @pytest.mark.parametrize("name", sorted(LEVELS))
 @pytest.mark.parametrize("magnitude", [0.0, 2.2, 7.0, 10.0])
 def test_a_magnitude_means_what_it_means_in_timm(name, magnitude, monkeypatch):
@@ -23,10 +31,10 @@ def test_a_magnitude_means_what_it_means_in_timm(name, magnitude, monkeypatch):
     if level is None:
         return
     # timm draws a sign inside; both signs are compared. A blur of random radius is drawn in its operation.
-    for sign, draw in ((-1.0, 0.9), (1.0, 0.1)):
+    for toss, draw in ((0.1, 0.9), (0.9, 0.1)):
         monkeypatch.setattr(random, "random", lambda draw=draw: draw)
         (expected,) = level(magnitude, {"translate_pct": 0.45})
-        ours = LEVELS[name].argument(np.array([magnitude]), np.array([sign]), np.array([1.0]))[0]
+        ours = LEVELS[name].argument(np.array([magnitude]), np.array([toss]), np.array([1.0]))[0]
         if name == "Desaturate":
             expected = 1 - expected
         if name == "GaussianBlurRand":
@@ -47,27 +55,47 @@ def test_a_magnitude_means_what_it_means_in_timm(name, magnitude, monkeypatch):
 )
 def test_the_string_is_read_as_timm_reads_it(text):
     ours, theirs = parse_policy(text), timm_ops.rand_augment_transform(text)
-    assert ours.ops == tuple(op.name for op in theirs.ops)
-    assert ours.layers == theirs.num_layers
+    expected = tuple((op.name, op.prob, op.magnitude) for op in theirs.ops)
+    assert ours.layers == (expected,) * theirs.num_layers
+    assert ours.choice == "apart"
     for op in theirs.ops:
-        assert (ours.magnitude, ours.prob, ours.spread) == (op.magnitude, op.prob, op.magnitude_std)
-        assert ours.limit == (op.magnitude_max or 10)
+        assert (ours.spread, ours.limit) == (op.magnitude_std, op.magnitude_max or 10)
     if theirs.choice_weights is None:
         assert ours.weights is None
     else:
         assert np.allclose(np.array(ours.weights) / np.sum(ours.weights), theirs.choice_weights)
 
 
+@pytest.mark.parametrize("text", ["v0", "v0r", "original", "originalr-mstd0.5", "3a"])
+def test_the_tables_of_autoaugment_are_timm_s(text):
+    ours, theirs = parse_policy(text), timm_ops.auto_augment_transform(text)
+    rows = [tuple((op.name, op.prob, op.magnitude) for op in pair) for pair in theirs.policy]
+    assert list(zip(*ours.layers, strict=True)) == rows
+    assert ours.choice == "together"
+    assert ours.spread == theirs.policy[0][0].magnitude_std
+
+
+def test_autoaugment_draws_one_pair_for_both_layers():
+    first, second = (kinds_of(layer) for layer in draw_layers(parse_policy("v0"), KEYS))
+    seen = Counter(zip(first, second, strict=True))
+    # Row 9 is (invert 0.4, rotate 0.6), and inverting occurs nowhere else: nothing but rotation follows it.
+    assert {after for before, after in seen if before == "invert"} == {"rotate", ""}
+    assert sum(n for (before, _), n in seen.items() if before == "invert") == pytest.approx(
+        len(KEYS) * 0.4 / 25, rel=0.25
+    )
+    assert seen["invert", "rotate"] == pytest.approx(len(KEYS) * 0.4 * 0.6 / 25, rel=0.3)
+
+
 def test_operations_are_drawn_with_their_probabilities():
     policy = parse_policy("rand-m9-mstd0.5-inc1")
     for layer in draw_layers(policy, KEYS):
-        count = Counter(layer.kind)
+        count = Counter(kinds_of(layer))
         # 20,000 draws, half applied, 15 operations: 667 each, give or take five standard errors.
         assert abs(count.pop("") - 10_000) < 350
         assert len(count) == 15
         assert all(abs(n - 667) < 130 for n in count.values())
         assert abs(layer.cubic.mean() - 0.5) < 0.02
-        angles = layer.argument[layer.kind == "rotate"]
+        angles = layer.argument[kinds_of(layer) == "rotate"]
         assert np.abs(angles).mean() == pytest.approx(27, abs=0.3)
         assert np.abs(angles).std() == pytest.approx(1.4, abs=0.2)
         assert abs((angles > 0).mean() - 0.5) < 0.1
@@ -76,8 +104,8 @@ def test_operations_are_drawn_with_their_probabilities():
 
 def test_weighted_sets_draw_no_operation_twice():
     policy = parse_policy("rand-m9-n3-p1-t3aw")
-    kinds = np.stack([layer.kind for layer in draw_layers(policy, KEYS[:2000])], 1)
-    first = Counter(draw_layers(policy, KEYS)[0].kind)
+    kinds = np.stack([kinds_of(layer) for layer in draw_layers(policy, KEYS[:2000])], 1)
+    first = Counter(kinds_of(draw_layers(policy, KEYS)[0]))
     total = sum(policy.weights)
     assert first["gaussian_blur"] / len(KEYS) == pytest.approx(6 / total, abs=0.02)
     assert first["invert"] / len(KEYS) == pytest.approx(1 / total, abs=0.01)
@@ -87,12 +115,12 @@ def test_weighted_sets_draw_no_operation_twice():
 
 def test_three_augment_applies_exactly_one_of_three():
     (layer,) = draw_layers(parse_policy("3a"), KEYS)
-    count = Counter(layer.kind)
+    count = Counter(kinds_of(layer))
     assert set(count) == {"solarize", "colour", "gaussian_blur"}
     assert all(abs(n / len(KEYS) - 1 / 3) < 0.02 for n in count.values())
-    assert set(layer.argument[layer.kind == "solarize"]) == {128}
-    assert set(layer.argument[layer.kind == "colour"]) == {0}
-    radii = layer.argument[layer.kind == "gaussian_blur"]
+    assert set(layer.argument[kinds_of(layer) == "solarize"]) == {128}
+    assert set(layer.argument[kinds_of(layer) == "colour"]) == {0}
+    radii = layer.argument[kinds_of(layer) == "gaussian_blur"]
     assert 0.1 <= radii.min() < 0.11
     assert 1.99 < radii.max() <= 2.0
 
@@ -106,6 +134,9 @@ def test_three_augment_applies_exactly_one_of_three():
         ("rand-m9-p2", "p in 0..1"),
         ("rand-tnothing", "no set of operations"),
         ("3a-m9", "takes only mstd"),
+        ("v0-m9", "takes only mstd"),
+        ("originl", "did you mean 'original'"),
+        ("augmix-m5", "AugMix is not built; use rand-m9"),
     ],
 )
 def test_what_means_nothing_is_refused(text, complaint):
@@ -116,11 +147,13 @@ def test_what_means_nothing_is_refused(text, complaint):
 def test_jitter_meets_every_operation_once_in_random_order():
     layers = draw_jitter(jitter_ranges((0.4, 0.2, 0.3, 0.1)), KEYS[:5000])
     assert len(layers) == 4
-    assert set(zip(*(layer.kind for layer in layers), strict=True)) == {
-        order for order in set(zip(*(layer.kind for layer in layers), strict=True)) if len(set(order)) == 4
+    assert set(zip(*(kinds_of(layer) for layer in layers), strict=True)) == {
+        order
+        for order in set(zip(*(kinds_of(layer) for layer in layers), strict=True))
+        if len(set(order)) == 4
     }
-    assert len(set(zip(*(layer.kind for layer in layers), strict=True))) == 24
-    factors = np.concatenate([layer.argument[layer.kind == "contrast"] for layer in layers])
+    assert len(set(zip(*(kinds_of(layer) for layer in layers), strict=True))) == 24
+    factors = np.concatenate([layer.argument[kinds_of(layer) == "contrast"] for layer in layers])
     assert factors.min() >= 0.8
     assert factors.max() <= 1.2
     with pytest.raises(ConfigError, match="none negative"):

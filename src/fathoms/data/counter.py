@@ -25,9 +25,13 @@ STREAMS = {"crop": 1, "policy": 2, "jitter": 3, "erase": 4, "mix": 5, "replace":
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MULTIPLY_1)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MULTIPLY_2)
-    return x ^ (x >> np.uint64(31))
+    """The finaliser of splitmix64; `x` is used up."""
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_MULTIPLY_1)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_MULTIPLY_2)
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def _as_words(values: np.ndarray | Sequence[int] | int) -> np.ndarray:
@@ -57,10 +61,10 @@ def sample_keys(
         return np.broadcast_to(key, np.broadcast_shapes(np.shape(index), np.shape(repeat))).copy()
 
 
-def uniforms(keys: np.ndarray, count: int) -> np.ndarray:
-    """`count` draws from [0, 1) per key, shape (*keys.shape, count), float64."""
+def uniforms(keys: np.ndarray, count: int, first: int = 0) -> np.ndarray:
+    """Draws `first` to `first + count` from [0, 1) of each key, shape (*keys.shape, count), float64."""
     with np.errstate(over="ignore"):
-        steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
         bits = _mix(keys[..., None] + steps)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

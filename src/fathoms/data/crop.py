@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fathoms.data.counter import uniforms
 from fathoms.errors import ConfigError
 from fathoms.registry import Registry, check_name
 
-# Ten tries of (area, aspect), then top, left, flip and filter.
+# Draws of a key: ten tries of an area, ten of an aspect, then top, left, flip and filter.
 TRIES = 10
-DRAWS = 2 * TRIES + 4
 FILTERS = ("bilinear", "bicubic")
 
 CROPS: Registry[np.ndarray] = Registry("crop")
@@ -50,67 +50,65 @@ class CropOptions:
 
 
 @CROPS.add("resized")
-def resized_boxes(sizes: np.ndarray, draws: np.ndarray, options: CropOptions) -> np.ndarray:
-    """RandomResizedCrop: the first of ten (area, aspect) draws that fits, else a centred crop.
-
-    Args:
-        sizes: (n, 2) height and width of each picture.
-        draws: (n, DRAWS) uniform numbers.
-        options: the ranges of area and aspect.
-
-    Returns:
-        (n, 4) top, left, height, width.
-    """
-    height, width = sizes[:, :1].astype(float), sizes[:, 1:].astype(float)
-    low, high = options.scale
-    area = height * width * (low + (high - low) * draws[:, :TRIES])
-    log_low, log_high = math.log(options.ratio[0]), math.log(options.ratio[1])
-    aspect = np.exp(log_low + (log_high - log_low) * draws[:, TRIES : 2 * TRIES])
-    widths, heights = np.round(np.sqrt(area * aspect)), np.round(np.sqrt(area / aspect))
-    fits = (widths <= width) & (heights <= height) & (widths >= 1) & (heights >= 1)
-    first = fits.argmax(axis=1)
-    row = np.arange(len(sizes))
-    crop_h, crop_w = heights[row, first], widths[row, first]
-    full_h, full_w = height[:, 0], width[:, 0]
+def resized_boxes(sizes: np.ndarray, keys: np.ndarray, options: CropOptions) -> np.ndarray:
+    """RandomResizedCrop: the first of ten (area, aspect) draws that fits, else a centred crop."""
+    height, width = sizes[:, 0].astype(float), sizes[:, 1].astype(float)
     # A very long picture fits no draw: take the widest crop the aspect range allows, in the middle.
-    narrow, wide = full_w / full_h < options.ratio[0], full_w / full_h > options.ratio[1]
-    spare_h = np.where(narrow, np.maximum(1, np.round(full_w / options.ratio[0])), full_h)
-    spare_w = np.where(wide, np.maximum(1, np.round(full_h * options.ratio[1])), full_w)
-    found = fits.any(axis=1)
-    crop_h, crop_w = np.where(found, crop_h, spare_h), np.where(found, crop_w, spare_w)
-    top, left = draws[:, 2 * TRIES], draws[:, 2 * TRIES + 1]
-    top = np.where(found, np.floor(top * (full_h - crop_h + 1)), (full_h - crop_h) // 2)
-    left = np.where(found, np.floor(left * (full_w - crop_w + 1)), (full_w - crop_w) // 2)
+    narrow, wide = width / height < options.ratio[0], width / height > options.ratio[1]
+    crop_h = np.where(narrow, np.maximum(1, np.round(width / options.ratio[0])), height)
+    crop_w = np.where(wide, np.maximum(1, np.round(height * options.ratio[1])), width)
+    top, left = (height - crop_h) // 2, (width - crop_w) // 2
+    low, high = options.scale
+    log_low, log_high = math.log(options.ratio[0]), math.log(options.ratio[1])
+    open_rows, found = np.arange(len(sizes)), np.zeros(len(sizes), bool)
+    for turn in range(TRIES):
+        if not len(open_rows):
+            break
+        own, full_h, full_w = keys[open_rows], height[open_rows], width[open_rows]
+        area = full_h * full_w * (low + (high - low) * uniforms(own, 1, turn)[:, 0])
+        aspect = np.exp(log_low + (log_high - log_low) * uniforms(own, 1, TRIES + turn)[:, 0])
+        wide_try, tall_try = np.round(np.sqrt(area * aspect)), np.round(np.sqrt(area / aspect))
+        fits = (wide_try <= full_w) & (tall_try <= full_h) & (wide_try >= 1) & (tall_try >= 1)
+        rows = open_rows[fits]
+        crop_h[rows], crop_w[rows], found[rows] = tall_try[fits], wide_try[fits], True
+        open_rows = open_rows[~fits]
+    place = uniforms(keys, 2, 2 * TRIES)
+    top = np.where(found, np.floor(place[:, 0] * (height - crop_h + 1)), top)
+    left = np.where(found, np.floor(place[:, 1] * (width - crop_w + 1)), left)
     return np.stack([top, left, crop_h, crop_w], axis=1).astype(np.int64)
 
 
 @CROPS.add("pad")
-def padded_boxes(sizes: np.ndarray, draws: np.ndarray, options: CropOptions) -> np.ndarray:
+def padded_boxes(sizes: np.ndarray, keys: np.ndarray, options: CropOptions) -> np.ndarray:
     """The whole picture moved by up to `padding` pixels; what comes in from outside is black."""
-    reach = 2 * options.padding + 1
-    top = np.floor(draws[:, 2 * TRIES] * reach) - options.padding
-    left = np.floor(draws[:, 2 * TRIES + 1] * reach) - options.padding
-    return np.stack([top, left, sizes[:, 0], sizes[:, 1]], axis=1).astype(np.int64)
+    place = np.floor(uniforms(keys, 2, 2 * TRIES) * (2 * options.padding + 1)) - options.padding
+    return np.concatenate([place.astype(np.int64), sizes], axis=1)
 
 
 @CROPS.add("whole")
-def whole_boxes(sizes: np.ndarray, draws: np.ndarray, options: CropOptions) -> np.ndarray:  # noqa: ARG001
+def whole_boxes(sizes: np.ndarray, *_: object) -> np.ndarray:
     """The whole picture, squeezed to the square where it is not one."""
-    zero = np.zeros(len(sizes), np.int64)
-    return np.stack([zero, zero, sizes[:, 0], sizes[:, 1]], axis=1).astype(np.int64)
+    return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
 
 
 def draw_boxes(
-    sizes: np.ndarray, draws: np.ndarray, options: CropOptions
+    sizes: np.ndarray, keys: np.ndarray, options: CropOptions
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Boxes (n, 4), whether each is mirrored, and whether each is resized with bicubic weights."""
-    boxes = CROPS[options.mode](sizes, draws, options)
-    flips = draws[:, 2 * TRIES + 2] < options.flip
+    """Boxes (n, 4), whether each is mirrored, and whether each is resized with bicubic weights.
+
+    Args:
+        sizes: (n, 2) height and width of each picture.
+        keys: (n,) where each picture's draws come from.
+        options: how boxes are drawn.
+
+    Returns:
+        Top, left, height and width of each box; two arrays of truth values.
+    """
+    boxes = CROPS[options.mode](sizes.astype(np.int64), keys, options)
+    flip, cubic = uniforms(keys, 2, 2 * TRIES + 2).T
     if options.interpolation == "random":
-        cubic = draws[:, 2 * TRIES + 3] < 0.5
-    else:
-        cubic = np.full(len(sizes), options.interpolation == "bicubic")
-    return boxes, flips, cubic
+        return boxes, flip < options.flip, cubic < 0.5
+    return boxes, flip < options.flip, np.full(len(sizes), options.interpolation == "bicubic")
 
 
 def evaluation_geometry(height: int, width: int, size: int, crop_pct: float) -> tuple[int, int, int, int]:

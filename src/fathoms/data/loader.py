@@ -20,7 +20,7 @@ from fathoms.data.plan import Plan, Refs
 from fathoms.data.sources.base import Source
 from fathoms.data.stats import LoaderStats
 from fathoms.data.views import Chunk, EvalView, Reader, TrainView
-from fathoms.data.workers import WorkerPool, WorkerState, available_cores
+from fathoms.data.workers import Worker, WorkerPool, available_cores
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 
@@ -37,7 +37,7 @@ class LoaderOptions:
     prefetch: int = 3
     """Batches prepared ahead."""
     timeout: float = 60.0
-    """Seconds one file may take before its worker counts as hung."""
+    """Seconds one file may take before its worker counts as hung and is replaced, once."""
     max_bad: float = 0.01
     """Share of the data set that may be bad before the run stops."""
     decoder: str = "auto"
@@ -113,9 +113,9 @@ class Loader:
         """What to do if the consumer waits for data; empty if it does not."""
         return self.stats.advice(self.decoder.name, self.source.kind, self.options.threads, available_cores())
 
-    def _work(self, task: tuple[Refs, int], state: WorkerState) -> Chunk:
+    def _work(self, task: tuple[Refs, int], worker: Worker) -> Chunk:
         refs, epoch = task
-        reader = Reader(self.source, self.decoder, state.begin, self._note_bad)
+        reader = Reader(self.source, self.decoder, worker.begin, self._note_bad)
         chunk = self.view.prepare(reader, refs, epoch, pin=self.device.type == "cuda")
         if self._colour_in_worker and chunk.images is not None and self.augment is not None:
             chunk.images = self.augment.colours(chunk.images, refs, epoch)
@@ -130,7 +130,7 @@ class Loader:
             raise DataError(
                 f"data: step {start} is outside the epoch of {self.steps} steps; check the checkpoint"
             )
-        pool = WorkerPool(self._work, self.options.threads, self.options.timeout)
+        pool = WorkerPool(self._work, self.options.threads, self.options.timeout, self.stats.note_accident)
         waiting: dict[int, list[Chunk | None]] = {}
         left: dict[int, int] = {}
         plans: dict[int, Refs] = {}

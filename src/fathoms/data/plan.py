@@ -7,7 +7,8 @@ number of ranks with the same global batch sees the same samples in the same ste
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -33,6 +34,12 @@ class Refs:
     def part(self, start: int, stop: int) -> Refs:
         """Samples start to stop."""
         return Refs(self.index[start:stop], self.repeat[start:stop], self.position[start:stop])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Refs]) -> Refs:
+        """The samples of all `parts`, one after another."""
+        names = [entry.name for entry in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from dataclasses import dataclass, field
 
 from fathoms.data.errors import DataError
@@ -21,6 +22,8 @@ class LoaderStats:
     """Name of each bad image, and what is wrong with it."""
     replaced: int = 0
     """Times a bad image was replaced (or marked, in evaluation)."""
+    accidents: list[str] = field(default_factory=list)
+    """Workers that died or hung and were replaced."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
@@ -45,6 +48,11 @@ class LoaderStats:
             f"data: {len(self.bad)} bad images are more than the {allowed} allowed: {listed}; "
             "run `fathoms data check` or raise the allowed share"
         )
+
+    def note_accident(self, what: str) -> None:
+        """Keep and report that a worker was replaced."""
+        self.accidents.append(what)
+        warnings.warn(what, RuntimeWarning, stacklevel=2)
 
     def advice(self, decoder: str = "", kind: str = "", workers: int = 0, cores: int = 0) -> str:
         """One sentence on what to do when the consumer waits; empty when it does not."""

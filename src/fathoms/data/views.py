@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fathoms.data.boxes import Places, ragged
 from fathoms.data.counter import sample_keys, uniforms
-from fathoms.data.crop import DRAWS, CropOptions, draw_boxes
+from fathoms.data.crop import CropOptions, draw_boxes
 from fathoms.data.decode import Decoder
 from fathoms.data.errors import BadImageError, DataError
 from fathoms.data.header import ImageHeader
@@ -81,7 +81,7 @@ class TrainView:
 
     def prepare(self, reader: Reader, refs: Refs, epoch: int, pin: bool) -> Chunk:
         """Decode the crops of `refs`."""
-        draws = uniforms(sample_keys(self.seed, epoch, "crop", refs.index, refs.repeat), DRAWS)
+        keys = sample_keys(self.seed, epoch, "crop", refs.index, refs.repeat)
         # All headers first, so that the crops of a chunk are drawn in one go.
         indices, opened = [], []
         for slot in range(len(refs)):
@@ -90,7 +90,7 @@ class TrainView:
             )
             indices.append(index)
             opened.append((data, header))
-        boxes, flips, cubics = draw_boxes(np.array([header.shown for _, header in opened]), draws, self.crop)
+        boxes, flips, cubics = draw_boxes(np.array([header.shown for _, header in opened]), keys, self.crop)
         on_device = self.resize_on == "device"
         crops: list[np.ndarray] = []
         out = torch.empty(
@@ -101,7 +101,9 @@ class TrainView:
                 pixels = self._decode(reader, indices[slot], data, header, boxes[slot])
             except BadImageError as error:
                 reader.bad(reader.source.where(indices[slot]), str(error))
-                indices[slot], boxes[slot], pixels = self._stand_in(reader, refs, slot, epoch, draws[slot])
+                indices[slot], boxes[slot], pixels = self._stand_in(
+                    reader, refs, slot, epoch, keys[slot : slot + 1]
+                )
             if on_device and pixels.size <= 3 * _LARGE * self.size**2:
                 crops.append(pixels)
                 continue
@@ -144,14 +146,14 @@ class TrainView:
         return pixels
 
     def _stand_in(
-        self, reader: Reader, refs: Refs, slot: int, epoch: int, draws: np.ndarray
+        self, reader: Reader, refs: Refs, slot: int, epoch: int, key: np.ndarray
     ) -> tuple[int, np.ndarray, np.ndarray]:
         """Another sample for a slot whose own did not decode: (index, box, pixels)."""
         others = candidates(self.seed, epoch, refs, slot, len(reader.source))
         next(others)
         while True:
             index, data, header = self._open(reader, others)
-            boxes, _, _ = draw_boxes(np.array([header.shown]), draws[None], self.crop)
+            boxes, _, _ = draw_boxes(np.array([header.shown]), key, self.crop)
             try:
                 return index, boxes[0], self._decode(reader, index, data, header, boxes[0])
             except BadImageError as error:

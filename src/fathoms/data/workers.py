@@ -1,4 +1,4 @@
-"""Threads that work on numbered tasks, and a watch that notices when one dies or hangs.
+"""Threads that work on numbered tasks, and a watch that replaces one that dies or hangs.
 
 Decoding and resizing release Python's lock, so threads run in parallel and hand over pixels without
 copying them between processes. A task is a small piece of a batch; results are collected by number.
@@ -6,13 +6,12 @@ copying them between processes. A task is a small piece of a batch; results are 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,110 +30,139 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-@dataclass
-class WorkerState:
-    """What one worker is doing; written by it, read by the watch."""
+class Worker:
+    """One thread, the task it holds, and what it is doing; written by the thread, read by the watch."""
 
-    name: str
-    item: str = ""
-    since: float = 0.0
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.thread: threading.Thread | None = None
+        self.entry: tuple[int, Any] | None = None
+        self.item = ""
+        self.since = 0.0
+        self.replaced = False
 
     def begin(self, item: str) -> None:
         """Note the file the worker turns to now."""
         self.item, self.since = item, time.monotonic()
 
-    def rest(self) -> None:
-        """Note that the worker holds nothing."""
-        self.item = ""
+    def trouble(self, timeout: float) -> str:
+        """What is wrong with it; empty if nothing is."""
+        where = f"at {self.item or 'no file'}"
+        if self.thread is not None and not self.thread.is_alive():
+            return f"{self.name} died {where}"
+        spent = time.monotonic() - self.since
+        if self.entry is not None and self.item and spent > timeout:
+            return f"{self.name} has hung for {spent:.1f} s {where}"
+        return ""
 
 
 class WorkerPool:
-    """Run `work(task, state)` on threads; `take()` gives (number, result) as they finish.
+    """Run `work(task, worker)` on threads; `take()` gives (number, result) as they finish.
+
+    A worker that dies or hangs is replaced once, and its task is done again by another: tasks are pure
+    functions, so nothing changes but the time. The second such accident ends the run with an error.
 
     Args:
-        work: called in a worker; it reports each file with `state.begin`.
+        work: called in a worker; it reports each file with `worker.begin`.
         count: number of threads.
         timeout: seconds that one file may take.
+        replaced: told in a sentence about a worker that had to be replaced.
     """
 
-    def __init__(self, work: Callable[[Any, WorkerState], Any], count: int, timeout: float) -> None:
-        self._work, self._timeout = work, timeout
+    def __init__(
+        self,
+        work: Callable[[Any, Worker], Any],
+        count: int,
+        timeout: float,
+        replaced: Callable[[str], None] = warnings.warn,
+    ) -> None:
+        self._work, self._timeout, self._tell = work, timeout, replaced
         self._tasks: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[tuple[int, Any, BaseException | None, str]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Worker, int, Any, Exception | None]] = queue.SimpleQueue()
         self._closed = False
-        self.states = [WorkerState(f"data-worker-{i}") for i in range(count)]
-        ready = threading.Barrier(count + 1)
-        self.threads = [
-            threading.Thread(target=self._run, args=(state, ready), name=state.name, daemon=True)
-            for state in self.states
-        ]
+        self._accidents = 0
+        self.workers = [Worker(f"data-worker-{i}") for i in range(count)]
+        self._start(self.workers)
+
+    def _start(self, workers: list[Worker]) -> None:
+        ready = threading.Barrier(len(workers) + 1)
         threads_before = torch.get_num_threads()
-        for thread in self.threads:
-            thread.start()
+        for worker in workers:
+            worker.thread = threading.Thread(
+                target=self._run, args=(worker, ready), name=worker.name, daemon=True
+            )
+            worker.thread.start()
         ready.wait()
         # A worker asks torch for one thread, its own. The setting is kept per thread, but the value
         # that later threads start from is shared: put that back.
         torch.set_num_threads(threads_before)
 
-    def _run(self, state: WorkerState, ready: threading.Barrier) -> None:
+    def _run(self, worker: Worker, ready: threading.Barrier) -> None:
         torch.set_num_threads(1)
         ready.wait()
-        while True:
+        while not worker.replaced:
             entry = self._tasks.get()
             if entry is None or self._closed:
                 return
-            number, task = entry
+            worker.begin("")
+            worker.entry = entry
             try:
-                self._results.put((number, self._work(task, state), None, state.item))
-            # Whatever ends a task must reach the consumer, or it would wait for ever.
-            except BaseException as error:
-                self._results.put((number, None, error, f"{state.name} at {state.item or 'no file'}"))
-                if not isinstance(error, Exception):
-                    return
-            state.rest()
+                result, error = self._work(entry[1], worker), None
+            except Exception as failure:
+                # Whatever ends a task must reach the consumer, or it would wait for ever.
+                result, error = None, failure
+            self._results.put((worker, entry[0], result, error))
+            worker.entry = None
 
     def submit(self, number: int, task: Any) -> None:
         """Hand in a task."""
         self._tasks.put((number, task))
 
     def take(self) -> tuple[int, Any]:
-        """Wait for the next finished task; raises within seconds if a worker died or hangs."""
+        """Wait for the next finished task; a worker that died or hangs is noticed within its time."""
         while True:
             try:
-                number, result, error, place = self._results.get(timeout=_LOOK_EVERY)
+                worker, number, result, error = self._results.get(timeout=_LOOK_EVERY)
             except queue.Empty:
-                self._check()
+                self._watch()
+                continue
+            if worker.replaced:
+                # It came back after all; another has its task.
                 continue
             if isinstance(error, FathomsError):
                 raise error
             if error is not None:
                 raise LoaderError(
-                    f"loader: {place} failed with {type(error).__name__}: {error}; remove or repair the file"
+                    f"loader: {worker.name} at {worker.item or 'no file'} failed with "
+                    f"{type(error).__name__}: {error}; remove or repair the file"
                 ) from error
             return number, result
 
-    def _check(self) -> None:
-        now = time.monotonic()
-        for thread, state in zip(self.threads, self.states, strict=True):
-            item, since = state.item, state.since
-            if not thread.is_alive():
-                # Its last word may still lie in the queue; that says more than its silence.
-                if self._results.empty():
-                    raise LoaderError(
-                        f"loader: {state.name} died at {item or 'no file'}; run again, it resumes from here"
-                    )
-            elif item and now - since > self._timeout:
+    def _watch(self) -> None:
+        for place, worker in enumerate(self.workers):
+            trouble = worker.trouble(self._timeout)
+            # A result that already lies in the queue says more than the silence after it.
+            if not trouble or not self._results.empty():
+                continue
+            self._accidents += 1
+            if self._accidents > 1:
                 raise LoaderError(
-                    f"loader: {state.name} has hung for {now - since:.1f} s at {item}; "
-                    "check the disk, or raise the timeout"
+                    f"loader: {trouble}, and a worker was replaced before; check the disk and the memory, "
+                    "then run again: it resumes from here"
                 )
+            worker.replaced = True
+            self._tell(f"loader: {trouble}; another worker takes its place and does its task again")
+            self.workers[place] = Worker(worker.name)
+            self._start([self.workers[place]])
+            if worker.entry is not None:
+                self._tasks.put(worker.entry)
 
     def close(self) -> None:
         """Let the workers end; one that hangs is left behind as a daemon."""
         self._closed = True
-        for _ in self.threads:
+        for _ in self.workers:
             self._tasks.put(None)
         deadline = time.monotonic() + 1.0
-        for thread in self.threads:
-            with contextlib.suppress(RuntimeError):
-                thread.join(max(0.0, deadline - time.monotonic()))
+        for worker in self.workers:
+            if worker.thread is not None:
+                worker.thread.join(max(0.0, deadline - time.monotonic()))

@@ -83,7 +83,7 @@ class Recipe:
     mixup_mode: Literal["batch", "pair", "elem"] = "batch"
     """One mixture for a batch, a pair or a sample."""
     aa: str | None = None
-    """Augmentation policy: rand-m9-mstd0.5-inc1 and the like, or 3a."""
+    """Augmentation policy: rand-m9-mstd0.5-inc1 and the like, AutoAugment's v0 or original, or 3a."""
     color_jitter: float | None = None
     """Strength of brightness, contrast and saturation."""
     reprob: float = 0.0

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from fathoms.data.augment.tables import cut, grey
+from fathoms.data.augment.tables import cut, luma
 
 Images = UInt8[Tensor, "B 3 H W"]
 Factor = Float[Tensor, " B"]
@@ -15,8 +15,9 @@ Factor = Float[Tensor, " B"]
 
 def colour(images: Images, factor: Factor) -> Images:
     """Saturation: g + factor * (v - g), with g the luma of the pixel: 0 is grey, 1 no change."""
-    shades = grey(images).float()[:, None]
-    return cut(shades + factor[:, None, None, None] * (images - shades))
+    values = images.float()
+    shades = luma(*values.unbind(1))[:, None]
+    return cut(shades + factor[:, None, None, None] * (values - shades))
 
 
 def sharpness(images: Images, factor: Factor) -> Images:

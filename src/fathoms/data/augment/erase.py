@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fathoms.data.augment.apply import put_rows, to_device
+from fathoms.data.augment.apply import put_rows
 from fathoms.data.counter import device_uniforms, sample_keys, uniforms
+from fathoms.data.device import to_device
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 
@@ -34,10 +35,12 @@ def draw_rectangles(keys: np.ndarray, prob: float, count: int, height: int, widt
     An area between 2 % and a third of the picture (shared among the rectangles), an aspect between
     0.3 and 1 / 0.3; the first of ten draws that is smaller than the picture.
     """
+    out = np.zeros((len(keys), count, 4), np.int64)
+    gate = uniforms(keys, 2)
+    rows = np.flatnonzero(gate[:, 0] < prob)
+    number = 1 + np.floor(gate[rows, 1] * count)
     per_box = 2 * _TRIES + 2
-    draws = uniforms(keys, 2 + count * per_box)
-    number = 1 + np.floor(draws[:, 1] * count)
-    body = draws[:, 2:].reshape(len(keys), count, per_box)
+    body = uniforms(keys[rows], count * per_box, first=2).reshape(len(rows), count, per_box)
     area = height * width * (0.02 + (1 / 3 - 0.02) * body[..., :_TRIES]) / number[:, None, None]
     reach = math.log(1 / 0.3)
     aspect = np.exp(reach * (2 * body[..., _TRIES : 2 * _TRIES] - 1))
@@ -48,8 +51,9 @@ def draw_rectangles(keys: np.ndarray, prob: float, count: int, height: int, widt
     wide = np.take_along_axis(wide, first, -1)[..., 0]
     top = np.floor(body[..., -2] * (height - tall + 1))
     left = np.floor(body[..., -1] * (width - wide + 1))
-    used = (draws[:, :1] < prob) & (np.arange(count) < number[:, None]) & fits.any(-1)
-    return np.stack([top, left, np.where(used, tall, 0), wide], -1).astype(np.int64)
+    used = (np.arange(count) < number[:, None]) & fits.any(-1)
+    out[rows] = np.stack([top, left, np.where(used, tall, 0), wide], -1)
+    return out
 
 
 def erase(
@@ -76,4 +80,4 @@ def erase(
         shape = (-1, channels, height, width) if mode == "pixel" else (-1, channels, 1, 1)
         noise = noise.view(shape).to(images.dtype)
     picked = images.index_select(0, where)
-    return put_rows(images, rows, where, [torch.where(inside, noise, picked)])
+    return put_rows(images, rows, where, torch.where(inside, noise, picked))

@@ -29,10 +29,15 @@ def draw_jitter(ranges: tuple[float, ...], keys: np.ndarray) -> list[Layer]:
     count = len(used)
     draws = uniforms(keys, 2 * count)
     order = draws[:, :count].argsort(axis=1)
-    kinds = np.array([kind for kind, _ in used])
     low = np.array([-reach if kind == "hue" else max(0.0, 1 - reach) for kind, reach in used])
     high = np.array([reach if kind == "hue" else 1 + reach for kind, reach in used])
     factors = low + (high - low) * draws[:, count:]
     no_filter = np.zeros(len(keys), bool)
-    rows = np.arange(len(keys))
-    return [Layer(kinds[order[:, i]], factors[rows, order[:, i]], no_filter) for i in range(count)]
+    everyone = np.arange(len(keys))
+    layers = []
+    for turn in range(count):
+        choice = order[:, turn]
+        rows = {kind: np.flatnonzero(choice == number) for number, (kind, _) in enumerate(used)}
+        present = {kind: own for kind, own in rows.items() if len(own)}
+        layers.append(Layer(present, factors[everyone, choice], no_filter))
+    return layers

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fathoms.data.augment.apply import to_device
+from fathoms.data.device import to_device
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,8 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from fathoms.data.augment.apply import CPU, EAGER, apply_layer, compiled_kernels
+from fathoms.data.augment import cpu
+from fathoms.data.augment.apply import WRITTEN, apply_layer, compiled_kernels
 from fathoms.data.augment.erase import check_erasing, draw_rectangles, erase
 from fathoms.data.augment.jitter import draw_jitter, jitter_ranges
 from fathoms.data.augment.mix import MixOptions, draw_mixture, mix_images, soft_targets
@@ -27,7 +29,7 @@ class AugmentOptions:
     """What happens to a training batch; the defaults only normalise."""
 
     aa: str | None = None
-    """rand-m9-mstd0.5-inc1 and the like, or 3a."""
+    """rand-m9-mstd0.5-inc1 and the like; v0, v0r, original, originalr (AutoAugment); 3a."""
     color_jitter: float | tuple[float, ...] | None = None
     """Strength of brightness, contrast, saturation (and hue)."""
     reprob: float = 0.0
@@ -94,8 +96,11 @@ class Augment:
         self.device, self.compile = torch.device(device), compile
         self.policy = parse_policy(options.aa) if options.aa and train else None
         self.ranges = jitter_ranges(options.color_jitter) if options.color_jitter and train else None
-        written = CPU if self.device.type == "cpu" else EAGER
-        self._kernels = compiled_kernels() if compile == "inductor" else written
+        if self.device.type == "cpu" and compile == "none":
+            self._apply = cpu.apply_layer
+        else:
+            kernels = compiled_kernels() if compile == "inductor" else WRITTEN
+            self._apply = functools.partial(apply_layer, kernels=kernels)
         self._mean = torch.tensor(options.mean, device=self.device)
         self._std = torch.tensor(options.std, device=self.device)
         grey = [min(255, round(255 * value)) for value in options.mean]
@@ -111,7 +116,7 @@ class Augment:
             keys = sample_keys(self.seed, epoch, "jitter", refs.index, refs.repeat)
             layers += draw_jitter(self.ranges, keys)
         for layer in layers:
-            images = apply_layer(images, layer, self._fill, self._kernels)
+            images = self._apply(images, layer, self._fill)
         return images
 
     def finish(
@@ -123,7 +128,30 @@ class Augment:
         step: int,
         total: int | None = None,
     ) -> tuple[Float[Tensor, "B 3 H W"], Float[Tensor, "B C"] | None]:
-        """Normalise, erase and mix; the second result is soft targets where samples were mixed.
+        """Normalise, erase and mix; the second result is soft targets where samples were mixed."""
+        return self.mix(self.normalised(images, refs, epoch), labels, refs, epoch, step, total)
+
+    def normalised(
+        self, images: UInt8[Tensor, "B 3 H W"], refs: Refs, epoch: int
+    ) -> Float[Tensor, "B 3 H W"]:
+        """Normalise and erase: the last steps that belong to one sample."""
+        out = normalise(images, self._mean, self._std, self.dtype)
+        if not self.train or not self.options.reprob:
+            return out
+        keys = sample_keys(self.seed, epoch, "erase", refs.index, refs.repeat)
+        boxes = draw_rectangles(keys, self.options.reprob, self.options.recount, *images.shape[2:])
+        return erase(out, boxes, self.options.remode, keys)
+
+    def mix(
+        self,
+        images: Float[Tensor, "B 3 H W"],
+        labels: Int64[Tensor, " B"],
+        refs: Refs,
+        epoch: int,
+        step: int,
+        total: int | None = None,
+    ) -> tuple[Float[Tensor, "B 3 H W"], Float[Tensor, "B C"] | None]:
+        """Mix the samples of one batch; the second result is soft targets, or None where none were mixed.
 
         Args:
             images: The samples.
@@ -133,18 +161,11 @@ class Augment:
             step: Counter.
             total: Samples of the step over all ranks, which share one mixture; None: these are all.
         """
-        out = normalise(images, self._mean, self._std, self.dtype)
-        if not self.train:
-            return out, None
-        height, width = images.shape[2:]
-        if self.options.reprob:
-            keys = sample_keys(self.seed, epoch, "erase", refs.index, refs.repeat)
-            boxes = draw_rectangles(keys, self.options.reprob, self.options.recount, height, width)
-            out = erase(out, boxes, self.options.remode, keys)
-        if not self.options.mix.active:
-            return out, None
+        if not self.train or not self.options.mix.active:
+            return images, None
         total = len(labels) if total is None else total
         rng: np.random.Generator = generator(self.seed, epoch, "mix", step)
-        mixture = draw_mixture(self.options.mix, rng, total, height, width).part(refs.position - step * total)
+        drawn = draw_mixture(self.options.mix, rng, total, *images.shape[2:])
+        mixture = drawn.part(refs.position - step * total)
         targets = soft_targets(labels, self.classes, self.options.mix.smoothing, mixture)
-        return mix_images(out, mixture), targets
+        return mix_images(images, mixture), targets

@@ -1,6 +1,6 @@
-"""Augmentation policies by name: timm's `rand-m9-mstd0.5-inc1` syntax and 3-Augment (`3a`).
+"""Augmentation policies by timm's names: `rand-m9-mstd0.5-inc1`, AutoAugment's `v0` and `original`, `3a`.
 
-A policy says which operations may be drawn and how strong; `draw` turns sample keys into choices.
+A policy says which operations may be drawn and how strong; `draw_layers` turns sample keys into choices.
 Magnitudes run from 0 to 10; what a magnitude means for each operation is in `LEVELS`.
 
 Papers: RandAugment, Cubuk et al. 2019, arXiv:1909.13719; DeiT III (3-Augment), arXiv:2204.07118.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fathoms.data.augment.pairs import PAIRS, Entry
 from fathoms.data.counter import normals, uniforms
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
@@ -63,9 +64,10 @@ class Operation:
     level: Callable[[np.ndarray], np.ndarray] = np.zeros_like
     vary: str = "nothing"
 
-    def argument(self, magnitude: np.ndarray, sign: np.ndarray, draw: np.ndarray) -> np.ndarray:
-        """The argument of the operation, from magnitudes in 0..10, signs of one and uniform draws."""
+    def argument(self, magnitude: np.ndarray, toss: np.ndarray, draw: np.ndarray) -> np.ndarray:
+        """The argument of the operation, from magnitudes in 0..10 and two uniform draws."""
         value = self.level(magnitude / 10)
+        sign = np.where(toss < 0.5, -1.0, 1.0)
         if self.vary == "sign":
             return sign * value
         if self.vary == "about one":
@@ -119,36 +121,50 @@ _DRAWS = 7
 
 @dataclass(frozen=True)
 class Policy:
-    """Operations to draw from, how many per sample, and how strong."""
+    """What each layer may do to a sample, and how one of it is chosen."""
 
-    ops: tuple[str, ...]
+    layers: tuple[tuple[Entry, ...], ...]
+    """Per layer the operations to choose from, each with its probability and magnitude."""
+    choice: str = "apart"
+    """apart: each layer draws its own; together: one draw picks a row through all layers."""
     weights: tuple[float, ...] | None = None
-    layers: int = 2
-    prob: float = 0.5
-    magnitude: float | tuple[float, ...] = 10.0
+    """Unequal chances, for layers that draw apart; no operation is then drawn twice."""
     spread: float = 0.0
     """Standard deviation of the magnitude; infinite means uniform between 0 and the magnitude."""
     limit: float = 10.0
+    """Largest magnitude."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer of a policy does to each sample: kind of operation ("" for none), argument, filter."""
+    """What one layer of a policy does: the rows that get each kind of operation, and per row how.
 
-    kind: np.ndarray
+    `argument` is the operation's strength, `cubic` the filter of a geometric one; rows in no group stay
+    as they are.
+    """
+
+    rows: dict[str, np.ndarray]
     argument: np.ndarray
     cubic: np.ndarray
 
 
 def parse_policy(text: str) -> Policy:
-    """Read `rand-m7-n2-p0.5-mstd0.5-mmax10-inc1-tNAME` or `3a`; a part that means nothing is refused."""
+    """Read `rand-m7-n2-p0.5-mstd0.5-mmax10-inc1-tNAME`, or one of `PAIRS` with or without `-mstd0.5`."""
     head, *parts = text.split("-")
-    check_name(head, ("rand", "3a"), "augmentation policy", "data.aa")
-    if head == "3a":
-        if parts and any(not re.fullmatch(r"mstd\d+(\.\d+)?", part) for part in parts):
-            raise ConfigError(f"data.aa={text!r}: '3a' takes only mstd; leave the rest out")
-        spread = float(parts[0][4:]) if parts else 0.0
-        return Policy(("Solarize", "Desaturate", "GaussianBlurRand"), None, 1, 1.0, (5.0, 10.0, 10.0), spread)
+    if head == "augmix":
+        raise ConfigError(f"data.aa={text!r}: AugMix is not built; use rand-m9-mstd0.5-inc1, v0 or 3a")
+    check_name(head, ("rand", *PAIRS), "augmentation policy", "data.aa")
+    return _parse_rand(text, parts) if head == "rand" else _parse_pairs(text, head, parts)
+
+
+def _parse_pairs(text: str, head: str, parts: list[str]) -> Policy:
+    if len(parts) > 1 or any(not re.fullmatch(r"mstd\d+(\.\d+)?", part) for part in parts):
+        raise ConfigError(f"data.aa={text!r}: {head!r} takes only mstd; leave the rest out")
+    spread = float(parts[0][4:]) if parts else 0.0
+    return Policy(tuple(zip(*PAIRS[head], strict=True)), "together", spread=spread)
+
+
+def _parse_rand(text: str, parts: list[str]) -> Policy:
     values = {"m": 10.0, "n": 2.0, "p": 0.5, "mstd": 0.0, "mmax": 10.0, "inc": 0.0}
     chosen = None
     for part in parts:
@@ -166,20 +182,23 @@ def parse_policy(text: str) -> Policy:
         ops = _THREE
     else:
         ops = _INCREASING if values["inc"] else _STANDARD
-    spread = math.inf if values["mstd"] > 100 else values["mstd"]
     if values["mmax"] <= 0 or not 0 <= values["p"] <= 1 or not 1 <= values["n"] <= len(ops):
         raise ConfigError(f"data.aa={text!r}: mmax must be positive, p in 0..1 and n in 1..{len(ops)}")
-    return Policy(ops, weights, int(values["n"]), values["p"], values["m"], spread, values["mmax"])
+    layer = tuple((name, values["p"], values["m"]) for name in ops)
+    spread = math.inf if values["mstd"] > 100 else values["mstd"]
+    return Policy((layer,) * int(values["n"]), "apart", weights, spread, values["mmax"])
 
 
 def _choices(policy: Policy, draws: np.ndarray) -> np.ndarray:
-    """Operation numbers (B, layers): with weights no operation twice, without weights freely."""
-    count = len(policy.ops)
+    """Which entry of each layer a sample gets, (B, layers), from one draw for each."""
+    count = len(policy.layers[0])
+    if policy.choice == "together":
+        draws = np.broadcast_to(draws[:, :1], draws.shape)
     if policy.weights is None:
         return np.minimum((draws * count).astype(np.int64), count - 1)
     weights = np.tile(np.array(policy.weights), (len(draws), 1))
     picked = []
-    for layer in range(policy.layers):
+    for layer in range(len(policy.layers)):
         edges = weights.cumsum(1) / weights.sum(1, keepdims=True)
         choice = np.minimum((draws[:, layer, None] >= edges).sum(1), count - 1)
         weights[np.arange(len(draws)), choice] = 0
@@ -189,26 +208,26 @@ def _choices(policy: Policy, draws: np.ndarray) -> np.ndarray:
 
 def draw_layers(policy: Policy, keys: np.ndarray, interpolation: str = "random") -> list[Layer]:
     """The operations each key gets, layer by layer."""
-    draws = uniforms(keys, policy.layers * _DRAWS).reshape(len(keys), policy.layers, _DRAWS)
+    draws = uniforms(keys, len(policy.layers) * _DRAWS).reshape(len(keys), len(policy.layers), _DRAWS)
     choices = _choices(policy, draws[..., 0])
-    kinds = np.array([LEVELS[name].kind for name in policy.ops])
-    centres = np.broadcast_to(np.asarray(policy.magnitude, float), len(policy.ops))
     layers = []
-    for number in range(policy.layers):
-        choice, u = choices[:, number], draws[:, number]
-        magnitude = centres[choice]
-        if math.isinf(policy.spread):
-            magnitude = magnitude * u[:, 2]
-        elif policy.spread:
-            magnitude = magnitude + policy.spread * normals(u[:, 2], u[:, 3])
-        magnitude = np.clip(magnitude, 0, policy.limit)
-        sign = np.where(u[:, 4] < 0.5, -1.0, 1.0)
+    for number, entries in enumerate(policy.layers):
+        u = draws[:, number]
+        groups: dict[str, list[np.ndarray]] = {}
         argument = np.zeros(len(keys))
-        for op, name in enumerate(policy.ops):
-            rows = choice == op
-            if rows.any():
-                argument[rows] = LEVELS[name].argument(magnitude[rows], sign[rows], u[rows, 6])
-        active = u[:, 1] < policy.prob
+        for place, (name, prob, centre) in enumerate(entries):
+            rows = np.flatnonzero((choices[:, number] == place) & (u[:, 1] < prob))
+            if len(rows):
+                magnitude = _magnitudes(centre, policy, u[rows])
+                argument[rows] = LEVELS[name].argument(magnitude, u[rows, 4], u[rows, 6])
+                groups.setdefault(LEVELS[name].kind, []).append(rows)
         cubic = u[:, 5] < 0.5 if interpolation == "random" else np.full(len(keys), interpolation == "bicubic")
-        layers.append(Layer(np.where(active, kinds[choice], ""), argument, cubic))
+        layers.append(Layer({kind: np.concatenate(rows) for kind, rows in groups.items()}, argument, cubic))
     return layers
+
+
+def _magnitudes(centre: float, policy: Policy, u: np.ndarray) -> np.ndarray:
+    """Magnitudes about `centre`, from the draws of one layer."""
+    uniform = math.isinf(policy.spread)
+    drawn = centre * u[:, 2] if uniform else centre + policy.spread * normals(u[:, 2], u[:, 3])
+    return np.clip(drawn, 0, policy.limit)

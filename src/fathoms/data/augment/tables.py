@@ -2,123 +2,115 @@
 
 Eight of RandAugment's operations map each value of a channel to another, so building one small table
 per picture and channel and looking every pixel up once serves them all, with the integers Pillow gives.
+Five tables follow from the factor alone and are made on the host; the other three need a statistic of
+the picture. How that is found fastest depends on the device; what follows from it does not.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from fathoms.registry import Registry
 
 Images = UInt8[Tensor, "B 3 H W"]
-Factor = Float[Tensor, " B"]
-Table = UInt8[Tensor, "B c 256"]
+Factors = Float[np.ndarray, " B"]
+HostTable = UInt8[np.ndarray, "B 256"]
 
-TABLES: Registry[Tensor] = Registry("table operation")
+FACTOR_TABLES: Registry[np.ndarray] = Registry("table operation")
+PICTURE_TABLES = ("auto_contrast", "contrast", "equalize")
 
 # A product that should be whole may come out a hair below it in float32; Pillow cuts off in float64.
-_HAIR = 1e-3
+HAIR = 1e-3
+_RAMP = np.arange(256)
 
 
-def grey(images: Images) -> Tensor:
-    """Luma as Pillow rounds it, uint8 values in int32, (B, H, W)."""
-    red, green, blue = images.to(torch.int32).unbind(1)
-    return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
+def luma(red: Tensor, green: Tensor, blue: Tensor) -> Tensor:
+    """Luma as Pillow rounds it, whole numbers in float32. All sums stay below 2 ** 24, hence are exact."""
+    total = (red * 19595.0).add_(green, alpha=38470).add_(blue, alpha=7471).add_(0x8000)
+    return total.mul_(2.0**-16).floor_()
 
 
 def cut(values: Tensor) -> Tensor:
     """Clip to a byte and drop the fraction, as Pillow's C code does."""
-    # By way of int16: torch converts float32 to uint8 at less than half that speed on a CPU.
-    return (values + _HAIR).clamp_(0, 255).to(torch.int16).to(torch.uint8)
+    return (values + HAIR).clamp(0, 255).to(torch.uint8)
 
 
-def _ramp(device: torch.device) -> Tensor:
-    return torch.arange(256, device=device)
-
-
-@TABLES.add("invert")
-def invert(images: Images, factor: Factor) -> Table:
+@FACTOR_TABLES.add("invert")
+def invert(factor: Factors) -> HostTable:
     """255 - v."""
-    return (255 - _ramp(images.device)).to(torch.uint8).expand(len(factor), 1, 256)
+    return np.tile((255 - _RAMP).astype(np.uint8), (len(factor), 1))
 
 
-@TABLES.add("posterize")
-def posterize(images: Images, factor: Factor) -> Table:
+@FACTOR_TABLES.add("posterize")
+def posterize(factor: Factors) -> HostTable:
     """Keep the `factor` highest bits; none at 0, which newer Pillow refuses and older made black."""
-    keep = 8 - factor.to(torch.int64).clamp(0, 8)[:, None, None]
-    return ((_ramp(images.device) >> keep) << keep).to(torch.uint8)
+    dropped = 8 - np.clip(factor.astype(np.int64), 0, 8)[:, None]
+    return (_RAMP >> dropped << dropped).astype(np.uint8)
 
 
-@TABLES.add("solarize")
-def solarize(images: Images, factor: Factor) -> Table:
+@FACTOR_TABLES.add("solarize")
+def solarize(factor: Factors) -> HostTable:
     """Invert every value from the threshold `factor` up."""
-    ramp = _ramp(images.device)
-    return torch.where(ramp < factor[:, None, None], ramp, 255 - ramp).to(torch.uint8)
+    return np.where(factor[:, None] > _RAMP, _RAMP, 255 - _RAMP).astype(np.uint8)
 
 
-@TABLES.add("solarize_add")
-def solarize_add(images: Images, factor: Factor) -> Table:
+@FACTOR_TABLES.add("solarize_add")
+def solarize_add(factor: Factors) -> HostTable:
     """Add `factor` to every value below 128."""
-    ramp = _ramp(images.device)
-    return torch.where(ramp < 128, ramp + factor[:, None, None], ramp).clamp(max=255).to(torch.uint8)
+    return np.minimum(255, np.where(_RAMP < 128, _RAMP + factor[:, None], _RAMP)).astype(np.uint8)
 
 
-@TABLES.add("brightness")
-def brightness(images: Images, factor: Factor) -> Table:
+@FACTOR_TABLES.add("brightness")
+def brightness(factor: Factors) -> HostTable:
     """Scale: factor * v."""
-    return cut(_ramp(images.device) * factor[:, None, None])
+    return np.clip(_RAMP * factor[:, None] + HAIR, 0, 255).astype(np.uint8)
 
 
-@TABLES.add("contrast")
-def contrast(images: Images, factor: Factor) -> Table:
-    """Stretch about the mean: m + factor * (v - m), with m the mean luma rounded to a whole number."""
-    shades = grey(images)
-    pixels = shades.shape[1] * shades.shape[2]
-    # Integer arithmetic: the sum of 224 x 224 bytes is too large for float32 to hold exactly.
-    mean = (shades.sum((1, 2), dtype=torch.int64) * 2 + pixels) // (2 * pixels)
-    mean = mean.float()[:, None, None]
-    return cut(mean + factor[:, None, None] * (_ramp(images.device) - mean))
+def contrast(mean: Float[Tensor, " B"], factor: Float[Tensor, " B"]) -> UInt8[Tensor, "B 1 256"]:
+    """Stretch about the mean luma m, a whole number: m + factor * (v - m)."""
+    middle = mean[:, None, None]
+    ramp = torch.arange(256, device=mean.device)
+    return cut(middle + factor[:, None, None] * (ramp - middle))
 
 
-@TABLES.add("auto_contrast")
-def auto_contrast(images: Images, factor: Factor) -> Table:  # noqa: ARG001
+def auto_contrast(low: UInt8[Tensor, "B 3"], high: UInt8[Tensor, "B 3"]) -> UInt8[Tensor, "B 3 256"]:
     """Stretch each channel from its own darkest and brightest value to 0..255."""
-    low, high = images.amin((2, 3)).double()[..., None], images.amax((2, 3)).double()[..., None]
-    ramp = _ramp(images.device).double()
-    scale = 255.0 / (high - low).clamp(min=1)
-    stretched = (ramp * scale - low * scale).clamp(0, 255).to(torch.uint8)
-    return torch.where(high > low, stretched, ramp.to(torch.uint8))
+    ramp = torch.arange(256, device=low.device)
+    dark, bright = low[..., None].double(), high[..., None].double()
+    scale = 255.0 / (bright - dark).clamp(min=1)
+    stretched = (ramp * scale - dark * scale).clamp(0, 255).to(torch.uint8)
+    return torch.where(bright > dark, stretched, ramp.to(torch.uint8))
 
 
-def _histogram(images: Images) -> Tensor:
-    """How often each value occurs, (B, 3, 256)."""
-    batch, channels = images.shape[:2]
-    values = images.flatten(2).long()
-    if images.device.type == "cpu":
-        start = torch.arange(batch * channels).view(batch, channels, 1) * 256
-        return torch.bincount((values + start).flatten(), minlength=batch * channels * 256).view(
-            batch, channels, 256
-        )
-    # bincount would make the host wait for the device; scatter_add_ does not.
-    one = torch.ones((), dtype=torch.int64, device=images.device).expand(values.shape)
-    return torch.zeros(batch, channels, 256, dtype=torch.int64, device=images.device).scatter_add_(
-        2, values, one
-    )
-
-
-@TABLES.add("equalize")
-def equalize(images: Images, factor: Factor) -> Table:  # noqa: ARG001
-    """Spread the values of each channel so that they are equally frequent."""
-    count = _histogram(images)
+def equalize(count: Int64[Tensor, "B 3 256"]) -> UInt8[Tensor, "B 3 256"]:
+    """Spread the values of each channel so that they are equally frequent, given how often each occurs."""
+    ramp = torch.arange(256, device=count.device)
     # Pillow divides all pixels but those of the brightest value that occurs into 255 steps.
-    brightest = images.amax((2, 3)).long()[..., None]
+    brightest = torch.where(count > 0, ramp, 0).amax(2, keepdim=True)
     step = (count.sum(2, keepdim=True) - count.gather(2, brightest)) // 255
     before = count.cumsum(2) - count
-    ramp = _ramp(images.device).to(torch.uint8)
-    spread = ((before + step // 2) // step.clamp(min=1)).clamp(max=255).to(torch.uint8)
-    return torch.where(step > 0, spread, ramp)
+    spread = ((before + step // 2) // step.clamp(min=1)).clamp(max=255)
+    return torch.where(step > 0, spread, ramp).to(torch.uint8)
+
+
+def picture_table(kind: str, images: Images, factor: Float[Tensor, " B"]) -> UInt8[Tensor, "B c 256"]:
+    """The table of an operation that looks at the picture, with the statistics taken by torch."""
+    if kind == "auto_contrast":
+        return auto_contrast(images.amin((2, 3)), images.amax((2, 3)))
+    if kind == "contrast":
+        shades = luma(*images.float().unbind(1))
+        pixels = shades.shape[1] * shades.shape[2]
+        # Integer arithmetic: the sum of 224 x 224 bytes is too large for float32 to hold exactly.
+        mean = (shades.long().sum((1, 2)) * 2 + pixels) // (2 * pixels)
+        return contrast(mean.float(), factor)
+    values = images.flatten(2).long()
+    one = torch.ones((), dtype=torch.int64, device=images.device).expand(values.shape)
+    # bincount would make the host wait for the device; scatter_add_ does not.
+    count = torch.zeros(*values.shape[:2], 256, dtype=torch.int64, device=images.device)
+    return equalize(count.scatter_add_(2, values, one))
 
 
 def look_up(images: Images, tables: UInt8[Tensor, "B 3 256"]) -> Images:

@@ -1,0 +1,297 @@
+"""The GPU parts of `benchmarks/loader.py`: a data set on the device, and training fed from packed shards.
+
+Each part says what it does as it goes and stops when its time is over, so that a borrowed machine is
+never held for long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fathoms import ViT, ViTConfig
+from fathoms.data import (
+    ArraySource,
+    Augment,
+    AugmentOptions,
+    Batch,
+    CropOptions,
+    Loader,
+    LoaderOptions,
+    MixOptions,
+    Plan,
+    ResidentLoader,
+    Source,
+    TrainView,
+    choose_decoder,
+    list_splits,
+    open_source,
+)
+from fathoms.data.pack import PackOptions, pack_split, write_index
+from fathoms.data.sources.tar_index import read_index
+from fathoms.data.workers import available_cores
+
+SIZE = 224
+POLICY = "rand-m9-mstd0.5-inc1"
+_STARTED = time.perf_counter()
+
+
+def say(text: str) -> None:
+    """Progress, with the seconds since the start."""
+    print(f"[{time.perf_counter() - _STARTED:6.1f} s] {text}", flush=True)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what it was asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def read_sheets(path: str) -> ArraySource:
+    """CIFAR's training images from the sheet file of ../shared/data (see its README)."""
+    from PIL import Image
+
+    members = {member.name: member for member in read_index(path)}
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        data = {
+            name: os.pread(descriptor, m.size, m.offset) for name, m in members.items() if "test" not in name
+        }
+    finally:
+        os.close(descriptor)
+    meta = json.loads(data["meta.json"])
+    grid, tile = meta["grid"], meta["tile"]
+    parts = []
+    for name in sorted(data):
+        if name.startswith("train_"):
+            sheet = np.asarray(Image.open(io.BytesIO(data[name])).convert("RGB"))
+            tiles = sheet.reshape(grid, tile, grid, tile, 3).transpose(0, 2, 1, 3, 4)
+            parts.append(tiles.reshape(-1, tile, tile, 3))
+    labels = np.frombuffer(data["labels_train.bin"], np.uint8)
+    return ArraySource("sheets", "train", np.concatenate(parts)[: len(labels)], labels, meta["classes"])
+
+
+class Trainer:
+    """Training steps of a ViT, as a consumer of batches; bfloat16 on a GPU.
+
+    With `compile="inductor"` each block is compiled; all blocks are one program, so 36 of them take no
+    longer to compile than one.
+    """
+
+    def __init__(self, config: ViTConfig, device: torch.device, compile: str) -> None:
+        torch.manual_seed(0)
+        self.device = device
+        self.model = ViT(config).to(device)
+        if compile == "inductor":
+            for block in self.model.blocks:
+                block.compile()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device.type == "cuda")
+
+    def __call__(self, batch: Batch) -> None:
+        """Forward, backward and update."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            logits = self.model(batch.images)
+        target = batch.labels if batch.targets is None else batch.targets
+        torch.nn.functional.cross_entropy(logits.float(), target).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def endless(loader: ResidentLoader) -> Iterator[Batch]:
+    """Epoch after epoch."""
+    epoch = 0
+    while True:
+        yield from loader.epoch(epoch)
+        epoch += 1
+
+
+def rate(
+    batches: Iterator[Batch], use: Callable[[Batch], None], device: torch.device, seconds: float
+) -> float:
+    """Images per second of `use` on each batch, over about so many seconds; median of five turns."""
+    turns = []
+    for _ in range(5):
+        synchronise(device)
+        began, count = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds / 5:
+            # Eight batches between two looks at the clock, which the host reaches long before the device.
+            for _ in range(8):
+                batch = next(batches)
+                use(batch)
+                count += len(batch)
+            synchronise(device)
+        turns.append(count / (time.perf_counter() - began))
+    return statistics.median(turns)
+
+
+def measure_resident(args: argparse.Namespace) -> dict[str, object]:
+    """Images per second of augmentation and batching for CIFAR-10 on the device, and their share of a step.
+
+    The share is what training loses: one minus the rate with the loader over the rate with one batch
+    used again and again. The model is the one of the `cifar` recipe.
+    """
+    device = torch.device(args.device)
+    say(f"reading {args.data}")
+    source = read_sheets(args.data)
+    mix = MixOptions(mixup=0.8, cutmix=1.0)
+    pad = CropOptions(mode="pad", interpolation="bilinear")
+    recipes = {
+        "shift_flip": (pad, AugmentOptions()),
+        "shift_flip_mix": (pad, AugmentOptions(mix=mix)),
+        "randaugment_erase_mix": (pad, AugmentOptions(aa=POLICY, reprob=0.25, mix=mix)),
+        "resized_randaugment_erase_mix": (CropOptions(), AugmentOptions(aa=POLICY, reprob=0.25, mix=mix)),
+    }
+    config = ViTConfig(
+        image_size=32,
+        patch_size=4,
+        dim=384,
+        depth=6,
+        heads=6,
+        num_classes=len(source.classes),
+        residual="layerscale",
+        readout="mean",
+    )
+    step = Trainer(config, device, args.compile)
+    alone: dict[str, int] = {}
+    share: dict[str, float] = {}
+    still = 0.0
+    for name, (crop, options) in recipes.items():
+        augment = Augment(options, classes=len(source.classes), device=device, compile=args.augment_compile)
+        batches = endless(
+            ResidentLoader(source, Plan(len(source), args.batch_size), 32, crop, augment, device)
+        )
+        first = next(batches)
+        say(f"{name}: the first batch is there")
+        rate(batches, lambda _: None, device, 0.5)
+        alone[name] = round(rate(batches, lambda _: None, device, args.seconds))
+        say(f"{name}: {alone[name]:,} images/s, augmentation and batching alone")
+        step(first)
+        synchronise(device)
+        still = rate(itertools.repeat(first), step, device, args.seconds)
+        fed = rate(batches, step, device, args.seconds)
+        share[name] = round(1 - fed / still, 4)
+        say(
+            f"{name}: training {fed:,.0f} images/s, {still:,.0f} with one batch again and again: {share[name]:.1%}"
+        )
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "batch_size": args.batch_size,
+        "compile": args.compile,
+        "images_per_second": alone,
+        "training_images_per_second": round(still),
+        "share_of_step": share,
+    }
+
+
+class Repeated:
+    """A source whose files stand in it many times, so that a small set fills long epochs."""
+
+    def __init__(self, source: Source, times: int) -> None:
+        self.source, self.times = source, times
+        self.kind, self.split, self.classes = source.kind, source.split, source.classes
+        self.labels = np.tile(source.labels, times)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, index: int) -> bytes:
+        """Bytes of one picture."""
+        return self.source.read(index % len(self.source))
+
+    def where(self, index: int) -> str:
+        """Its name."""
+        return self.source.where(index % len(self.source))
+
+    def size(self, index: int) -> int:
+        """Its length in bytes."""
+        return self.source.size(index % len(self.source))
+
+    def fingerprint(self) -> str:
+        """As the source's."""
+        return self.source.fingerprint()
+
+
+def feed(loader: Loader, step: Callable[[Batch], None], seconds: float) -> dict[str, object]:
+    """Train for so many seconds after a warm-up of two; how fast, and how much of it was waiting."""
+    began, warm = time.perf_counter(), False
+    for batch in loader.epoch(0):
+        step(batch)
+        # As a training loop that reads its loss: without it the host runs ahead of the device.
+        synchronise(loader.device)
+        spent = time.perf_counter() - began
+        if not warm and spent > 2:
+            warm, began = True, time.perf_counter()
+            loader.stats.waited = loader.stats.elapsed = 0.0
+            loader.stats.images = 0
+        elif warm and spent > seconds:
+            break
+    return {
+        "images_per_second": round(loader.stats.images_per_second, 1),
+        "wait_share": round(loader.stats.wait_share, 4),
+        "advice": loader.advice(),
+    }
+
+
+def measure_feed(args: argparse.Namespace) -> dict[str, object]:
+    """Share of the time that training a 36-block, 192-wide ViT waits for data, from packed shards."""
+    device = torch.device(args.device)
+    decoder = choose_decoder()
+    cores = available_cores()
+    say(f"decoder in use: {decoder.name} ({decoder.reason}); {cores} cores")
+    split = list_splits(args.data)[0]
+    original = open_source(args.data, split)
+    with tempfile.TemporaryDirectory() as folder:
+        entry, _ = pack_split(original, Path(folder), PackOptions(), workers=cores)
+        write_index(Path(folder), original.classes, {original.split: entry}, PackOptions())
+        pack = open_source(folder, split)
+        say(f"packed {len(pack)} photos")
+        size = min(args.batch_size, 256)
+        source = Repeated(pack, -(-size * 4000 // len(pack)))
+        options = AugmentOptions(aa=POLICY, reprob=0.25, mix=MixOptions(mixup=0.8, cutmix=1.0))
+        augment = Augment(options, classes=len(source.classes), device=device, compile=args.augment_compile)
+        config = ViTConfig(
+            image_size=SIZE, dim=192, depth=args.depth, heads=3, num_classes=len(source.classes)
+        )
+        step = Trainer(config, device, args.compile)
+        view = TrainView(SIZE, CropOptions(), 0, "device" if device.type == "cuda" else "worker")
+
+        def loader(workers: int) -> Loader:
+            plan = Plan(len(source), size)
+            return Loader(source, plan, view, augment, LoaderOptions(workers=workers), device)
+
+        for number, batch in enumerate(loader(cores).epoch(0)):
+            step(batch)
+            synchronise(device)
+            say(f"step {number} of the warm-up")
+            if number == 4:
+                break
+        still = rate(itertools.repeat(batch), step, device, args.seconds)
+        say(f"one batch again and again: {still:,.0f} images/s")
+        found = {}
+        for workers in args.workers or [cores]:
+            found[str(workers)] = feed(loader(workers), step, args.seconds)
+            say(f"{workers} workers: {found[str(workers)]}")
+    best = min(found.values(), key=lambda result: float(str(result["wait_share"])))
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "decoder": decoder.name,
+        "cores": cores,
+        "batch_size": size,
+        "depth": args.depth,
+        "compile": args.compile,
+        "still_images_per_second": round(still, 1),
+        "by_workers": found,
+        "wait_share": best["wait_share"],
+        "images_per_second": best["images_per_second"],
+    }
