@@ -24,6 +24,7 @@ from fathoms.registry import check_name
 
 # A recipe or a config is a page of text. A megabyte is a mistake or an attack.
 MAX_TOML = 1 << 20
+_MAX_DOTS = 100
 # The manifest of a million pictures takes 150 MB.
 MAX_JSON = 1 << 30
 # Whole numbers and texts beyond these are in no config.
@@ -56,9 +57,20 @@ def read_plain(path: str | Path, most: int) -> bytes:
 def read_toml(path: str | Path, error: type[FathomsError]) -> dict[str, Any]:
     """The table in a TOML file, or `error` with the file's name."""
     try:
-        return tomllib.loads(read_plain(path, MAX_TOML).decode("utf-8"))
+        text = read_plain(path, MAX_TOML).decode("utf-8")
+        _check_dots(text)
+        return tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as fault:
         raise error(f"{path}: no readable TOML ({_reason(fault)}); mend the file") from fault
+
+
+def _check_dots(text: str) -> None:
+    """Refuse a key such as a.a.a.a and so on: Python's parser takes time with the square of its length."""
+    chain = 0
+    for piece in text.split("."):
+        chain = 0 if any(sign in piece for sign in "\n=,") else chain + 1
+        if chain > _MAX_DOTS:
+            raise ValueError(f"a key of more than {_MAX_DOTS} parts")
 
 
 def read_json(path: str | Path, error: type[FathomsError], most: int = MAX_JSON) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def to_timm(state: State, config: ViTConfig) -> State:
 def resize_positions(table: Float[Tensor, "N D"], grid: int) -> Float[Tensor, "M D"]:
     """A table of positions for another square grid: bicubic, antialiased."""
     old = math.isqrt(table.shape[0])
-    if old * old != table.shape[0]:
+    if not old or old * old != table.shape[0]:
         raise WeightsError(f"weights: {table.shape[0]} positions form no square grid; they cannot be resized")
     maps = table.float().T.unflatten(1, (old, old))[None]
     maps = F.interpolate(maps, size=(grid, grid), mode="bicubic", antialias=True)

@@ -24,8 +24,10 @@ from torch import Tensor
 
 from fathoms.atomic import sync_folder
 from fathoms.errors import WeightsError
+from fathoms.reading import read_json
 from fathoms.train.run_folder import dumps
 from fathoms.train.tensor_file import write_tensors
+from fathoms.train.trust import check_state, read_manifest
 from fathoms.train.versions import VERSION, bring_up
 
 MANIFEST = "manifest.json"
@@ -158,10 +160,7 @@ def _older(checkpoints: Path) -> list[Path]:
 def why_unusable(folder: Path) -> str | None:
     """The reason why a folder is no whole checkpoint, or None."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        for name, digest in manifest.items():
-            if Path(name).name != name:
-                return f"{name!r} is no file name"
+        for name, digest in read_manifest(folder, MANIFEST).items():
             if _sha256(folder / name) != digest:
                 return f"{name} is not what was saved"
     except FileNotFoundError as error:
@@ -176,11 +175,12 @@ def read(folder: Path) -> Checkpoint:
     reason = why_unusable(folder)
     if reason:
         raise WeightsError(f"{folder}: not a whole checkpoint: {reason}")
-    state = json.loads((folder / "state.json").read_text())
+    state = read_json(folder / "state.json", WeightsError)
+    check_state(state, str(folder))
     state = bring_up(state, str(folder))
     try:
         tensors = {path.stem: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
-    except safetensors.SafetensorError as error:
+    except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise WeightsError(f"{folder}: {' '.join(str(error).split())}") from error
     return Checkpoint(tensors, state)
 

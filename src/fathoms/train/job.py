@@ -75,7 +75,7 @@ class RunOptions:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: use {least} or more")
         if self.allow_change and self.experiment is None:
             raise ConfigError("--allow-change: name the run that goes on with --experiment")
-        if self.experiment is not None and not re.fullmatch(r"[\w.@=+-]+", self.experiment):
+        if self.experiment is not None and not re.fullmatch(r"(?!\.+$)[\w.@=+-]{1,200}", self.experiment):
             raise ConfigError(f"--experiment {self.experiment!r}: use letters, digits and . _ - = + @ only")
 
 

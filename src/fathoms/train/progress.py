@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from fathoms.errors import printable
+
 
 class Progress:
     """A bar over the images of a run; silent where there is no terminal."""
@@ -49,6 +51,7 @@ class Progress:
         """A line that stays."""
         if not self.show:
             return
+        line = printable(line)
         if self._bar is not None:
             self._bar.console.print(line, highlight=False, markup=False)
         else:

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from fathoms.atomic import write_atomic
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.train.toml import to_toml
+from fathoms.train.trust import refuse_links
 
 
 def plain(value: Any) -> Any:
@@ -55,6 +56,7 @@ class RunFolder:
         if not self.writes:
             return
         try:
+            refuse_links(self.path)
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,119 @@
+"""What is held of a run folder that somebody else may have touched, before a run writes into it or goes on from it.
+
+The hashes of a manifest find accidents. Who edits a file can also edit its hash, so what a checkpoint says is
+checked for its form, and a folder with links in it is not written to.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from fathoms.errors import ConfigError, WeightsError
+from fathoms.reading import read_json
+
+NEEDED = ("state.json", "model.safetensors")
+# Above any count of a run, below what would overflow a tensor's index.
+_MOST = 10**15
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a run folder with links or odd files in it: through a link, a run would write somewhere else."""
+    if not folder.is_dir():
+        return
+    for path in (*folder.iterdir(), *folder.glob("checkpoints/*"), *folder.glob("checkpoints/*/*")):
+        if _is_odd(path):
+            raise ConfigError(
+                f"{path}: is a link or a device, and a run folder holds plain files; remove it, "
+                "or choose another --output"
+            )
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a path is a regular file itself, and no link to one."""
+    return stat.S_ISREG(path.lstat().st_mode)
+
+
+def _is_odd(path: Path) -> bool:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        # The run that holds this folder has just renamed it; the lock will say so.
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def read_manifest(folder: Path, name: str) -> dict[str, str]:
+    """The hash of each file of a checkpoint; `ValueError` where files are missing, extra, or no plain files."""
+    if not (folder / name).exists():
+        raise FileNotFoundError(2, "missing", str(folder / name))
+    try:
+        manifest = read_json(folder / name, WeightsError)
+    except WeightsError as error:
+        raise ValueError(str(error)) from error
+    listed = {*manifest, *NEEDED}
+    for path in folder.iterdir():
+        if path.name != name and path.name not in manifest:
+            raise ValueError(f"{path.name} is not in the manifest")
+    for entry in sorted(listed):
+        if Path(entry).name != entry or not isinstance(manifest.get(entry, ""), str):
+            raise ValueError(f"{entry[:80]!r} is no file name with a hash")
+        if not (folder / entry).exists():
+            raise FileNotFoundError(2, "missing", str(folder / entry))
+        if not is_plain(folder / entry):
+            raise ValueError(f"{entry} is no plain file")
+    return manifest
+
+
+def check_state(state: dict[str, Any], where: str) -> None:
+    """Hold state.json to its form: counts that count, and names that stay inside the run folder."""
+    for key in ("epoch", "step", "updates"):
+        _expect(_is_count(state.get(key)), where, key)
+    seconds = state.get("seconds")
+    _expect(_is_number(seconds) and 0 <= seconds < _MOST, where, "seconds")  # pyrefly: ignore
+    sums = state.get("sums")
+    _expect(isinstance(sums, list) and len(sums) == 4 and all(map(_is_number, sums)), where, "sums")
+    for key in ("best", "last"):
+        _expect(state.get(key) is None or isinstance(state[key], dict), where, key)
+    for key in ("identity", "optimizer", "scaler", "lines"):
+        _expect(isinstance(state.get(key), dict), where, key)
+    for key in ("parameters", "numbers"):
+        _expect(isinstance(state["optimizer"].get(key), dict), where, f"optimizer.{key}")
+    _expect(isinstance(state["optimizer"].get("optimizer"), str), where, "optimizer.optimizer")
+    _expect(isinstance(state.get("data"), str), where, "data")
+    _check_guard(state.get("guard"), where)
+    for name, length in state["lines"].items():
+        # The file is cut to this length: a name with a path in it would cut somebody else's file.
+        _expect(
+            re.fullmatch(r"[a-z]+\.jsonl", name) is not None and _is_count(length), where, f"lines.{name}"
+        )
+
+
+def _check_guard(guard: Any, where: str) -> None:
+    """The guard's memory, which checkpoints of the first version do not have."""
+    if guard is None:
+        return
+    _expect(isinstance(guard, dict), where, "guard")
+    for key in ("skipped", "in_a_row", "overflows", "rollbacks", "jumps"):
+        _expect(_is_count(guard.get(key)), where, f"guard.{key}")
+    for key in ("passed_over", "losses"):
+        value = guard.get(key)
+        _expect(isinstance(value, list) and all(map(_is_number, value)), where, f"guard.{key}")
+
+
+def _expect(fits: bool, where: str, key: str) -> None:
+    if not fits:
+        raise WeightsError(
+            f"{where}/state.json: {key[:80]} is not what a run writes there; the checkpoint cannot be used"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
