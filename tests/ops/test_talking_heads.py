@@ -6,6 +6,7 @@ file is started again as a script, and the tests read the numbers that it prints
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -22,9 +23,10 @@ from fathoms.ops.talking_heads import talking_heads, talking_heads_reference, wh
 pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 
 NAMES = ("q", "k", "v", "logit_weight", "logit_bias", "prob_weight", "prob_bias")
+KERNELS = ("triton", "staged")
 # name: (B, H, N, K), dtype, scale, layout of q, k, v, with biases
 CASES = {
-    "three_heads_odd_tokens": ((1, 3, 13, 16), "float32", 0.25, "packed", True),
+    "three_heads_odd_tokens": ((5, 3, 13, 16), "float32", 0.25, "packed", True),
     "one_head": ((2, 1, 9, 16), "float32", 0.25, "packed", True),
     "six_heads_no_bias": ((1, 6, 17, 24), "float32", 0.2, "contiguous", False),
     "strided_channels": ((1, 2, 18, 16), "float32", 0.25, "strided", True),
@@ -82,24 +84,26 @@ def relative_errors(results, exact):
 
 def interpreted():
     """Run every case through the kernels, in this process, and the checks of the custom op."""
+    from fathoms.ops.triton import staged
     from fathoms.ops.triton.talking_heads import talking_heads_forward
 
+    # Two images at a time at most, so that batches are worked on in parts.
+    staged.SCRATCH = 2 * 3 * 13 * 16 * 4
     report = {}
-    for name, (shape, dtype, scale, layout, biases) in CASES.items():
-        leaves = make_inputs(shape, getattr(torch, dtype), layout, biases)
-        fused = run(talking_heads, leaves, scale=scale, impl="triton")
-        exact = run(talking_heads_reference, doubled(leaves), scale=scale)
-        same = all(fused[key].dtype == leaves[0].dtype for key in fused)
-        report[name] = {"errors": relative_errors(fused, exact), "same_dtype": same}
-    leaves = make_inputs((1, 2, 9, 16), torch.float32)
-    report["opcheck"] = torch.library.opcheck(talking_heads_forward, (*leaves, 0.25))
-
-    def attend(*arguments):
-        return talking_heads(*arguments, scale=0.25, impl="triton")
-
-    eager = run(attend, leaves)
-    compiled = run(torch.compile(attend, fullgraph=True, backend="aot_eager"), leaves)
-    report["compiled"] = max(relative_errors(compiled, eager).values())
+    for impl, forward in {"triton": talking_heads_forward, "staged": staged.staged_forward}.items():
+        report[impl] = rows = {}
+        for name, (shape, dtype, scale, layout, biases) in CASES.items():
+            leaves = make_inputs(shape, getattr(torch, dtype), layout, biases)
+            fused = run(talking_heads, leaves, scale=scale, impl=impl)
+            exact = run(talking_heads_reference, doubled(leaves), scale=scale)
+            same = all(fused[key].dtype == leaves[0].dtype for key in fused)
+            rows[name] = {"errors": relative_errors(fused, exact), "same_dtype": same}
+        leaves = make_inputs((1, 2, 9, 16), torch.float32)
+        rows["opcheck"] = torch.library.opcheck(forward, (*leaves, 0.25))
+        attend = functools.partial(talking_heads, scale=0.25, impl=impl)
+        eager = run(attend, leaves)
+        compiled = run(torch.compile(attend, fullgraph=True, backend="aot_eager"), leaves)
+        rows["compiled"] = max(relative_errors(compiled, eager).values())
     print(json.dumps(report))
 
 
@@ -113,25 +117,30 @@ def report():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("name", CASES)
-def test_interpreted_kernels_match_float64(report, name):
+def test_interpreted_kernels_match_float64(report, name, impl):
     # Logits of hundreds leave differences of nearly equal numbers: float32 itself keeps only four digits of those.
     tolerance = 1e-3 if name == "large_logits" else TOLERANCE[CASES[name][1]]
-    assert max(report[name]["errors"].values()) < tolerance, report[name]["errors"]
+    errors = report[impl][name]["errors"]
+    assert max(errors.values()) < tolerance, errors
 
 
+@pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_keep_the_dtype(report, name):
-    assert report[name]["same_dtype"]
+def test_gradients_keep_the_dtype(report, name, impl):
+    assert report[impl][name]["same_dtype"]
 
 
-def test_custom_op_passes_opcheck(report):
-    assert set(report["opcheck"].values()) == {"SUCCESS"}
+@pytest.mark.parametrize("impl", KERNELS)
+def test_custom_op_passes_opcheck(report, impl):
+    assert set(report[impl]["opcheck"].values()) == {"SUCCESS"}
 
 
 @pytest.mark.compile
-def test_compile_sees_through_the_custom_op(report):
-    assert report["compiled"] < 1e-6
+@pytest.mark.parametrize("impl", KERNELS)
+def test_compile_sees_through_the_custom_op(report, impl):
+    assert report[impl]["compiled"] < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -181,11 +190,12 @@ def test_wrong_shapes_are_refused():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("shape", [(2, 8, 196, 48), (3, 6, 77, 24), (1, 3, 65, 64), (2, 4, 50, 48)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_device_kernels_are_as_exact_as_the_unfused_form(shape, dtype):
+@pytest.mark.parametrize("impl", KERNELS)
+def test_device_kernels_are_as_exact_as_the_unfused_form(shape, dtype, impl):
     scale = shape[3] ** -0.5
     leaves = make_inputs(shape, dtype, device="cuda")
     exact = run(talking_heads_reference, doubled(leaves), scale=scale)
-    fused = relative_errors(run(talking_heads, leaves, scale=scale, impl="triton"), exact)
+    fused = relative_errors(run(talking_heads, leaves, scale=scale, impl=impl), exact)
     plain = relative_errors(run(talking_heads_reference, leaves, scale=scale), exact)
     # The bias gradient is rounded once, at the end, in both forms: luck decides which one is nearer.
     once = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps / 2
@@ -199,10 +209,11 @@ def test_device_kernels_are_as_exact_as_the_unfused_form(shape, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_device_kernels_are_deterministic():
+@pytest.mark.parametrize("impl", KERNELS)
+def test_device_kernels_are_deterministic(impl):
     leaves = make_inputs((4, 8, 196, 48), torch.bfloat16, device="cuda")
-    once = run(talking_heads, leaves, scale=0.1, impl="triton")
-    again = run(talking_heads, leaves, scale=0.1, impl="triton")
+    once = run(talking_heads, leaves, scale=0.1, impl=impl)
+    again = run(talking_heads, leaves, scale=0.1, impl=impl)
     assert all(torch.equal(once[name], again[name]) for name in once)
 
 
@@ -212,7 +223,7 @@ def test_device_kernels_are_deterministic():
 def test_device_op_compiles_without_graph_breaks():
     leaves = make_inputs((2, 4, 50, 48), torch.bfloat16, device="cuda")
     compiled = torch.compile(lambda *x: talking_heads(*x, scale=0.1, impl="auto"), fullgraph=True)
-    eager = run(talking_heads, leaves, scale=0.1, impl="triton")
+    eager = run(talking_heads, leaves, scale=0.1, impl="staged")
     assert all(torch.equal(run(compiled, leaves)[name], eager[name]) for name in eager)
 
 

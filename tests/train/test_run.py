@@ -122,7 +122,15 @@ def kill_after(trainer, updates):
 
 
 @pytest.mark.parametrize(
-    "words", [EVERYTHING, ["--opt", "lamb"], ["--opt", "muon"], ["--bce-loss", "--amp"]], ids=str
+    "words",
+    [
+        EVERYTHING,
+        ["--opt", "lamb"],
+        ["--opt", "muon"],
+        ["--bce-loss", "--amp"],
+        ["--precision", "bf16", "--grad-accum-steps", "2", "--residual", "layerscale"],
+    ],
+    ids=str,
 )
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, words):
     words = [*words] if "--recovery-interval" in words else [*words, "--recovery-interval", "2"]
@@ -135,6 +143,9 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, words):
     assert train(job(tmp_path, *words, name="cut")).code == 0
     assert same(weights_in(tmp_path / "whole"), weights_in(tmp_path / "cut"))
     assert rows(tmp_path / "whole") == rows(tmp_path / "cut")
+    # Whatever the precision, a checkpoint holds the float32 masters.
+    kept = weights_in(tmp_path / "cut")["model"].values()
+    assert all(weight.dtype == torch.float32 for weight in kept)
 
 
 def test_a_resume_that_forgets_its_place_does_not_match(tmp_path):

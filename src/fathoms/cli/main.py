@@ -24,6 +24,7 @@ COMMANDS = {
     "convert": "turn a stranger's .pth into safetensors, safely",
     "models": "list the models, or show one",
     "parts": "list the parts that each switch picks from",
+    "bench": "measure how fast a model trains or answers, also beside timm's",
     "probe": "see, before training, whether the signal survives the depth",
 }
 

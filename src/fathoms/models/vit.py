@@ -41,6 +41,8 @@ class ViT(nn.Module):
         self.image_size = config.image_size
         self.num_features = config.dim
         self.grad_checkpointing = False
+        # The dtype of the residual stream; None is that of the stem, which under autocast is autocast's.
+        self.stream_dtype: torch.dtype | None = None
         self.stem = PatchEmbed(config.dim, config.patch_size, config.in_channels, config.stem_norm)
         self.position = POSITIONS.build(config.position, config.dim, config.grid)
         self.registers = nn.Parameter(torch.empty(config.registers, config.dim)) if config.registers else None
@@ -141,7 +143,10 @@ class ViT(nn.Module):
                 f"images are {height}x{width}, the model takes {size}x{size}; resize them or build the model "
                 f"with image_size={height}"
             )
-        tokens = self.stem.after_position(self.position(self.stem(images)))
+        tokens = self.stem(images)
+        if self.stream_dtype is not None:
+            tokens = tokens.to(self.stream_dtype)
+        tokens = self.stem.after_position(self.position(tokens))
         if self.registers is not None:
             registers = self.registers.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
             tokens = torch.cat([registers, tokens], dim=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from typing import Literal
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from fathoms.errors import BackendError
 from fathoms.registry import check_name
 
-Impl = Literal["auto", "triton", "reference"]
+Impl = Literal["auto", "staged", "triton", "reference"]
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -30,21 +31,20 @@ def why_not_triton(x: Tensor) -> str | None:
     return None
 
 
-def choose(
-    op: str, impl: Impl, x: Tensor, *, refusal: str | None = None, advice: str | None = None
-) -> Literal["triton", "reference"]:
+def choose(op: str, impl: Impl, x: Tensor, kernels: Mapping[str, str | None]) -> str:
     """Resolve "auto"; an explicit choice is obeyed or refused, never swapped.
 
     Args:
-        refusal: the operation's own reason why its kernel cannot run (a size, a dtype), or None.
-        advice: its reason why the kernel can run but does not pay; only "auto" follows it.
+        kernels: the operation's kernels, and for each its own reason why it cannot run on `x`, or None.
+            "auto" takes the first if it can run, and the reference if not.
     """
-    check_name(impl, ("auto", "triton", "reference"), "implementation", op)
+    check_name(impl, ("auto", *kernels, "reference"), "implementation", op)
     if impl == "reference":
         return "reference"
-    reason = why_not_triton(x) or refusal
+    name = next(iter(kernels)) if impl == "auto" else impl
+    reason = why_not_triton(x) or kernels[name]
     if impl == "auto":
-        return "reference" if reason or advice else "triton"
+        return "reference" if reason else name
     if reason:
-        raise BackendError(f'{op}: impl="triton" cannot run: {reason}; use impl="auto"')
-    return "triton"
+        raise BackendError(f'{op}: impl="{impl}" cannot run: {reason}; use impl="auto"')
+    return name

@@ -13,10 +13,8 @@ from fathoms.errors import ShapeError
 from fathoms.ops.dispatch import Impl, choose, why_not_triton
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MAX_KERNEL_HEADS = 16
-# With more heads the tiles of all of them no longer fit in registers. On an H200 the kernels of a training pass at
-# (B, H, N, K) = (32, 16, 576, 48) take 15.7 ms; the compiled plain form takes 8 ms for as many logits in 8 heads.
-MAX_FAST_HEADS = 8
+# Tiles of all heads stand in registers together ("triton"), or in one product of the tensor cores ("staged").
+MAX_FUSED_HEADS, MAX_STAGED_HEADS = 16, 64
 
 
 def talking_heads(
@@ -35,11 +33,13 @@ def talking_heads(
 
     `logit_bias` is the same for all keys and cancels in the softmax: it changes neither the output nor any
     gradient, and its own gradient is zero. Under autocast q, k and v are taken in the autocast dtype, as
-    torch's own attention does. `why_not_fused` tells what `impl="auto"` will choose.
+    torch's own attention does. Both kernels keep nothing of the maps for the gradient and are deterministic.
 
     Args:
         scale: factor of the logits, usually K ** -0.5.
-        impl: "triton" (fused, no (N, N) map in memory, or an error), "reference", or "auto".
+        impl: "staged" (the maps of a few images at a time in a scratch of fixed size), "triton" (fully fused, no
+            (N, N) map in memory at all, slower), "reference", or "auto": staged where it can run.
+            `why_not_fused` tells why "auto" takes the reference.
 
     Paper: Shazeer et al. 2020, arXiv:2003.02436.
     """
@@ -49,12 +49,17 @@ def talking_heads(
     if device != "meta" and torch.is_autocast_enabled(device) and q.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    if choose("talking_heads", impl, q, refusal=_why_impossible(q), advice=_why_slow(q)) == "reference":
+    kernels = {"staged": _why_not_staged(q), "triton": _why_not_fused(q) if impl == "triton" else None}
+    chosen = choose("talking_heads", impl, q, kernels)
+    if chosen == "reference":
         return talking_heads_reference(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, scale=scale)
     # Triton is imported here, so that this module loads where it is not installed.
-    from fathoms.ops.triton.talking_heads import fused_talking_heads
+    if chosen == "staged":
+        from fathoms.ops.triton.staged import staged_talking_heads as kernel
+    else:
+        from fathoms.ops.triton.talking_heads import fused_talking_heads as kernel
 
-    return fused_talking_heads(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, scale)
+    return kernel(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, scale)
 
 
 def talking_heads_reference(
@@ -76,8 +81,8 @@ def talking_heads_reference(
 
 
 def why_not_fused(q: Float[Tensor, "B H N K"]) -> str | None:
-    """The reason why `impl="auto"` would run the reference on `q`, or None if it would run the kernel."""
-    return why_not_triton(q) or _why_impossible(q) or _why_slow(q)
+    """The reason why `impl="auto"` would run the reference on `q`, or None if it would run a kernel."""
+    return why_not_triton(q) or _why_not_staged(q)
 
 
 def _mix(maps: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -85,23 +90,23 @@ def _mix(maps: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return mixed if bias is None else mixed + bias.to(maps.dtype)[:, None, None]
 
 
-def _why_impossible(q: Tensor) -> str | None:
-    heads, head_dim = q.shape[1], q.shape[3]
+def _why_not_staged(q: Tensor) -> str | None:
     if q.dtype not in KERNEL_DTYPES:
         return f"q is {str(q.dtype).removeprefix('torch.')}, the kernel takes bfloat16, float16 and float32"
-    if heads > MAX_KERNEL_HEADS:
-        return f"{heads} heads do not fit in registers, the kernel takes up to {MAX_KERNEL_HEADS}"
-    if why_not_triton(q) is None and q.is_cuda:
+    if q.shape[1] > MAX_STAGED_HEADS:
+        return f"{q.shape[1]} heads are too many, the kernel takes up to {MAX_STAGED_HEADS}"
+    return None
+
+
+def _why_not_fused(q: Tensor) -> str | None:
+    heads, head_dim = q.shape[1], q.shape[3]
+    if heads > MAX_FUSED_HEADS:
+        return f"{heads} heads do not fit in registers, the kernel takes up to {MAX_FUSED_HEADS}"
+    if q.dtype in KERNEL_DTYPES and why_not_triton(q) is None and q.is_cuda:
         need, have = _shared_memory(heads, head_dim, q.dtype, q.device.index)
         if need > have:
             return f"{heads} heads of {head_dim} need {need} bytes of shared memory, the device has {have}"
-    return None
-
-
-def _why_slow(q: Tensor) -> str | None:
-    if q.shape[1] > MAX_FAST_HEADS:
-        return f"with {q.shape[1]} heads, more than {MAX_FAST_HEADS}, the kernel saves memory but not time"
-    return None
+    return _why_not_staged(q)
 
 
 # A constant to torch.compile, which does not look inside; a plain function, because it does look inside a cached one.

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fathoms.data import Batch
 from fathoms.errors import FathomsError
@@ -23,12 +23,14 @@ from fathoms.train.build import build_data, build_model, build_schedule, timm_si
 from fathoms.train.disk import check_room, file_sizes
 from fathoms.train.distributed import World, check_agreement, sum_over_ranks, together, whole
 from fathoms.train.gate import Gate
+from fathoms.train.graph import launched
 from fathoms.train.guard import DivergedError, Guard, RollBack
 from fathoms.train.job import Job
 from fathoms.train.mirrors import Mirrors, Run, parse_mirrors
 from fathoms.train.objective import Objective
 from fathoms.train.optim import set_lr
 from fathoms.train.outcome import DIVERGED, FAILED, Outcome, end
+from fathoms.train.precision import set_stream
 from fathoms.train.progress import Progress
 from fathoms.train.respond import respond
 from fathoms.train.resume import counters, go_on, roll_back
@@ -53,9 +55,12 @@ class Trainer:
         self.model = build_model(job, len(self.data.classes)).to(world.device)
         self.folder = RunFolder(job.folder, writes=world.is_main)
         self.show = show and world.is_main
-        self.amp_dtype = getattr(torch, self.recipe.amp_dtype) if self.recipe.amp else None
+        self.amp_dtype = getattr(torch, self.recipe.amp_dtype) if self.recipe.policy != "fp32" else None
+        set_stream(self.model, self.recipe.policy)
         self.objective = Objective(self.recipe, self.model, self.data.classes, world.device)
-        self.student, self.ema, self.optimizer, self.scaler = wrap(job, world, self.model, self.objective)
+        wrapped = wrap(job, world, self.model, self.objective)
+        self.student, self.copies, self.ema, self.optimizer, self.scaler = wrapped
+        self.compute = launched(self._compute, self.recipe.launch, self.student, world.size)
         self.epoch, self.step, self.updates = 0, 0, 0
         self.best: dict[str, Any] | None = None
         self.last: dict[str, Any] | None = None
@@ -186,26 +191,44 @@ class Trainer:
     def _set_size(self, epoch: int) -> None:
         """Train this epoch on the images that the recipe has for it."""
         if self.sizes is not None and isinstance(self.model, ViT):
-            self.model.set_image_size(self.sizes.at(epoch))
+            # The student may be a working copy, whose size is its own.
+            for part in {self.model, *self.student.modules()}:
+                if isinstance(part, ViT):
+                    part.set_image_size(self.sizes.at(epoch))
             self.data.train.set_size(self.sizes.at(epoch))
 
-    def compute_loss(self, student: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def compute_loss(self, student: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Loss and logits of a batch, with the noise that belongs to its place."""
+        images, targets = self._place(student, batch)
+        return self._loss(student, images, targets)
+
+    def _place(self, student: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Set the noise of a batch's place; its images and targets."""
         student.train()
         torch.manual_seed(step_seed(self.job.run.seed, batch.epoch, batch.step, self.world.rank))
-        images = batch.images[:, : self.channels]
-        with torch.autocast(self.world.device.type, dtype=self.amp_dtype, enabled=self.amp_dtype is not None):
-            return self.objective.loss(student, images, batch)
+        return batch.images[:, : self.channels], batch.labels if batch.targets is None else batch.targets
+
+    def _loss(self, student: nn.Module, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(images.device.type, dtype=self.amp_dtype, enabled=self.amp_dtype is not None):
+            return self.objective.loss(student, images, targets)
+
+    def _compute(self, images: Tensor, targets: Tensor, parts: Tensor) -> tuple[Tensor, ...]:
+        """Loss and logits of a batch that is one of `parts`; its share of the gradients is left in the parameters."""
+        loss, logits = self._loss(self.student, images, targets)
+        self.scaler.scale(loss / parts).backward()
+        return loss.detach(), logits.detach()
 
     def _forward_backward(self, batch: Batch, share: int) -> None:
         if self.step % self.recipe.grad_accum_steps == 0:
             self.gate.open()
-        loss, logits = self.compute_loss(self.student, batch)
-        self.scaler.scale(loss / share).backward()
-        with torch.no_grad():
-            hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.labels[:, None]
-            counts = (len(batch) * loss.detach(), hits[:, 0].sum(), hits.any(dim=1).sum())
-            self.fresh += torch.stack([*counts, hits.new_full((), len(batch), dtype=torch.float64)]).double()
+        images, targets = self._place(self.student, batch)
+        # A tensor, so that a graph does not hold the number it was captured with.
+        loss, logits = self.compute(images, targets, torch.full((), float(share), device=images.device))
+        if self.copies is not None:
+            self.copies.pull_gradients()
+        hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.labels[:, None]
+        counts = (len(batch) * loss, hits[:, 0].sum(), hits.any(dim=1).sum())
+        self.fresh += torch.stack([*counts, hits.new_full((), len(batch), dtype=torch.float64)]).double()
 
     def _update(self, batch: Batch) -> None:
         """Take the step, unless the device finds a number in it that is not finite."""
@@ -223,6 +246,8 @@ class Trainer:
         set_lr(self.optimizer, self.schedule.lr(self._position()) * self.guard.lr_factor)
         self.gate.step(hold)
         self.scaler.update()
+        if self.copies is not None:
+            self.copies.push_weights()
         self.optimizer.zero_grad(set_to_none=True)
         self.sums += torch.where(hold > 0, 0.0, self.fresh)
         self.fresh.zero_()

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fathoms.data import Batch
 from fathoms.errors import ConfigError
 from fathoms.models.vit import ViT
 from fathoms.train.distill import class_logits
@@ -44,11 +43,10 @@ class Objective:
         elif penalised:
             raise ConfigError("--train-feature-decay and --attn-extra-loss act on fathoms models only")
 
-    def loss(self, student: nn.Module, images: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The loss of a batch, and the logits of the class head."""
+    def loss(self, student: nn.Module, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of a batch on labels or soft targets, and the logits of the class head."""
         out = student(images)
         heads, penalty = out if isinstance(out, tuple) else ((out,), None)
-        targets = batch.labels if batch.targets is None else batch.targets
         if self.teacher is None:
             loss = self.base(class_logits(heads), targets)
         else:

@@ -140,8 +140,14 @@ class Recipe:
     """Mixed precision."""
     amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
     """The low precision of --amp."""
+    precision: Literal["fp32", "autocast_fp32_stream", "autocast", "bf16"] | None = None
+    """What steps are computed in; bf16 casts the weights once a step. None: autocast with --amp, else fp32."""
     torchcompile: str | None = None
     """Compile with this backend of torch, such as inductor."""
+    compile_scope: Literal["model", "blocks"] | None = None
+    """Compile the model as one, or each block, which is quicker to compile. None: the model."""
+    launch: Literal["eager", "graph"] | None = None
+    """Launch kernels one by one, or each step as one CUDA graph. None: one by one."""
     grad_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     freeze: str | None = None
@@ -166,6 +172,11 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Every field by name."""
         return {name: getattr(self, name) for name in RECIPE_FIELDS}
+
+    @property
+    def policy(self) -> str:
+        """The precision policy, `--amp` taken into account."""
+        return self.precision or ("autocast" if self.amp else "fp32")
 
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Recipe)}
@@ -202,6 +213,14 @@ def _check(recipe: Recipe) -> None:
         raise ConfigError("train.attn_extra_loss looks at no block; give --attn-extra-loss-layers")
     if (recipe.distillation_type == "none") != (recipe.teacher is None):
         raise ConfigError("train.teacher and train.distillation_type belong together; give both or neither")
+    if recipe.precision == "fp32" and recipe.amp:
+        raise ConfigError("train.precision='fp32' contradicts --amp; leave one of them out")
+    if recipe.precision == "bf16" and recipe.amp_dtype != "bfloat16":
+        raise ConfigError("train.precision='bf16' contradicts --amp-dtype float16; use precision 'autocast'")
+    if recipe.launch == "graph" and recipe.amp_dtype != "bfloat16":
+        raise ConfigError(
+            "train.launch='graph' needs --amp-dtype bfloat16: float16 rescales the loss as it goes"
+        )
     for name in ("clip_grad", "layer_decay"):
         if getattr(recipe, name) is not None and getattr(recipe, name) <= 0:
             raise ConfigError(

@@ -124,6 +124,8 @@ def _names(table: dict[str, Any], path: str = "") -> list[str]:
 def take_over(trainer: Trainer, kept: Checkpoint, where: str) -> None:
     """Weights, moments, averages and counters of a checkpoint."""
     restore(kept, trainer.model, trainer.optimizer, trainer.ema, trainer.scaler, where)
+    if trainer.copies is not None:
+        trainer.copies.push_weights()
     for name in COUNTERS:
         setattr(trainer, name, kept.state[name])
     trainer.sums.copy_(torch.tensor(kept.state["sums"], dtype=torch.float64))

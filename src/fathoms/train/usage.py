@@ -46,7 +46,10 @@ USES = (
     Use(("distillation_alpha",), lambda r: r.distillation_type != "none", "--distillation-type"),
     Use(("distillation_tau",), lambda r: r.distillation_type == "soft", "--distillation-type soft"),
     Use(("model_ema_decay", "model_ema_warmup"), lambda r: r.model_ema, "--model-ema"),
-    Use(("amp_dtype",), lambda r: r.amp, "--amp"),
+    Use(
+        ("amp_dtype",), lambda r: r.amp or r.precision not in (None, "fp32"), "--amp or --precision autocast"
+    ),
+    Use(("compile_scope",), lambda r: r.torchcompile is not None, "--torchcompile"),
 )
 
 

@@ -1,4 +1,4 @@
-"""What trains, around the model: shards or copies, compiler, average, optimizer, scaler."""
+"""What trains, around the model: shards or copies, precision, compiler, average, optimizer, scaler."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from fathoms.train.ema import Ema
 from fathoms.train.job import Job
 from fathoms.train.objective import Objective
 from fathoms.train.optim import build_optimizer
+from fathoms.train.precision import WorkingCopy, compile_blocks
 
 
 class Wrapped(NamedTuple):
     """A model, ready to be trained."""
 
     student: nn.Module
+    copies: WorkingCopy | None
     ema: Ema | None
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -37,13 +39,21 @@ def wrap(job: Job, world: World, model: nn.Module, objective: Objective) -> Wrap
         shard(student, by_block=student is model)
         if ema is not None:
             shard(ema.module)
+    copies = None
+    if recipe.policy == "bf16":
+        if job.run.fsdp:
+            raise ConfigError("--precision bf16 copies whole weights; with --fsdp use autocast")
+        copies = WorkingCopy(student)
+        student = copies.module
+    if recipe.torchcompile is not None and recipe.compile_scope == "blocks":
+        compile_blocks(student, backend=recipe.torchcompile, dynamic=False)
     if world.size > 1 and not job.run.fsdp:
         ids = [world.device.index] if world.device.type == "cuda" else None
         student = nn.parallel.DistributedDataParallel(student, device_ids=ids)
-    if recipe.torchcompile is not None:
+    if recipe.torchcompile is not None and recipe.compile_scope != "blocks":
         student = cast(nn.Module, torch.compile(student, backend=recipe.torchcompile, dynamic=False))
     groups = param_groups(model, recipe.weight_decay, recipe.layer_decay)
     own = {"momentum": recipe.momentum, "betas": recipe.opt_betas, "eps": recipe.opt_eps}
     optimizer = build_optimizer(groups, recipe.opt, lr=recipe.lr, **own)
-    half = recipe.amp and recipe.amp_dtype == "float16"
-    return Wrapped(student, ema, optimizer, torch.amp.GradScaler(world.device.type, enabled=half))
+    half = recipe.policy != "fp32" and recipe.amp_dtype == "float16"
+    return Wrapped(student, copies, ema, optimizer, torch.amp.GradScaler(world.device.type, enabled=half))

@@ -1,0 +1,277 @@
+"""Whole models beside timm + torch.compile on one GPU: `python benchmarks/models.py --json --output results/models`.
+
+Each row runs both in one process on the same random images, in turns; the median turn counts. A training step is
+forward, backward and fused AdamW. timm runs as people run it: torch.compile of the whole model (rows marked
+"blocks": of each block, which compiles sooner) under bfloat16 autocast, and for inference with bfloat16 weights.
+fathoms runs as `fathoms bench` does. `--warm` only fills torch's compile cache with timm's side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import fathoms
+from fathoms.train.speed import (
+    TIMM_SETTINGS,
+    Setting,
+    device_limits,
+    make_timm,
+    prepare,
+    race,
+    shares_of_limit,
+)
+
+NARROW = "vit_{}_embed_dim192_patch16_head3_depth36"
+
+
+def narrow_timm() -> nn.Module:
+    """The ViT of 36 blocks, 192 wide, as timm has it but without a name."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(embed_dim=192, depth=36, num_heads=3)
+
+
+def ours(name: str, **options: Any) -> nn.Module:
+    """A model of this library."""
+    return fathoms.create_model(name, **options)
+
+
+def folded(name: str) -> nn.Module:
+    """A model with its scales folded away, their start made uneven so that folding has something to do."""
+    torch.manual_seed(0)
+    model = fathoms.create_model(name, norm_init="normal").eval()
+    return fathoms.fold(model)[0]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Two models, a batch, and what the ratio must reach."""
+
+    mode: str
+    batch: int
+    size: int
+    make: Callable[[], nn.Module]
+    other: Callable[[], nn.Module]
+    speed: float | None = None
+    memory: float | None = None
+    setting: Setting | None = None
+    other_setting: Setting | None = None
+    names: tuple[str, str] = field(default=("fathoms", "timm"))
+
+    def settings(self) -> tuple[Setting, Setting]:
+        """Of this library's model and of the other."""
+        return self.setting or Setting(), self.other_setting or TIMM_SETTINGS[self.mode]
+
+
+def cait(name: str, mode: str, batch: int, speed: float, memory: float | None = None, **options: Any) -> Row:
+    """A CaiT of both."""
+    size = int(name[-3:])
+    return Row(
+        mode,
+        batch,
+        size,
+        functools.partial(ours, name),
+        functools.partial(make_timm, name),
+        speed,
+        memory,
+        **options,
+    )
+
+
+def vit(name: str, batch: int, speed: float, **options: Any) -> Row:
+    """A ViT of both."""
+    return Row(
+        "train",
+        batch,
+        224,
+        functools.partial(ours, name),
+        functools.partial(make_timm, name),
+        speed,
+        **options,
+    )
+
+
+BLOCKS = replace(TIMM_SETTINGS["train"], compile="blocks")
+INFER_BLOCKS = replace(TIMM_SETTINGS["infer"], compile="blocks")
+LAYERNORM, SCALER = NARROW.format("layernorm"), NARROW.format("learnable_scaler")
+ROWS = {
+    "cait_s24_224": cait("cait_s24_224", "train", 256, 2.0, 0.5, other_setting=BLOCKS),
+    "cait_s24_384": cait("cait_s24_384", "train", 64, 2.5, 0.4, other_setting=BLOCKS),
+    "cait_xxs24_224": cait("cait_xxs24_224", "train", 256, 1.8, 0.5, other_setting=BLOCKS),
+    "cait_xs24_384": cait("cait_xs24_384", "train", 64, 1.8, 0.5, other_setting=BLOCKS),
+    "cait_m36_384": cait("cait_m36_384", "train", 16, 1.8, 0.5, other_setting=BLOCKS),
+    "vit_192x36": Row("train", 256, 224, functools.partial(ours, LAYERNORM), narrow_timm, 1.6, 0.9),
+    "vit_192x36_scaler": Row(
+        "train",
+        256,
+        224,
+        functools.partial(ours, SCALER),
+        functools.partial(ours, LAYERNORM),
+        1.1,
+        other_setting=Setting(),
+        names=("learnable_scaler", "layernorm"),
+    ),
+    "vit_192x36_lean": Row(
+        "train",
+        256,
+        224,
+        functools.partial(ours, LAYERNORM),
+        functools.partial(ours, LAYERNORM),
+        setting=Setting(keep="lean"),
+        other_setting=Setting(),
+        names=("lean", "all"),
+    ),
+    "vit_small": vit("vit_small_patch16_224", 256, 1.2),
+    "vit_base": vit("vit_base_patch16_224", 256, 1.1),
+    "cait_s24_224_infer": cait("cait_s24_224", "infer", 256, 2.0, other_setting=INFER_BLOCKS),
+    "cait_s24_384_infer": cait("cait_s24_384", "infer", 64, 2.5, other_setting=INFER_BLOCKS),
+    "vit_192x36_folded_infer": Row("infer", 256, 224, functools.partial(folded, SCALER), narrow_timm, 1.4),
+}
+
+
+def main() -> None:
+    """Measure the rows; with `--json` the last line is one object."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="which rows")
+    parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.md, after every row")
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--warm", action="store_true", help="only compile timm's side, into torch's cache")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("no CUDA device; run this where there is one")
+    limits = {} if arguments.warm else device_limits()
+    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **limits}
+    report["command"] = "python benchmarks/models.py --json --output results/models"
+    report["rows"] = {}
+    for name in arguments.rows:
+        began = time.perf_counter()
+        try:
+            if arguments.warm:
+                warm(ROWS[name])
+                forget()
+                continue
+            report["rows"][name] = measure(ROWS[name], limits, arguments.turns, arguments.steps)
+        except (RuntimeError, fathoms.FathomsError) as error:
+            report["rows"][name] = {"failed": " ".join(str(error).split())[:300]}
+        print(f"{name}: {as_line(report['rows'][name])} [{time.perf_counter() - began:.0f} s]", flush=True)
+        forget()
+        if arguments.output is not None:
+            arguments.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+            arguments.output.with_suffix(".md").write_text(as_table(report))
+    if arguments.json:
+        print(json.dumps(report))
+
+
+def make_batch(row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random images and labels on the device."""
+    torch.manual_seed(0)
+    images = torch.randn(row.batch, 3, row.size, row.size, device="cuda")
+    return images, torch.randint(0, 1000, (row.batch,), device="cuda")
+
+
+def warm(row: Row) -> None:
+    """Compile the other side, so that a later process finds it in the cache."""
+    prepare(row.names[1], row.other(), *make_batch(row), row.mode, row.settings()[1])
+
+
+def measure(row: Row, limits: dict[str, float], turns: int, steps: int) -> dict[str, Any]:
+    """Both sides of one row, in turns."""
+    batch = make_batch(row)
+    own, other = row.settings()
+    model = row.make()
+    flops = getattr(model, "flop_count", lambda: 0)()
+    contenders = [
+        prepare(row.names[0], model, *batch, row.mode, own),
+        prepare(row.names[1], row.other(), *batch, row.mode, other),
+    ]
+    result: dict[str, Any] = race(contenders, row.batch, turns=turns, steps=steps)
+    mine, theirs = result[row.names[0]], result[row.names[1]]
+    for side in (mine, theirs):
+        side.update(shares_of_limit(flops * row.batch, side["peak_gib"], side["ms"], limits, row.mode))
+    return {
+        "mode": row.mode,
+        "batch": row.batch,
+        "sides": list(row.names),
+        "settings": {row.names[0]: vars(own), row.names[1]: vars(other)},
+        "ratio": mine["images_per_second"] / theirs["images_per_second"],
+        "memory_ratio": mine["peak_gib"] / theirs["peak_gib"],
+        "wanted_ratio": row.speed,
+        "wanted_memory_ratio": row.memory,
+        **result,
+    }
+
+
+def forget() -> None:
+    """Leave nothing of a row to the next."""
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def as_line(row: dict[str, Any]) -> str:
+    """One row for a reader."""
+    if "failed" in row:
+        return f"failed: {row['failed']}"
+    sides = ", ".join(
+        f"{name} {row[name]['images_per_second']:,.0f} images/s {row[name]['peak_gib']:.2f} GiB"
+        for name in row["sides"]
+    )
+    return f"{sides}; {row['ratio']:.2f}x, memory {row['memory_ratio']:.2f}x"
+
+
+def wanted(value: float, sign: str, goal: float | None) -> str:
+    """A ratio, and in brackets what it should be."""
+    return f"{value:.2f}" if goal is None else f"{value:.2f} ({sign} {goal})"
+
+
+def as_table(report: dict[str, Any]) -> str:
+    """The results as a page."""
+    lines = [
+        "# Whole models beside timm + torch.compile",
+        "",
+        f"Made by `{report['command']}` on one {report['device']}, torch {report['torch']}. Measured limits: "
+        f"{report['matrix_tflops']:.0f} TFLOP/s bfloat16 products, {report['copy_tbps']:.2f} TB/s copies.",
+        "",
+        "| row | batch | images/s | other, images/s | ratio (wanted) | peak GiB | other | ratio (wanted) "
+        "| share of matrix rate / of copy rate | other compiled by |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in report["rows"].items():
+        if "failed" in row:
+            lines.append(f"| {name} | failed: {row['failed']} |")
+            continue
+        mine, theirs = (row[side] for side in row["sides"])
+        memory = wanted(row["memory_ratio"], "≤", row["wanted_memory_ratio"])
+        cells = [
+            name,
+            str(row["batch"]),
+            f"{mine['images_per_second']:,.0f}",
+            f"{theirs['images_per_second']:,.0f}",
+            wanted(row["ratio"], "≥", row["wanted_ratio"]),
+            f"{mine['peak_gib']:.2f}",
+            f"{theirs['peak_gib']:.2f}",
+            memory,
+            f"{mine['matrix_share']:.0%} / {mine['bytes_share']:.0%}",
+            row["settings"][row["sides"][1]]["compile"],
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

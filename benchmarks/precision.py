@@ -1,0 +1,153 @@
+"""Does the fast precision policy cost accuracy? `python benchmarks/precision.py cifar10.npz --json`.
+
+Trains the same small ViT under both policies, several seeds each, all at once on one device, and compares the held-out
+accuracies. Everything but the policy is equal; `--precision bf16` is the fast one. Words after `--` go to every run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+POLICIES = ("bf16", "autocast_fp32_stream")
+MODEL = [
+    "--image-size",
+    "32",
+    "--patch-size",
+    "4",
+    "--dim",
+    "192",
+    "--heads",
+    "3",
+    "--depth",
+    "6",
+    "--readout",
+    "mean",
+]
+TRAINING = [
+    *(
+        "--batch-size",
+        "1024",
+        "--lr",
+        "0.001",
+        "--warmup-epochs",
+        "2",
+        "--sched-on-updates",
+        "--clip-grad",
+        "1",
+    ),
+    *(
+        "--crop",
+        "pad",
+        "--crop-pct",
+        "1",
+        "--mean",
+        "0.4914",
+        "0.4822",
+        "0.4465",
+        "--std",
+        "0.247",
+        "0.2435",
+        "0.2616",
+    ),
+]
+
+
+def main() -> None:
+    """Train, gather, compare."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "data", nargs="?", help="CIFAR-10 as `fathoms train` reads it; without it, the digits"
+    )
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=6, help="runs at a time")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument("--output", type=Path, help="write the JSON there")
+    words = sys.argv[1:]
+    cut = words.index("--") if "--" in words else len(words)
+    arguments = parser.parse_args(words[:cut])
+    arguments.words = words[cut + 1 :]
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
+        cells = [(policy, seed) for policy in POLICIES for seed in range(arguments.seeds)]
+        top1 = list(pool.map(lambda cell: train(arguments, Path(folder), *cell), cells))
+    report = compare(
+        {policy: top1[i * arguments.seeds :][: arguments.seeds] for i, policy in enumerate(POLICIES)}
+    )
+    report |= {
+        "data": Path(arguments.data or "digits").name,
+        "epochs": arguments.epochs,
+        "words": arguments.words,
+    }
+    report["seconds"] = time.perf_counter() - began
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report) if arguments.json else as_text(report))
+
+
+def train(arguments: argparse.Namespace, folder: Path, policy: str, seed: int) -> float:
+    """The held-out accuracy of one run, in a process of its own."""
+    data = [] if arguments.data is None else [arguments.data, *MODEL, *TRAINING]
+    words = [
+        *data,
+        "--epochs",
+        str(arguments.epochs),
+        "--eval-interval",
+        str(arguments.epochs),
+        *arguments.words,
+    ]
+    words += [
+        "--precision",
+        policy,
+        "--seed",
+        str(seed),
+        "--output",
+        str(folder),
+        "--experiment",
+        f"{policy}-{seed}",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "fathoms", "train", *words], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{policy}, seed {seed}: ended with {done.returncode}\n{done.stderr[-2000:]}")
+    summary = json.loads((folder / f"{policy}-{seed}" / "summary.json").read_text())
+    return summary["last"]["top1"]
+
+
+def compare(accuracies: dict[str, list[float]]) -> dict[str, Any]:
+    """Means and standard deviations by policy, and whether the means are that close."""
+    report: dict[str, Any] = {
+        policy: {
+            "top1": top1,
+            "mean": statistics.mean(top1),
+            "sd": statistics.stdev(top1) if len(top1) > 1 else None,
+        }
+        for policy, top1 in accuracies.items()
+    }
+    fast, plain = (report[policy] for policy in POLICIES)
+    difference = fast["mean"] - plain["mean"]
+    spread = max(fast["sd"] or 0.0, plain["sd"] or 0.0)
+    return {**report, "difference": difference, "within_one_sd": abs(difference) <= spread}
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """Two lines and a verdict."""
+    lines = [f"{policy}: {report[policy]['mean']:.2f} % (sd {report[policy]['sd']})" for policy in POLICIES]
+    verdict = "within" if report["within_one_sd"] else "outside"
+    return "\n".join([*lines, f"difference {report['difference']:+.2f}, {verdict} one standard deviation"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Measure how fast a model trains or answers here: images per second and peak memory.
+
+A training step is forward, backward and AdamW on random images that stay on the device. On a GPU the defaults are
+the fastest settings: bfloat16 weights cast once a step, blocks compiled, each step replayed as one CUDA graph.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import tyro
+
+from fathoms.cli.parse import Switches, given
+from fathoms.errors import ConfigError
+
+EXAMPLES = """
+fathoms bench cait_s24_224 --batch-size 256 --against timm
+fathoms bench vit_small_patch16_224 --mode infer --json
+fathoms bench vit_digits --batch-size 32 --device cpu --compile none
+"""
+
+
+@dataclass(frozen=True)
+class Args:
+    """What to measure, and how."""
+
+    model: tyro.conf.Positional[str]
+    """A name from `fathoms models`."""
+    mode: Literal["train", "infer"] = "train"
+    """Training steps, or answers only."""
+    batch_size: int = 128
+    """Images in a step."""
+    precision: Literal["fp32", "autocast_fp32_stream", "autocast", "bf16"] = "bf16"
+    """What steps are computed in."""
+    compile: Literal["none", "model", "blocks"] = "blocks"
+    """What torch.compile takes as one."""
+    launch: Literal["eager", "graph"] | None = None
+    """Launch kernels one by one, or a step as one CUDA graph; without it, graph on a GPU."""
+    against: Literal["timm"] | None = None
+    """Also measure timm's model of the same name, as people run it, in turns with this one."""
+    turns: int = 5
+    """Times that each is measured; the median counts."""
+    steps: int = 5
+    """Steps in a turn."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    json: bool = False
+    """Print one JSON object on the last line."""
+    switches: Switches = field(default_factory=Switches)
+
+
+def run(args: Args) -> int:
+    """Build, warm up, measure and print."""
+    import torch
+
+    from fathoms.models.vit import ViT
+    from fathoms.models.zoo import model_config
+    from fathoms.train.distributed import choose_device
+    from fathoms.train.speed import TIMM_SETTINGS, Setting, make_timm, prepare, race
+
+    for name in ("batch_size", "turns", "steps"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: use 1 or more")
+    config = model_config(args.model, **given(args.switches))
+    device = choose_device(args.device)
+    launch = args.launch or ("graph" if device.type == "cuda" else "eager")
+    torch.manual_seed(0)
+    shape = (args.batch_size, config.in_channels, config.image_size, config.image_size)
+    images = torch.randn(shape, device=device)
+    labels = torch.randint(0, config.num_classes, (args.batch_size,), device=device)
+    setting = Setting(args.precision, args.compile, launch)
+    contenders = []
+    if args.against is not None:
+        if given(args.switches):
+            raise ConfigError("--against timm: timm has no model with these switches; leave one of both out")
+        theirs = make_timm(args.model)
+        contenders.append(prepare("timm", theirs, images, labels, args.mode, TIMM_SETTINGS[args.mode]))
+    contenders.append(prepare("fathoms", ViT(config), images, labels, args.mode, setting))
+    rows = race(contenders, args.batch_size, turns=args.turns, steps=args.steps)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    ratio = (
+        rows["fathoms"]["images_per_second"] / rows["timm"]["images_per_second"] if len(rows) > 1 else None
+    )
+    if args.json:
+        known = {"model": args.model, "mode": args.mode, "batch_size": args.batch_size, "device": where}
+        print(json_format.dumps({**known, "setting": vars(setting), "ratio": ratio, **rows}))
+        return 0
+    for name, row in rows.items():
+        print(describe(name, args.mode, row))
+    if ratio is not None:
+        print(f"ratio    {ratio:.2f}")
+    return 0
+
+
+def describe(name: str, mode: str, row: dict[str, Any]) -> str:
+    """One line on one contender."""
+    memory = "" if row["peak_gib"] is None else f", peak {row['peak_gib']:.2f} GiB"
+    return (
+        f"{name:<8} {mode} {row['images_per_second']:,.0f} images/s, {row['ms']:.2f} ms a step{memory}, "
+        f"ready after {row['setup_s']:.0f} s"
+    )

@@ -1,0 +1,252 @@
+"""Talking-heads attention in stages, as torch custom ops: a few images' maps at a time, in one small scratch.
+
+The fully fused kernels (talking_heads.py) make every product again in each of their six passes, because the
+tiles of all heads must meet in registers. Here the maps of a few images go through a scratch of fixed size
+instead, most of which stays in the second-level cache. Nothing of them is kept for the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from fathoms.ops.dispatch import interpreting
+from fathoms.ops.triton.staged_kernels import inner_kernel, mix_grad_kernel, mix_kernel, outer_kernel
+from fathoms.ops.triton.talking_heads_tiles import channel_parts
+
+# Bytes of one map of the images that are worked on together; a pass with gradients needs two of them.
+SCRATCH = 512 << 20
+# Keys of a row of the scratch: rows then start at whole sectors of 32 bytes.
+PITCH = 16
+
+
+class Tile(NamedTuple):
+    """Rows (for mixing: turns of a program), columns (keys at a time), warps, stages of the pipeline."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+# By measurement on an H200 at 196 and 576 tokens.
+TILES = {
+    "outer": Tile(64, 64, 4, 3),
+    "inner": Tile(128, 64, 4, 3),
+    "mix": Tile(1, 64, 1, 1),
+    "grad": Tile(4, 64, 1, 1),
+}
+
+
+def staged_talking_heads(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    logit_weight: Tensor,
+    logit_bias: Tensor | None,
+    prob_weight: Tensor,
+    prob_bias: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """`fathoms.ops.talking_heads` in stages."""
+    return staged_forward(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, scale)
+
+
+@torch.library.custom_op("fathoms::staged_talking_heads", mutates_args=())
+def staged_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    logit_weight: Tensor,
+    logit_bias: Tensor | None,  # noqa: ARG001 (here for its gradient, which is zero)
+    prob_weight: Tensor,
+    prob_bias: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """Output (B, H, N, K), stored as (B, N, H, K) for the projection that follows."""
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    out = _empty_like_rows(q)
+    wl, ww = logit_weight.contiguous(), prob_weight.contiguous()
+    bw = None if prob_bias is None else prob_bias.contiguous()
+    (scratch,) = _scratch(q, 1)
+    for part in _parts(q):
+        _outer(q[part], k[part], scratch, scale)
+        _mix(scratch, q[part], wl, ww, bw)
+        _inner(scratch, v[part], out[part], 1.0, transposed=False)
+    return out
+
+
+@staged_forward.register_fake
+def _(q: Tensor, *_: object) -> Tensor:
+    return _empty_like_rows(q)
+
+
+@torch.library.custom_op("fathoms::staged_talking_heads_backward", mutates_args=())
+def staged_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    logit_weight: Tensor,
+    prob_weight: Tensor,
+    prob_bias: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and both mixing matrices. Deterministic: no atomics."""
+    grad, q, k, v = _rows(grad), _rows(q), _rows(k), _rows(v)
+    dq, dk, dv = (_empty_like_rows(q) for _ in range(3))
+    wl, ww = logit_weight.contiguous(), prob_weight.contiguous()
+    bw = None if prob_bias is None else prob_bias.contiguous()
+    maps, grads = _scratch(q, 2)
+    shares = []
+    for part in _parts(q):
+        _outer(q[part], k[part], maps, scale)
+        _outer(grad[part], v[part], grads, 1.0)
+        shares.append(_mix_grad(maps, grads, q[part], wl, ww, bw))
+        _inner(maps, grad[part], dv[part], 1.0, transposed=True)
+        _inner(grads, k[part], dq[part], scale, transposed=False)
+        _inner(grads, q[part], dk[part], scale, transposed=True)
+    dwl, dww = torch.cat(shares, 1).sum(1)
+    # Copied, because the results of a custom op may not share memory.
+    return dq, dk, dv, dwl.to(logit_weight.dtype, copy=True), dww.to(prob_weight.dtype, copy=True)
+
+
+@staged_backward.register_fake
+def _(
+    _grad: Tensor, q: Tensor, _k: Tensor, _v: Tensor, logit_weight: Tensor, prob_weight: Tensor, *_: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, dv = (_empty_like_rows(q) for _ in range(3))
+    dwl = logit_weight.new_empty(logit_weight.shape)
+    return dq, dk, dv, dwl, prob_weight.new_empty(prob_weight.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, scale = inputs
+    ctx.save_for_backward(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias)
+    ctx.scale = scale
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, logit_weight, logit_bias, prob_weight, prob_bias = ctx.saved_tensors
+    dq, dk, dv, dwl, dww = staged_backward(grad, q, k, v, logit_weight, prob_weight, prob_bias, ctx.scale)
+    # The logit bias cancels in the softmax. The other one adds b[g] Σ_n v[g, n] to every row of head g.
+    dbl = None if logit_bias is None else torch.zeros_like(logit_bias)
+    dbw = None
+    if prob_bias is not None:
+        sums = grad.sum(2, dtype=torch.float32) * v.sum(2, dtype=torch.float32)
+        dbw = sums.sum((0, 2)).to(prob_bias.dtype)
+    return dq, dk, dv, dwl, dbl, dww, dbw, None
+
+
+staged_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _pitch(tokens: int) -> int:
+    return triton.cdiv(tokens, PITCH) * PITCH
+
+
+def _images(q: Tensor) -> int:
+    """Images whose maps fit in the scratch; at least one."""
+    batch, heads, tokens, _ = q.shape
+    return min(batch, max(1, SCRATCH // (heads * tokens * _pitch(tokens) * q.element_size())))
+
+
+def _scratch(q: Tensor, maps: int) -> Tensor:
+    _, heads, tokens, _ = q.shape
+    return q.new_empty(maps, _images(q), tokens, heads, _pitch(tokens))
+
+
+def _parts(q: Tensor) -> Iterator[slice]:
+    images = _images(q)
+    for first in range(0, q.shape[0], images):
+        yield slice(first, min(first + images, q.shape[0]))
+
+
+def _outer(x: Tensor, y: Tensor, maps: Tensor, scale: float) -> None:
+    batch, heads, tokens, _ = x.shape
+    tile, compiled = _constants("outer", x)
+    _launch(
+        outer_kernel, (triton.cdiv(tokens, tile.rows), heads, batch),
+        x, y, maps, *x.stride()[:3], *y.stride()[:3], scale, tokens, _pitch(tokens), **compiled,
+    )  # fmt: skip
+
+
+def _inner(maps: Tensor, z: Tensor, out: Tensor, scale: float, *, transposed: bool) -> None:
+    batch, heads, tokens, _ = z.shape
+    tile, compiled = _constants("inner", z)
+    _launch(
+        inner_kernel, (triton.cdiv(tokens, tile.rows), heads, batch),
+        maps, z, out, *z.stride()[:3], *out.stride()[:3], scale, tokens, _pitch(tokens),
+        TRANSPOSED=transposed, **compiled,
+    )  # fmt: skip
+
+
+def _mix(maps: Tensor, q: Tensor, wl: Tensor, ww: Tensor, bw: Tensor | None) -> None:
+    programs, queries, compiled = _mixing("mix", q)
+    tokens, bias = q.shape[2], ww if bw is None else bw
+    _launch(
+        mix_kernel, (programs,), maps, wl, ww, bias, queries, tokens, _pitch(tokens),
+        BIASED=bw is not None, **compiled,
+    )  # fmt: skip
+
+
+def _mix_grad(maps: Tensor, grads: Tensor, q: Tensor, wl: Tensor, ww: Tensor, bw: Tensor | None) -> Tensor:
+    """Every program's share of the gradients of the logit and the probability matrix, (2, programs, H, H)."""
+    programs, queries, compiled = _mixing("grad", q)
+    heads, tokens, bias = q.shape[1], q.shape[2], ww if bw is None else bw
+    shares = q.new_empty(2, programs, heads, heads, dtype=torch.float32)
+    _launch(
+        mix_grad_kernel, (programs,), maps, grads, wl, ww, bias, shares[0], shares[1], queries, tokens, _pitch(tokens),
+        BIASED=bw is not None, **compiled,
+    )  # fmt: skip
+    return shares
+
+
+def _constants(kernel: Literal["outer", "inner"], x: Tensor) -> tuple[Tile, dict[str, Any]]:
+    """The cut of a product, and what its kernel is compiled with."""
+    tile = TILES[kernel] if x.dtype != torch.float32 else Tile(32, 32, 4, 1)
+    first, second = channel_parts(x.shape[3])
+    values = {"H": x.shape[1], "K": x.shape[3], "KA": first, "KB": second, "R": tile.rows, "C": tile.columns}
+    return tile, {**values, **_common(tile)}
+
+
+def _mixing(kernel: Literal["mix", "grad"], q: Tensor) -> tuple[int, int, dict[str, Any]]:
+    """Programs and queries of a mixing kernel, and what it is compiled with."""
+    batch, heads, tokens, _ = q.shape
+    tile = TILES[kernel]
+    padded = triton.next_power_of_2(heads)
+    side_by_side = max(1, 16 // padded)
+    queries = batch * tokens
+    values = {"H": heads, "HP": padded, "F": side_by_side, "C": tile.columns, "TURNS": tile.rows}
+    return triton.cdiv(queries, side_by_side * tile.rows), queries, {**values, **_common(tile)}
+
+
+def _common(tile: Tile) -> dict[str, Any]:
+    return {
+        # Three tf32 products are as exact as float32 and run on the tensor cores; 16-bit inputs ignore this.
+        "PRECISION": "widened" if interpreting() else "tf32x3",
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+        # The default of both Triton 3.6 and 3.9, which would warn that it is to change.
+        "enable_fp_fusion": True,
+    }
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **compiled: Any) -> None:
+    """Start a kernel; to a type checker its parameters are the ones seen on the device."""
+    kernel[grid](*arguments, **compiled)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """`x` with its channels next to each other; views of a packed qkv tensor are taken as they are."""
+    return x if x.stride(3) == 1 else x.contiguous()
+
+
+def _empty_like_rows(q: Tensor) -> Tensor:
+    batch, heads, tokens, channels = q.shape
+    return q.new_empty(batch, tokens, heads, channels).transpose(1, 2)
