@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fathoms.data import Augment, AugmentOptions, MixOptions, Refs
+from fathoms.data import Augment, AugmentOptions, MixOptions, Plan, Refs
 from fathoms.data.augment.erase import draw_rectangles, erase
 from fathoms.data.augment.mix import draw_mixture, mix_images, soft_targets
 from fathoms.data.counter import generator, sample_keys
@@ -119,3 +119,27 @@ def test_normalising_is_exact_and_keeps_to_the_dtype():
     assert out.dtype == torch.bfloat16
     assert targets is None
     assert torch.equal(out, ((images / 255 - mean) / std).bfloat16())
+
+
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_any_number_of_ranks_mixes_the_same_samples_in_the_same_way(mode, world):
+    options = AugmentOptions(mix=MixOptions(mixup=0.8, cutmix=1.0, mode=mode))
+    augment = Augment(options, seed=3, classes=40)
+    pictures = torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8)
+
+    def mixed(plan, step):
+        refs = plan.batch(1, step)
+        index = torch.from_numpy(refs.index)
+        out = augment.finish(pictures[index], index % 40, refs, 1, step, plan.global_batch)
+        return dict(zip(refs.position.tolist(), zip(*out, strict=True), strict=True))
+
+    for step in (0, 2):
+        alone = mixed(Plan(40, 12, seed=1), step)
+        together = {}
+        for rank in range(world):
+            together |= mixed(Plan(40, 12 // world, seed=1, world=world, rank=rank), step)
+        assert together.keys() == alone.keys()
+        for place, (image, target) in alone.items():
+            assert torch.equal(image, together[place][0])
+            assert torch.equal(target, together[place][1])

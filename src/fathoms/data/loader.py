@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -95,6 +96,10 @@ class Loader:
         """Steps of one epoch."""
         return self.plan.steps
 
+    def set_size(self, size: int) -> None:
+        """Hand out images of another size from the next epoch on."""
+        self.view = dataclasses.replace(self.view, size=size)
+
     def describe(self) -> str:
         """One line on what is in use, for the log."""
         where = getattr(self.view, "resize_on", "worker")
@@ -171,7 +176,7 @@ class Loader:
             return Batch(images, labels, ids, epoch, step)
         if not self._colour_in_worker or chunks[0].images is None:
             images = self.augment.colours(images, refs, epoch)
-        images, targets = self.augment.finish(images, labels, refs, epoch, step, self.plan.rank)
+        images, targets = self.augment.finish(images, labels, refs, epoch, step, self.plan.global_batch)
         return Batch(images, labels, ids, epoch, step, targets)
 
     def _images(self, chunks: list[Chunk]) -> Tensor:

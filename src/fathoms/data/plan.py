@@ -93,14 +93,24 @@ class Plan:
             self._kept[epoch] = generator(self.seed, epoch, "order").permutation(self.size)
         return self._kept[epoch]
 
+    def _share(self) -> np.ndarray:
+        """Places of this rank in a global batch: each with its mirror image, which is its partner in mixing.
+
+        So any number of ranks mixes the same pairs, as long as a rank has an even number of samples.
+        """
+        half = self.rank + self.world * np.arange(self.batch_size // 2)
+        middle = [self.world * (self.batch_size // 2) + self.rank] if self.batch_size % 2 else []
+        return np.concatenate([half, np.array(middle, np.int64), self.global_batch - 1 - half[::-1]])
+
     def batch(self, epoch: int, step: int) -> Refs:
         """The samples of one step; any step may be asked for, in any order."""
         if not 0 <= step < self.steps:
             raise ConfigError(f"data: step {step} is outside the epoch of {self.steps} steps")
-        first = step * self.global_batch + self.rank
-        position = first + self.world * np.arange(self.batch_size)
-        position = position[position < self.size]
+        start = step * self.global_batch
         if self.order == "sequential":
+            position = start + self.rank + self.world * np.arange(self.batch_size)
+            position = position[position < self.size]
             return Refs(position, np.zeros_like(position), position)
+        position = start + self._share()
         # Repeats stand side by side, so with several ranks they fall on different ones.
         return Refs(self._permutation(epoch)[position // self.repeats], position % self.repeats, position)

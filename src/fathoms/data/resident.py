@@ -34,6 +34,7 @@ class ResidentLoader:
         crop: how training crops are drawn; None takes the whole picture, for evaluation.
         augment: what follows; None yields uint8 images.
         device: where everything lives.
+        interpolation: filter of the whole picture where it has another size; crops have their own.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class ResidentLoader:
         crop: CropOptions | None = None,
         augment: Augment | None = None,
         device: torch.device | str = "cpu",
+        interpolation: str = "bicubic",
     ) -> None:
         if plan.size != len(source):
             raise ConfigError(f"data: the plan is for {plan.size} samples, the source has {len(source)}")
         self.source, self.plan, self.size, self.crop, self.augment = source, plan, size, crop, augment
         self.device = torch.device(device)
+        self._cubic = interpolation == "bicubic"
         self._check_room()
         # torch takes no read-only arrays, which is what a file read into memory gives.
         pixels = np.require(source.images, requirements=["C", "W"])
@@ -70,6 +73,10 @@ class ResidentLoader:
     def steps(self) -> int:
         """Steps of one epoch."""
         return self.plan.steps
+
+    def set_size(self, size: int) -> None:
+        """Hand out images of another size from now on."""
+        self.size = size
 
     def describe(self) -> str:
         """One line on what is in use, for the log."""
@@ -109,7 +116,7 @@ class ResidentLoader:
         if self.augment is None:
             return Batch(images, labels, ids, epoch, step)
         images = self.augment.colours(images, refs, epoch)
-        images, targets = self.augment.finish(images, labels, refs, epoch, step, self.plan.rank)
+        images, targets = self.augment.finish(images, labels, refs, epoch, step, self.plan.global_batch)
         return Batch(images, labels, ids, epoch, step, targets)
 
     def _crops(self, refs: Refs, epoch: int) -> torch.Tensor:
@@ -121,7 +128,7 @@ class ResidentLoader:
         sizes = np.tile(np.array([[height, width]]), (count, 1))
         if self.crop is None:
             boxes = np.tile(np.array([[0, 0, height, width]]), (count, 1))
-            flips, cubic = np.zeros(count, bool), np.ones(count, bool)
+            flips, cubic = np.zeros(count, bool), np.full(count, self._cubic)
         else:
             draws = uniforms(sample_keys(self.plan.seed, epoch, "crop", refs.index, refs.repeat), DRAWS)
             boxes, flips, cubic = draw_boxes(sizes, draws, self.crop)

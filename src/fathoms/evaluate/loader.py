@@ -15,8 +15,12 @@ from fathoms.data import (
     ResidentLoader,
     Source,
 )
+from fathoms.errors import ConfigError
 
 AnyLoader = Loader | ResidentLoader
+
+PHOTO_CROP = 0.9
+"""Share of a photo that is kept where nobody says otherwise."""
 
 
 def eval_loader(
@@ -24,7 +28,7 @@ def eval_loader(
     size: int,
     batch_size: int,
     *,
-    crop_pct: float,
+    crop_pct: float | None,
     interpolation: str,
     mean: tuple[float, float, float],
     std: tuple[float, float, float],
@@ -38,7 +42,8 @@ def eval_loader(
         source: The pictures.
         size: Side of the images that the model takes.
         batch_size: Images at a time.
-        crop_pct: Share of the picture that is kept.
+        crop_pct: Share of the picture that is kept; None is 0.9 of a photo and all of an array, and arrays
+            are never cropped.
         interpolation: Filter of the resize.
         mean: Subtracted from the colours.
         std: What they are divided by.
@@ -50,6 +55,8 @@ def eval_loader(
     plan = Plan(len(source), batch_size, order="sequential", world=world, rank=rank)
     augment = Augment(AugmentOptions(mean=mean, std=std), train=False, device=device)
     if isinstance(source, ArraySource):
-        return ResidentLoader(source, plan, size, None, augment, device)
-    view = EvalView(size, crop_pct, interpolation)
+        if crop_pct not in (None, 1.0):
+            raise ConfigError(f"crop_pct={crop_pct}: arrays are judged whole; leave it out or use 1.0")
+        return ResidentLoader(source, plan, size, None, augment, device, interpolation)
+    view = EvalView(size, PHOTO_CROP if crop_pct is None else crop_pct, interpolation)
     return Loader(source, plan, view, augment, LoaderOptions(workers=workers), device)

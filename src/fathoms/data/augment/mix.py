@@ -1,6 +1,7 @@
 """Mixup and cutmix with soft targets, for a whole batch, per pair, or per sample.
 
-Sample i is mixed with sample B - 1 - i, as timm does; the draws belong to the batch (epoch, step, rank).
+Sample i is mixed with sample B - 1 - i, as timm does; the draws belong to the step (epoch, step)
+over all ranks.
 
 Papers: mixup, Zhang et al. 2017, arXiv:1710.09412; CutMix, Yun et al. 2019, arXiv:1905.04899.
 """
@@ -58,6 +59,10 @@ class Mixture:
     share: np.ndarray
     cut: np.ndarray
     box: np.ndarray
+
+    def part(self, places: np.ndarray) -> Mixture:
+        """The rows of some samples."""
+        return Mixture(self.share[places], self.cut[places], self.box[places])
 
 
 def draw_mixture(

@@ -121,9 +121,18 @@ class Augment:
         refs: Refs,
         epoch: int,
         step: int,
-        rank: int = 0,
+        total: int | None = None,
     ) -> tuple[Float[Tensor, "B 3 H W"], Float[Tensor, "B C"] | None]:
-        """Normalise, erase and mix; the second result is soft targets where samples were mixed."""
+        """Normalise, erase and mix; the second result is soft targets where samples were mixed.
+
+        Args:
+            images: The samples.
+            labels: Their classes.
+            refs: Which samples they are.
+            epoch: Counter.
+            step: Counter.
+            total: Samples of the step over all ranks, which share one mixture; None: these are all.
+        """
         out = normalise(images, self._mean, self._std, self.dtype)
         if not self.train:
             return out, None
@@ -134,7 +143,8 @@ class Augment:
             out = erase(out, boxes, self.options.remode, keys)
         if not self.options.mix.active:
             return out, None
-        rng: np.random.Generator = generator(self.seed, epoch, "mix", step, rank)
-        mixture = draw_mixture(self.options.mix, rng, len(labels), height, width)
+        total = len(labels) if total is None else total
+        rng: np.random.Generator = generator(self.seed, epoch, "mix", step)
+        mixture = draw_mixture(self.options.mix, rng, total, height, width).part(refs.position - step * total)
         targets = soft_targets(labels, self.classes, self.options.mix.smoothing, mixture)
         return mix_images(out, mixture), targets
