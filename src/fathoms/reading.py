@@ -124,11 +124,15 @@ def check_types(config: Any, where: str, error: type[FathomsError]) -> None:
     and fail far from its cause. A choice (`Literal`) only has to be a text here: who knows the choices names
     the nearest one.
     """
-    for name, hint in _hints(type(config)).items():
-        value = getattr(config, name)
-        fault = _fault(value, hint)
-        if fault:
-            raise error(f"{where}.{name}={reprlib.repr(value)} {fault}")
+    for name in _hints(type(config)):
+        check_field(type(config), name, getattr(config, name), where, error)
+
+
+def check_field(config: type, name: str, value: Any, where: str, error: type[FathomsError]) -> None:
+    """Hold one value to the declared type of a config's field."""
+    fault = _fault(value, _hints(config)[name])
+    if fault:
+        raise error(f"{where}.{name}={reprlib.repr(value)} {fault}")
 
 
 def check_choices(config: Any, where: str) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import tyro
 
-from fathoms.train.recipe import read_recipe, recipe_names, to_toml
+from fathoms.train.recipe_file import read_recipe, recipe_names
+from fathoms.train.toml import to_toml
 
 EXAMPLES = """
 fathoms recipes

@@ -17,7 +17,8 @@ import tyro
 from fathoms.cli.parse import Switches, given, optional
 from fathoms.errors import printable
 from fathoms.train.job import TIMM, Job, RunOptions
-from fathoms.train.recipe import Recipe, read_recipe
+from fathoms.train.recipe import Recipe
+from fathoms.train.recipe_file import read_recipe, recipe_options
 
 EXAMPLES = """
 fathoms train
@@ -64,10 +65,8 @@ def make_job(args: Args) -> Job:
 
     name = args.recipe or ("digits" if args.data is None else None)
     table: dict[str, Any] = {} if name is None else read_recipe(name)
-    model_table = dict(table.pop("model", {}))
-    table.pop("about", None)
-    lists = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-    recipe = Recipe().replace(**{**lists, **given(args.training)})
+    model_table = dict(table.get("model", {}))
+    recipe = Recipe.join(recipe_options(table, str(name)), given(args.training))
     recipe_model = model_table.pop("name", None)
     model = args.model or recipe_model or "vit_small_patch16_224"
     switches = given(args.switches)

@@ -112,11 +112,12 @@ def measure(
     from fathoms.evaluate.metrics import FewerChannels, evaluate
     from fathoms.evaluate.robustness import match_classes
     from fathoms.train.recipe import Recipe
+    from fathoms.train.recipe_file import recipe_options
 
     source = open_held_out(place, split)
-    known = {k: tuple(v) if isinstance(v, list) else v for k, v in trained.recipe.items()}
     given = {"crop_pct": args.crop_pct, "interpolation": args.interpolation}
-    recipe = Recipe().replace(**known).replace(**{k: v for k, v in given.items() if v is not None})
+    recipe = Recipe(**recipe_options(trained.recipe, args.checkpoint))
+    recipe = recipe.replace(**{name: value for name, value in given.items() if value is not None})
     label_map = None
     if trained.classes is not None:
         label_map = match_classes(source.classes, trained.classes, place)

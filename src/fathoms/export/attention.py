@@ -68,7 +68,7 @@ def attention_maps(model: ViT, images: Float[Tensor, "B C H W"]) -> Float[Tensor
     else:
         raise FathomsError("attention: this model has no attention that can be drawn")
     maps = maps / maps.sum(-1, keepdim=True)
-    return maps.unflatten(1, (model.config.grid, model.config.grid))
+    return maps.unflatten(1, (model.grid, model.grid))
 
 
 def _rollout(blocks: list[Tensor], model: ViT) -> Tensor:

@@ -38,6 +38,7 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
+        self.image_size = config.image_size
         self.num_features = config.dim
         self.grad_checkpointing = False
         self.stem = PatchEmbed(config.dim, config.patch_size, config.in_channels, config.stem_norm)
@@ -94,6 +95,28 @@ class ViT(nn.Module):
         """Recompute each block in the backward pass instead of keeping its activations."""
         self.grad_checkpointing = enable
 
+    @property
+    def grid(self) -> int:
+        """Patches along a side of the images that are taken now."""
+        return self.image_size // self.config.patch_size
+
+    def set_image_size(self, image_size: int) -> None:
+        """Take images of another size from now on, with positions resized to it.
+
+        Parameters keep their shapes: a learned table stays that of `config.image_size`, and is resized at
+        every call. `config` does not change.
+        """
+        if image_size < 1 or image_size % self.config.patch_size:
+            raise ConfigError(
+                f"image_size={image_size} cannot be cut into patches of {self.config.patch_size}; use a multiple"
+            )
+        if image_size == self.image_size:
+            return
+        self.image_size = image_size
+        cast(Any, self.position).set_grid(self.grid)
+        if self.rope is not None:
+            self.rope.set_grid(self.grid)
+
     def get_classifier(self) -> nn.Module:
         """The classifier that reads the class token."""
         return self.head
@@ -111,7 +134,7 @@ class ViT(nn.Module):
         return {"device": self.stem.proj.weight.device, "dtype": self.stem.proj.weight.dtype}
 
     def _embed(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
-        size = self.config.image_size
+        size = self.image_size
         if images.shape[-2:] != (size, size):
             height, width = images.shape[-2:]
             raise ShapeError(
@@ -191,7 +214,7 @@ class ViT(nn.Module):
         tokens = self.norm(tokens) if norm else tokens
         prefix, patches = tokens[:, : self.num_prefix_tokens], tokens[:, self.num_prefix_tokens :]
         if output_fmt == "NCHW":
-            patches = patches.transpose(1, 2).unflatten(2, (self.config.grid, self.config.grid)).contiguous()
+            patches = patches.transpose(1, 2).unflatten(2, (self.grid, self.grid)).contiguous()
         return (patches, prefix) if with_prefix else patches
 
     def flop_count(self) -> int:
@@ -200,7 +223,7 @@ class ViT(nn.Module):
         Functions (exp, erf, tanh, square root) count nothing, a division counts as a multiplication.
         """
         config = self.config
-        patches = config.grid**2
+        patches = self.grid**2
         tokens = patches + self.num_prefix_tokens
         rope = 0 if self.rope is None else self.rope.flop_count(config.heads)
         last = patches + config.queries if config.readout == "class_attention" else tokens

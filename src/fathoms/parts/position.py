@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -71,11 +72,17 @@ class Rope2d(nn.Module):
             raise ConfigError(
                 f"rope puts registers on a square grid; model.registers={registers} is no square"
             )
-        self.head_width, self.grid, self.queries, self.registers = head_width, grid, queries, registers
+        self.head_width, self.queries, self.registers = head_width, queries, registers
         self.theta, self.register_theta = theta, register_theta
-        tokens = queries + registers + grid * grid
-        self.register_buffer("cos", torch.empty(tokens, head_width), persistent=False)
-        self.register_buffer("sin", torch.empty(tokens, head_width), persistent=False)
+        self.set_grid(grid)
+
+    def set_grid(self, grid: int) -> None:
+        """Take patches on another grid from now on."""
+        self.grid = grid
+        tokens = self.queries + self.registers + grid * grid
+        empty = self.cos.new_empty if hasattr(self, "cos") else torch.empty
+        self.register_buffer("cos", empty(tokens, self.head_width), persistent=False)
+        self.register_buffer("sin", empty(tokens, self.head_width), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -99,15 +106,42 @@ class Rope2d(nn.Module):
         return 2 * 2 * heads * self.cos.shape[0] * self.cos.shape[1]
 
 
+def resampling(old: int, new: int) -> Float[Tensor, "new old"]:
+    """The matrix that resizes a row of `old` places to `new`: bicubic, antialiased."""
+    identity = torch.eye(old)[None, None]
+    return F.interpolate(identity, size=(new, old), mode="bicubic", antialias=True)[0, 0]
+
+
 @POSITIONS.add("learned_rope", ROTARY, "A learned vector added to each patch, and rotations of q and k.")
 @POSITIONS.add("learned")
 class LearnedPosition(nn.Module):
-    """A learned vector for each place, added to the patch there."""
+    """A learned vector for each place, added to the patch there.
+
+    On another grid than its own (`set_grid`) the table is resized at every call and stays what is learned, so
+    that optimizer, average and checkpoints keep their shapes.
+    """
+
+    resample: Tensor | None
 
     def __init__(self, dim: int, grid: int) -> None:
         super().__init__()
+        self.own_grid = grid
         self.table = nn.Parameter(torch.empty(grid * grid, dim))
+        self.register_buffer("resample", None, persistent=False)
         self.reset_parameters()
+
+    def set_grid(self, grid: int) -> None:
+        """Take patches on another grid from now on."""
+        # Two products with a fixed matrix: unlike torch's own backward on a GPU, the same bits every time.
+        matrix = None if grid == self.own_grid else resampling(self.own_grid, grid).to(self.table.device)
+        self.register_buffer("resample", matrix, persistent=False)
+
+    def _resized(self) -> Float[Tensor, "N D"]:
+        if self.resample is None:
+            return self.table
+        square = self.table.float().unflatten(0, (self.own_grid, self.own_grid))
+        rows = torch.einsum("rh,hwd->rwd", self.resample, square)
+        return torch.einsum("cw,rwd->rcd", self.resample, rows).flatten(0, 1).to(self.table.dtype)
 
     def reset_parameters(self) -> None:
         """Start from the truncated normal; positions take no weight decay."""
@@ -116,7 +150,7 @@ class LearnedPosition(nn.Module):
 
     def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
         """Add each place's vector."""
-        return (tokens + self.table).to(tokens.dtype)
+        return (tokens + self._resized()).to(tokens.dtype)
 
 
 @POSITIONS.add("sincos")
@@ -132,8 +166,14 @@ class SinCosPosition(nn.Module):
         super().__init__()
         if dim % 4:
             raise ConfigError(f"position 'sincos' needs a width divisible by 4; model.dim={dim} is not")
-        self.dim, self.grid = dim, grid
-        self.register_buffer("table", torch.empty(grid * grid, dim), persistent=False)
+        self.dim = dim
+        self.set_grid(grid)
+
+    def set_grid(self, grid: int) -> None:
+        """Take patches on another grid from now on."""
+        self.grid = grid
+        empty = self.table.new_empty if hasattr(self, "table") else torch.empty
+        self.register_buffer("table", empty(grid * grid, self.dim), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -158,6 +198,10 @@ class NoPosition(nn.Module):
     def __init__(self, dim: int, grid: int) -> None:
         super().__init__()
         self.dim, self.grid = dim, grid
+
+    def set_grid(self, grid: int) -> None:
+        """Take patches on another grid from now on."""
+        self.grid = grid
 
     def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
         """Return the tokens."""

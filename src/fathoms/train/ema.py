@@ -37,6 +37,8 @@ class Ema:
             raise ConfigError(f"train.model_ema_decay={decay} must lie between 0 and 1; 0.9998 is usual")
         self.decay, self.warmup = decay, warmup
         self.module = copy.deepcopy(model).eval().requires_grad_(False)
+        # Tables that are not saved follow from the image size, which may differ between the two.
+        self._saved = set(self.module.state_dict())
 
     def decay_at(self, step: int) -> float:
         """The decay of update number `step`, counted from 1; the first one copies the weights."""
@@ -47,7 +49,7 @@ class Ema:
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
         """Move the average towards `model` after update number `step`, counted from 1."""
-        ours, theirs = _tensors(self.module), _tensors(model)
+        ours, theirs = self._tensors(self.module), self._tensors(model)
         if ours.keys() != theirs.keys():
             odd = min(ours.keys() ^ theirs.keys())
             raise WeightsError(
@@ -70,7 +72,7 @@ class Ema:
         """Take over averaged weights; they must fit the model exactly."""
         self.module.load_state_dict(state, strict=True)
 
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, each once: a `state_dict` lists one that two modules share twice."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    def _tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """Parameters and saved buffers, each once: a `state_dict` lists one that two modules share twice."""
+        buffers = {name: value for name, value in model.named_buffers() if name in self._saved}
+        return {**dict(model.named_parameters()), **buffers}

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from fathoms.errors import ConfigError
 from fathoms.models.config import ViTConfig
+from fathoms.train.progressive import ImageSizes
 from fathoms.train.recipe import Recipe
 
 TIMM = "timm/"
@@ -86,6 +87,18 @@ class Job:
     config: ViTConfig | None
     recipe: Recipe
     run: RunOptions = field(default_factory=RunOptions)
+
+    @property
+    def image_sizes(self) -> ImageSizes | None:
+        """Sizes of the training images by epoch; None for timm's models, which have one size."""
+        text = self.recipe.progressive_size
+        if self.config is None:
+            if text is not None:
+                raise ConfigError("--progressive-size acts on fathoms models only; leave it out")
+            return None
+        if text is not None and self.recipe.teacher is not None:
+            raise ConfigError("--progressive-size: a teacher takes one image size; leave one of the two out")
+        return ImageSizes(text, self.config.image_size, self.config.patch_size, self.recipe.epochs)
 
     def identity(self) -> dict[str, Any]:
         """What decides the result, and so must not change when a run goes on."""

@@ -41,7 +41,7 @@ class Trainer:
 
     def __init__(self, job: Job, world: World, show: bool = True) -> None:
         self.job, self.world, self.recipe = job, world, job.recipe
-        self.schedule = build_schedule(job)
+        self.schedule, self.sizes = build_schedule(job), job.image_sizes
         size = timm_size(job.model) if job.config is None else job.config.image_size
         self.data = build_data(job, size, world)
         self.channels = 3 if job.config is None else job.config.in_channels
@@ -130,6 +130,7 @@ class Trainer:
         steps, accumulate = self.data.train.steps, self.recipe.grad_accum_steps
         began, first, progress = time.monotonic(), self.step, self.progress
         interval = self.job.run.recovery_interval
+        self._set_size(self.epoch)
         for batch in self.data.train.epoch(self.epoch, self.step):
             left = steps - steps % accumulate
             share = accumulate if self.step < left else steps % accumulate
@@ -151,6 +152,12 @@ class Trainer:
         elapsed = time.monotonic() - began
         self.seconds += elapsed
         self._finish_epoch((steps - first) * len(batch) * self.world.size / max(elapsed, 1e-9))
+
+    def _set_size(self, epoch: int) -> None:
+        """Train this epoch on the images that the recipe has for it."""
+        if self.sizes is not None and isinstance(self.model, ViT):
+            self.model.set_image_size(self.sizes.at(epoch))
+            self.data.train.set_size(self.sizes.at(epoch))
 
     def compute_loss(self, student: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and logits of a batch, with the noise that belongs to its place."""
@@ -245,6 +252,8 @@ class Trainer:
             "lr": self.schedule.lr(self._position() - 1e-9) * self.guard.lr_factor,
             "images_per_second": rate,
         }
+        if self.recipe.progressive_size is not None and self.sizes is not None:
+            row["image_size"] = self.sizes.at(self.epoch)
         self.folder.append("metrics.jsonl", row)
         self.sums.zero_()
         self.epoch, self.step = self.epoch + 1, 0
@@ -277,6 +286,8 @@ class Trainer:
 
     def _evaluate(self) -> Evaluation:
         judged = self.model if self.ema is None else self.ema.module
+        if self.sizes is not None and isinstance(judged, ViT):
+            judged.set_image_size(self.sizes.final)
         seen = FewerChannels(judged, self.channels)
         classes, device = len(self.data.classes), self.world.device
         return evaluate(seen, self.data.val.epoch(0), classes, device=device, amp_dtype=self.amp_dtype)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
 from typing import Any, Literal
 
 from fathoms.errors import ConfigError
-from fathoms.reading import check_choices, check_types, read_toml
+from fathoms.reading import check_choices, check_types
 from fathoms.registry import check_name
+from fathoms.train.usage import refuse_unused, without_idle
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,8 @@ class Recipe:
     """The optimizer's epsilon; None: its own."""
     opt_betas: tuple[float, float] | None = None
     """The optimizer's betas; None: its own."""
-    momentum: float = 0.9
-    """Momentum of sgd and momentum."""
+    momentum: float | None = None
+    """Momentum of sgd, momentum and muon; None: the optimizer's own."""
     layer_decay: float | None = None
     """Share of the learning rate that each layer keeps of the one above it."""
     clip_grad: float | None = None
@@ -104,14 +102,16 @@ class Recipe:
     """Share of the area that a resized crop covers."""
     ratio: tuple[float, float] = (0.75, 4 / 3)
     """Width over height of a resized crop."""
+    progressive_size: str | None = None
+    """Train on smaller images first: EPOCH:SIZE from which epoch on which size, such as 0:128,100:160,200:224."""
     hflip: float = 0.5
     """Probability of a mirror image."""
     train_interpolation: Literal["random", "bilinear", "bicubic"] = "random"
     """Filter of training crops."""
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     """Filter of evaluation."""
-    crop_pct: float = 0.9
-    """Share of the picture that evaluation keeps."""
+    crop_pct: float | None = None
+    """Share of the picture that evaluation keeps; None: 0.9 of a photo, all of an array."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Subtracted from the colours."""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
@@ -156,12 +156,20 @@ class Recipe:
             check_name(name, RECIPE_FIELDS, "option", "recipe")
         return dataclasses.replace(self, **changes)
 
+    @classmethod
+    def join(cls, base: dict[str, Any], given: dict[str, Any]) -> Recipe:
+        """A recipe file's options with the flags that override them; see `without_idle`."""
+        for name in (*base, *given):
+            check_name(name, RECIPE_FIELDS, "option", "recipe")
+        return cls(**without_idle(DEFAULTS, base, given))
+
     def to_dict(self) -> dict[str, Any]:
         """Every field by name."""
         return {name: getattr(self, name) for name in RECIPE_FIELDS}
 
 
-RECIPE_FIELDS = tuple(field.name for field in dataclasses.fields(Recipe))
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Recipe)}
+RECIPE_FIELDS = tuple(DEFAULTS)
 
 
 # The most of each count: far above any run, and small enough that a stranger's file cannot fill the memory
@@ -178,9 +186,10 @@ _MOST = {
 
 
 def _check(recipe: Recipe) -> None:
-    """Refuse what cannot be, before any data is read."""
+    """Refuse what cannot be or would not be used, before any data is read."""
     check_types(recipe, "train", ConfigError)
     check_choices(recipe, "train")
+    refuse_unused(recipe, [name for name, value in DEFAULTS.items() if getattr(recipe, name) != value])
     for name in ("epochs", "batch_size", "grad_accum_steps", "aug_repeats", "recount"):
         if getattr(recipe, name) < 1:
             raise ConfigError(f"train.{name}={getattr(recipe, name)} is too small; use 1 or more")
@@ -193,77 +202,8 @@ def _check(recipe: Recipe) -> None:
         raise ConfigError("train.attn_extra_loss looks at no block; give --attn-extra-loss-layers")
     if (recipe.distillation_type == "none") != (recipe.teacher is None):
         raise ConfigError("train.teacher and train.distillation_type belong together; give both or neither")
-    if not recipe.bce_loss and (recipe.bce_sum or recipe.bce_target_thresh is not None):
-        raise ConfigError(
-            "train.bce_sum and train.bce_target_thresh need --bce-loss; add it or leave them out"
-        )
-    if not recipe.model_ema and recipe.model_ema_warmup:
-        raise ConfigError("train.model_ema_warmup needs --model-ema; add it or leave it out")
     for name in ("clip_grad", "layer_decay"):
         if getattr(recipe, name) is not None and getattr(recipe, name) <= 0:
             raise ConfigError(
                 f"train.{name}={getattr(recipe, name)} must be above zero; raise it or leave it out"
             )
-
-
-def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
-    files = resources.files("fathoms.train").joinpath("recipes").iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
-
-
-def read_recipe(name: str) -> dict[str, Any]:
-    """The table of a recipe: one of `recipe_names()`, or the path of a TOML file.
-
-    Its keys are fields of Recipe at the top, and fields of ViTConfig under [model].
-    """
-    if name.endswith(".toml"):
-        if not Path(name).is_file():
-            raise ConfigError(f"{name}: no such file; give a TOML file or one of `fathoms recipes`")
-        table = read_toml(name, ConfigError)
-    else:
-        check_name(name, recipe_names(), "recipe", "train.recipe")
-        file = resources.files("fathoms.train").joinpath("recipes", f"{name}.toml")
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    from fathoms.models.config import FIELDS
-
-    for key in table:
-        check_name(key, (*RECIPE_FIELDS, "about", "model"), "option", name)
-    if not isinstance(table.get("model", {}), dict):
-        raise ConfigError(f"{name}: model is a table; write [model] and its fields below")
-    for key, value in (
-        ("about", table.get("about", "")),
-        ("model.name", table.get("model", {}).get("name", "")),
-    ):
-        if not isinstance(value, str):
-            raise ConfigError(f"{name}: {key} is a text; write it in quotes")
-    for key in table.get("model", {}):
-        check_name(key, (*FIELDS, "name"), "option", f"{name}: [model]")
-    return table
-
-
-def to_toml(table: dict[str, Any]) -> str:
-    """A table as TOML text: plain values first, then sub-tables; None is left out."""
-    lines = [f"{key} = {_toml_value(value)}" for key, value in table.items() if _is_plain(value)]
-    for key, value in table.items():
-        if isinstance(value, dict):
-            lines += ["", f"[{key}]", to_toml(value).rstrip()]
-    return "\n".join(lines) + "\n"
-
-
-def _is_plain(value: Any) -> bool:
-    return value is not None and not isinstance(value, dict)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        escaped = "".join(
-            character if character.isprintable() and character not in '"\\' else f"\\U{ord(character):08x}"
-            for character in value
-        )
-        return f'"{escaped}"'
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    return repr(value)

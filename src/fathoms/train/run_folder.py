@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from fathoms.atomic import write_atomic
 from fathoms.errors import ConfigError
-from fathoms.train.recipe import to_toml
+from fathoms.train.toml import to_toml
 
 
 def plain(value: Any) -> Any:

@@ -41,11 +41,9 @@ def wrap(job: Job, world: World, model: nn.Module, objective: Objective) -> Wrap
         ids = [world.device.index] if world.device.type == "cuda" else None
         student = nn.parallel.DistributedDataParallel(student, device_ids=ids)
     if recipe.torchcompile is not None:
-        student = cast(nn.Module, torch.compile(student, backend=recipe.torchcompile))
+        student = cast(nn.Module, torch.compile(student, backend=recipe.torchcompile, dynamic=False))
     groups = param_groups(model, recipe.weight_decay, recipe.layer_decay)
-    own = recipe.momentum if recipe.opt in ("sgd", "momentum") else None
-    optimizer = build_optimizer(
-        groups, recipe.opt, lr=recipe.lr, momentum=own, betas=recipe.opt_betas, eps=recipe.opt_eps
-    )
+    own = {"momentum": recipe.momentum, "betas": recipe.opt_betas, "eps": recipe.opt_eps}
+    optimizer = build_optimizer(groups, recipe.opt, lr=recipe.lr, **own)
     half = recipe.amp and recipe.amp_dtype == "float16"
     return Wrapped(student, ema, optimizer, torch.amp.GradScaler(world.device.type, enabled=half))

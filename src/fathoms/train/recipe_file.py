@@ -1,0 +1,61 @@
+"""Recipes by name and from files. Importing this file does not import torch."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from fathoms.errors import ConfigError
+from fathoms.models.config import FIELDS
+from fathoms.reading import check_field, read_toml
+from fathoms.registry import check_name
+from fathoms.train.recipe import DEFAULTS, RECIPE_FIELDS, Recipe
+from fathoms.train.usage import refuse_unused
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package."""
+    files = resources.files("fathoms.train").joinpath("recipes").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """The table of a recipe: one of `recipe_names()`, or the path of a TOML file.
+
+    Its keys are fields of Recipe at the top, and fields of ViTConfig under [model].
+    """
+    if name.endswith(".toml"):
+        if not Path(name).is_file():
+            raise ConfigError(f"{name}: no such file; give a TOML file or one of `fathoms recipes`")
+        table = read_toml(name, ConfigError)
+    else:
+        check_name(name, recipe_names(), "recipe", "train.recipe")
+        file = resources.files("fathoms.train").joinpath("recipes", f"{name}.toml")
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    for key in table:
+        check_name(key, (*RECIPE_FIELDS, "about", "model"), "option", name)
+    if not isinstance(table.get("model", {}), dict):
+        raise ConfigError(f"{name}: model is a table; write [model] and its fields below")
+    for key, value in (
+        ("about", table.get("about", "")),
+        ("model.name", table.get("model", {}).get("name", "")),
+    ):
+        if not isinstance(value, str):
+            raise ConfigError(f"{name}: {key} is a text; write it in quotes")
+    for key in table.get("model", {}):
+        check_name(key, (*FIELDS, "name"), "option", f"{name}: [model]")
+    options = recipe_options(table, name)
+    refuse_unused(SimpleNamespace(**{**DEFAULTS, **options}), options)
+    return table
+
+
+def recipe_options(table: dict[str, Any], where: str) -> dict[str, Any]:
+    """The fields of Recipe in a table that was read from TOML, each of its own type."""
+    options = {key: value for key, value in table.items() if key not in ("about", "model")}
+    for key, value in options.items():
+        check_name(key, RECIPE_FIELDS, "option", where)
+        check_field(Recipe, key, value, f"{where}: train", ConfigError)
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}

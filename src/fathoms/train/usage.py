@@ -1,0 +1,86 @@
+"""Which options a recipe reads: one table, so that an option which would not be used is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from fathoms.errors import ConfigError
+
+ENDING = ("cosine", "wsd", "custom")
+"""Schedules that come down to the minimum at their end."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """Options that are read only under a condition, and the condition in words."""
+
+    names: tuple[str, ...]
+    read: Callable[[Any], bool]
+    needs: str
+
+
+USES = (
+    Use(("momentum",), lambda r: r.opt in ("sgd", "momentum", "muon"), "--opt sgd, momentum or muon"),
+    Use(("opt_betas", "opt_eps"), lambda r: r.opt in ("adamw", "lamb", "muon"), "--opt adamw, lamb or muon"),
+    Use(("warmup_lr", "warmup_prefix"), lambda r: r.warmup_epochs > 0, "--warmup-epochs"),
+    Use(("min_lr",), lambda r: r.sched != "constant", "a --sched that comes down"),
+    Use(("cooldown_epochs",), lambda r: r.sched in ENDING, "--sched cosine, wsd or custom"),
+    Use(("decay_epochs",), lambda r: r.sched in ("step", "wsd"), "--sched step or wsd"),
+    Use(("decay_rate",), lambda r: r.sched == "step", "--sched step"),
+    Use(("epoch_factor", "epoch_threshold"), lambda r: r.sched == "custom", "--sched custom"),
+    Use(
+        ("sched_on_updates",),
+        lambda r: r.sched != "constant" or r.warmup_epochs > 0,
+        "a rate that moves: another --sched, or --warmup-epochs",
+    ),
+    Use(("bce_sum", "bce_target_thresh"), lambda r: r.bce_loss, "--bce-loss"),
+    Use(("mixup_prob", "mixup_mode"), lambda r: bool(r.mixup or r.cutmix), "--mixup or --cutmix"),
+    Use(("mixup_switch_prob",), lambda r: bool(r.mixup and r.cutmix), "both --mixup and --cutmix"),
+    Use(("remode", "recount"), lambda r: r.reprob > 0, "--reprob"),
+    Use(("crop_padding",), lambda r: r.crop == "pad", "--crop pad"),
+    Use(("scale", "ratio"), lambda r: r.crop == "resized", "--crop resized"),
+    Use(("attn_extra_loss_layers",), lambda r: r.attn_extra_loss > 0, "--attn-extra-loss"),
+    Use(("distillation_alpha",), lambda r: r.distillation_type != "none", "--distillation-type"),
+    Use(("distillation_tau",), lambda r: r.distillation_type == "soft", "--distillation-type soft"),
+    Use(("model_ema_decay", "model_ema_warmup"), lambda r: r.model_ema, "--model-ema"),
+    Use(("amp_dtype",), lambda r: r.amp, "--amp"),
+)
+
+
+def unused(options: Any) -> dict[str, str]:
+    """Each option that would not be read, and what it needs to be read."""
+    return {name: use.needs for use in USES if not use.read(options) for name in use.names}
+
+
+def refuse_unused(options: Any, given: Iterable[str]) -> None:
+    """Refuse an option that would not be used.
+
+    Args:
+        options: A recipe, or anything with its fields.
+        given: Names of the options that were written down.
+    """
+    idle = unused(options)
+    for name in given:
+        if name in idle:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} would not be used: it needs {idle[name]}; add that or leave it out")
+
+
+def without_idle(defaults: dict[str, Any], base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a recipe file and the flags that override it, joined.
+
+    What the file says and the flags make idle is dropped, such as the average's decay under --no-model-ema; a
+    flag that would not be used is refused.
+
+    Args:
+        defaults: Every option's default.
+        base: The options of the file.
+        given: The options that a user wrote down.
+    """
+    options = SimpleNamespace(**{**defaults, **base, **given})
+    refuse_unused(options, given)
+    idle = unused(options)
+    return {name: value for name, value in {**base, **given}.items() if name not in idle}
