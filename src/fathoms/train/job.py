@@ -52,6 +52,8 @@ class RunOptions:
     """Note a spike in guard.jsonl, or also roll back as --guard rollback does."""
     fsdp: bool = False
     """Shard parameters over the processes of torchrun (FSDP2) instead of copying them."""
+    log: str | None = None
+    """Trackers that mirror the metrics, separated by commas: tensorboard, wandb, mlflow, trackio."""
     swap_norms: str | None = None
     """Replace every norm of the model first, such as by learnable_scaler."""
 

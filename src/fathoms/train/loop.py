@@ -23,6 +23,7 @@ from fathoms.train.distributed import World, check_agreement, sum_over_ranks, wh
 from fathoms.train.gate import Gate
 from fathoms.train.guard import DivergedError, Guard, RollBack
 from fathoms.train.job import Job
+from fathoms.train.mirrors import Mirrors, Run, parse_mirrors
 from fathoms.train.objective import Objective
 from fathoms.train.optim import set_lr
 from fathoms.train.outcome import DIVERGED, Outcome, end
@@ -41,6 +42,7 @@ class Trainer:
 
     def __init__(self, job: Job, world: World, show: bool = True) -> None:
         self.job, self.world, self.recipe = job, world, job.recipe
+        self.trackers = parse_mirrors(job.run.log) if world.is_main else ()
         self.schedule, self.sizes = build_schedule(job), job.image_sizes
         size = timm_size(job.model) if job.config is None else job.config.image_size
         self.data = build_data(job, size, world)
@@ -92,6 +94,8 @@ class Trainer:
 
     def _train(self) -> Outcome:
         self.progress = progress = Progress(self.epochs * self.data.train.steps, self._done, self.show)
+        told = Run(self.folder.path, self.job.table(), self.updates)
+        self.mirrors = Mirrors(self.trackers, told, progress.say)
         progress.say(f"{self.data.train.describe()}; run folder {self.folder.path}")
         try:
             with self.stop:
@@ -113,6 +117,7 @@ class Trainer:
             progress.say(f"diverged: {error}")
             return end(self, "diverged", DIVERGED, str(error))
         finally:
+            self.mirrors.finish()
             progress.close()
 
     @property
@@ -254,7 +259,7 @@ class Trainer:
         }
         if self.recipe.progressive_size is not None and self.sizes is not None:
             row["image_size"] = self.sizes.at(self.epoch)
-        self.folder.append("metrics.jsonl", row)
+        self._record(row)
         self.sums.zero_()
         self.epoch, self.step = self.epoch + 1, 0
         line = f"epoch {self.epoch}/{self.epochs}  train loss {row['loss']:.4f}  top1 {row['top1']:.2f}"
@@ -270,7 +275,7 @@ class Trainer:
                     f"guard: epoch {self.epoch}: the loss of the evaluation is not finite: not the best"
                 )
             told = {"epoch": self.epoch - 1, "step": self.updates, "split": "val", **result.summary()}
-            self.folder.append("metrics.jsonl", {**told, "lr": row["lr"]})
+            self._record({**told, "lr": row["lr"]})
             if better:
                 self.best = {
                     "epoch": self.epoch - 1,
@@ -283,6 +288,11 @@ class Trainer:
         progress.say(f"{line}  {rate:,.0f} images/s")
         if advice := self.data.train.advice():
             progress.say(advice)
+
+    def _record(self, row: dict[str, Any]) -> None:
+        """A row of metrics, first where it counts."""
+        self.folder.append("metrics.jsonl", row)
+        self.mirrors.log(row)
 
     def _evaluate(self) -> Evaluation:
         judged = self.model if self.ema is None else self.ema.module

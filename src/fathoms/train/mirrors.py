@@ -1,0 +1,206 @@
+"""Mirrors of the metrics in other people's trackers: TensorBoard, W&B, MLflow, trackio.
+
+`metrics.jsonl` is the truth. A mirror is written by a thread of its own, and one that fails is dropped with a
+line: no tracker ever stops or slows a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from fathoms.errors import ConfigError
+from fathoms.registry import Registry
+
+PATIENCE = 30.0
+"""Seconds that a run waits at its end for mirrors to take their last rows."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a mirror is told at the start: the run's folder, its settings, and the updates done before."""
+
+    folder: Path
+    config: dict[str, Any]
+    updates: int
+
+    @property
+    def key(self) -> str:
+        """A name that the same run has again when it goes on."""
+        return hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
+
+
+@runtime_checkable
+class Mirror(Protocol):
+    """What a tracker must do; an exception drops it."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Take numbers such as "val/top1" after update `step`."""
+
+    def finish(self) -> None:
+        """Write what is left."""
+
+
+MIRRORS: Registry[Mirror] = Registry("tracker")
+
+
+@MIRRORS.add("tensorboard", "torch.utils.tensorboard")
+class TensorBoard:
+    """Event files in the run folder's `tensorboard/`."""
+
+    def __init__(self, run: Run) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What a killed run wrote behind its last checkpoint is written again.
+        self.writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.updates)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """One point on each curve."""
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def finish(self) -> None:
+        """Flush and close the file."""
+        self.writer.close()
+
+
+class _Init:
+    """W&B, and trackio, which has its interface."""
+
+    module = "wandb"
+
+    def __init__(self, run: Run) -> None:
+        self.tracker = importlib.import_module(self.module)
+        self.tracker.init(**self.options(run))
+
+    def options(self, run: Run) -> dict[str, Any]:
+        """The same id makes a resumed run one run."""
+        folder = {"project": "fathoms", "name": run.folder.name, "config": run.config}
+        return folder | {"id": run.key, "resume": "allow", "dir": str(run.folder)}
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """One row."""
+        self.tracker.log(values, step=step)
+
+    def finish(self) -> None:
+        """End the run there."""
+        self.tracker.finish()
+
+
+@MIRRORS.add("wandb", "wandb")
+class WeightsAndBiases(_Init):
+    """A run of project "fathoms" at W&B."""
+
+
+@MIRRORS.add("trackio", "trackio")
+class Trackio(_Init):
+    """A run of project "fathoms" in trackio's local store."""
+
+    module = "trackio"
+
+    def options(self, run: Run) -> dict[str, Any]:
+        """It finds a run by its name."""
+        return {"project": "fathoms", "name": run.folder.name, "config": run.config, "resume": "allow"}
+
+
+@MIRRORS.add("mlflow", "mlflow")
+class MLflow:
+    """A run of experiment "fathoms", wherever MLflow is set up to write."""
+
+    def __init__(self, run: Run) -> None:
+        self.tracker = importlib.import_module("mlflow")
+        self.tracker.set_experiment("fathoms")
+        # MLflow hands out the ids itself, so the run folder remembers the one of this run.
+        kept = run.folder / "mlflow_run.txt"
+        known = kept.read_text().strip() if kept.is_file() else None
+        started = self.tracker.start_run(run_id=known, run_name=None if known else run.folder.name)
+        if known is None:
+            self.tracker.log_params({name: str(value)[:250] for name, value in run.config.items()})
+            kept.write_text(started.info.run_id + "\n")
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """One point on each curve."""
+        self.tracker.log_metrics(values, step=step)
+
+    def finish(self) -> None:
+        """End the run there."""
+        self.tracker.end_run()
+
+
+def parse_mirrors(text: str | None) -> tuple[str, ...]:
+    """The trackers of "tensorboard,wandb"; an unknown one, or one that is not installed, is refused."""
+    names = tuple(name.strip() for name in text.split(",")) if text else ()
+    for name in names:
+        MIRRORS.check(name, "--log")
+        try:
+            importlib.import_module(MIRRORS.about(name))
+        except ImportError as error:
+            raise ConfigError(
+                f"--log {name}: not installed; pip install 'fathoms[log]', or {name} alone"
+            ) from error
+    return names
+
+
+class Mirrors:
+    """Some trackers, fed by one thread.
+
+    Args:
+        names: Which.
+        run: What they are told at the start.
+        say: Where a warning goes.
+    """
+
+    def __init__(self, names: Sequence[str], run: Run, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._rows: queue.SimpleQueue[tuple[int, dict[str, float]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if names:
+            self._thread = threading.Thread(target=self._write, args=(names, run), daemon=True)
+            self._thread.start()
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Hand on a row of metrics.jsonl; returns at once."""
+        if self._thread is not None:
+            about = ("epoch", "step", "split")
+            numbers = {k: float(v) for k, v in row.items() if k not in about and isinstance(v, int | float)}
+            self._rows.put((row["step"], {f"{row['split']}/{name}": v for name, v in numbers.items()}))
+
+    def finish(self) -> None:
+        """Let the trackers write what is left, for a while."""
+        if self._thread is None:
+            return
+        self._rows.put(None)
+        self._thread.join(PATIENCE)
+        if self._thread.is_alive():
+            self._say(f"log: a tracker did not end within {PATIENCE:.0f} s and is left behind")
+        self._thread = None
+
+    def _write(self, names: Sequence[str], run: Run) -> None:
+        alive: dict[str, Mirror] = {}
+        for name in names:
+            with self._dropped_if_it_fails(alive, name):
+                alive[name] = MIRRORS[name](run)
+        while (row := self._rows.get()) is not None:
+            for name in list(alive):
+                with self._dropped_if_it_fails(alive, name):
+                    alive[name].log(*row)
+        for name in list(alive):
+            with self._dropped_if_it_fails(alive, name):
+                alive[name].finish()
+
+    @contextlib.contextmanager
+    def _dropped_if_it_fails(self, alive: dict[str, Mirror], name: str) -> Iterator[None]:
+        """Whatever a tracker raises, the run goes on without it."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            alive.pop(name, None)
+            reason = " ".join(str(error).split()) or type(error).__name__
+            self._say(f"log: {name} failed and is dropped ({reason[:200]}); metrics.jsonl has everything")
