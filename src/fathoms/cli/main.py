@@ -14,6 +14,7 @@ from fathoms.registry import nearest
 COMMANDS = {
     "train": "train a model; run the same command again to go on",
     "validate": "measure a trained model",
+    "report": "write a page about a run: curves, settings, norms by layer",
     "recipes": "list the training recipes, or show one",
     "data check": "decode a whole data set and name every bad file",
     "data pack": "re-encode a data set once, into shards that load faster",

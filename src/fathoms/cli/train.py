@@ -94,6 +94,9 @@ def run(args: Args) -> int:
     finally:
         leave_world()
     if world.is_main:
+        from fathoms.report.page import write_report
+
+        write_report(job.folder)
         print(json_format.dumps(outcome.summary) if args.json else closing(outcome.summary))
         sys.stdout.flush()
     return outcome.code
@@ -111,7 +114,8 @@ def closing(summary: dict[str, Any]) -> str:
         lines.append(summary["reason"])
     folder = summary["folder"]
     lines.append(
-        f"run folder {folder}: config.toml, metrics.jsonl, summary.json, checkpoints/last, checkpoints/best"
+        f"run folder {folder}: report.html, config.toml, metrics.jsonl, summary.json, checkpoints/last, "
+        "checkpoints/best"
     )
     if summary["status"] == "done":
         lines.append(f"next: fathoms validate --checkpoint {folder}")

@@ -1,0 +1,119 @@
+"""Line charts as geometry: where axes, ticks and lines go. The template draws them as SVG."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Points = list[tuple[float, float | None]]
+
+WIDTH, HEIGHT = 520, 250
+LEFT, RIGHT, TOP, BOTTOM = 56, 16, 12, 40
+DOTS = 48
+"""Lines of more points than this are drawn without a dot on each."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One series: its name, the class that colours it, its path and the points on it."""
+
+    name: str
+    style: str
+    path: str
+    dots: list[tuple[float, float, str]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart ready to be drawn; `points` are what hovering shows."""
+
+    key: str
+    title: str
+    unit: str
+    lines: list[Line]
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+    points: dict[str, Points]
+    x_range: tuple[float, float]
+
+
+def nice_step(span: float, count: int) -> float:
+    """A round step (1, 2 or 5 times a power of ten) that cuts a span into at most `count` parts."""
+    raw = span / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """Round numbers that enclose low to high."""
+    if high <= low:
+        pad = abs(low) * 0.1 or 1.0
+        low, high = low - pad, high + pad
+    step = nice_step(high - low, count)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def label(value: float, step: float) -> str:
+    """A tick's text, with as many digits as the step needs."""
+    if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
+        return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    return f"{value:,.{digits}f}"
+
+
+def draw(
+    key: str,
+    title: str,
+    series: dict[str, tuple[str, Points]],
+    unit: str = "",
+    floor: float | None = None,
+) -> Chart | None:
+    """A chart of named series, each with its class; None where there is nothing to draw.
+
+    Args:
+        key: Its name in the page's data.
+        title: Its name for readers.
+        series: Name to class and points.
+        unit: What stands behind a value.
+        floor: Where the vertical axis begins at the latest.
+    """
+    kept = {name: points for name, (_, points) in series.items() if any(y is not None for _, y in points)}
+    if not kept:
+        return None
+    xs = [x for points in kept.values() for x, _ in points]
+    ys = [y for points in kept.values() for _, y in points if y is not None]
+    x_low, x_high = min(*xs, max(xs) - 1, 1.0), max(xs)
+    marks = ticks(min(ys if floor is None else [*ys, floor]), max(ys), 5)
+    y_low, y_high = marks[0], marks[-1]
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = LEFT + (x - x_low) / ((x_high - x_low) or 1) * (WIDTH - LEFT - RIGHT)
+        up = HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
+        return round(across, 1), round(up, 1)
+
+    lines = []
+    for name, points in kept.items():
+        path, dots, pen = [], [], "M"
+        for x, y in points:
+            if y is None:
+                pen = "M"
+                continue
+            across, up = place(x, y)
+            path.append(f"{pen}{across} {up}")
+            pen = "L"
+            if len(points) <= DOTS:
+                dots.append((across, up, f"{name}, epoch {x:g}: {y:.5g}{unit}"))
+        lines.append(Line(name, series[name][0], " ".join(path), dots))
+    epochs = [mark for mark in ticks(x_low, x_high, 8) if x_low <= mark <= x_high and mark == int(mark)]
+    step = marks[1] - marks[0]
+    return Chart(
+        key,
+        title,
+        unit,
+        lines,
+        [(place(mark, y_low)[0], f"{mark:g}") for mark in epochs],
+        [(place(x_low, mark)[1], label(mark, step)) for mark in marks],
+        kept,
+        (x_low, x_high),
+    )

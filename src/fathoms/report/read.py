@@ -1,0 +1,106 @@
+"""A run folder as plain values, for a page about it; what a stranger wrote there is data and nothing more."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fathoms.errors import ConfigError
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run folder says; what is not there yet is empty."""
+
+    name: str
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    environment: dict[str, Any]
+    metrics: list[Row]
+    probes: list[Row]
+    files: list[tuple[str, int]]
+
+    @property
+    def status(self) -> str:
+        """How the run ended; "running" where it has not said so."""
+        status = self.summary.get("status")
+        return status if isinstance(status, str) else "running"
+
+    def series(self, split: str, field: str) -> list[tuple[float, float | None]]:
+        """(epochs done, value) of one number of one split; None where it is not finite."""
+        rows = [row for row in self.metrics if row.get("split") == split and field in row]
+        return [(number(row.get("epoch"), 0.0) + 1, number(row[field])) for row in rows]
+
+
+def number(value: Any, otherwise: Any = None) -> Any:
+    """The value if it is a finite number."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if plain and math.isfinite(value) else otherwise
+
+
+def table(value: Any) -> dict[str, Any]:
+    """The value if it is a table, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def listed(value: Any) -> list[Any]:
+    """The value if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run folder."""
+    if not (folder / "config.toml").is_file():
+        raise ConfigError(f"{folder}: no run folder, it has no config.toml; give the folder of a run")
+    hidden = (".", "report.html")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(hidden))
+    return RunRecord(
+        name=folder.resolve().name,
+        config=_toml(folder / "config.toml"),
+        summary=_json(folder / "summary.json"),
+        environment=_json(folder / "environment.json"),
+        metrics=_lines(folder / "metrics.jsonl"),
+        probes=_lines(folder / "probe.jsonl"),
+        files=[(str(path.relative_to(folder)), path.stat().st_size) for path in files],
+    )
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: no readable TOML ({_said(error)})") from error
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: no readable JSON ({_said(error)})") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: is no JSON object")
+    return value
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return _object(path.read_text(encoding="utf-8", errors="replace"), str(path)) if path.is_file() else {}
+
+
+def _lines(path: Path) -> list[Row]:
+    """The objects of a .jsonl file; a last line without its end is one that is being written."""
+    if not path.is_file():
+        return []
+    whole = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    return [
+        _object(line, f"{path}: line {index}") for index, line in enumerate(whole, start=1) if line.strip()
+    ]

@@ -1,0 +1,274 @@
+"""The page of a run: what it shows is what the folder holds, and what a stranger wrote there stays text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+from fathoms import FathomsError
+from fathoms.cli.main import main
+from fathoms.report import chart, heatmap
+from fathoms.report.page import count, duration, embedded, file_size, write_report
+from fathoms.report.read import read_run
+from fathoms.train.toml import to_toml
+
+HOSTILE = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'{{7*7}}&"
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, and the text of each kind."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.texts, self.open = [], {}, []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data):
+        if self.open:
+            self.texts.setdefault(self.open[-1], []).append(data)
+
+    def named(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def text(self, tag):
+        return " ".join(" ".join(self.texts.get(tag, [])).split())
+
+
+def sites(step):
+    return [
+        {"block": f"blocks.{i // 2}", "branch": ("attn", "mlp")[i % 2], "stream": 1.0 + i, "added": 0.5}
+        | {"ratio": 0.1 * step, "gradient": 10.0**-i, "weights": None if i == 3 else 0.2}
+        for i in range(6)
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run folder as `fathoms train` leaves it, small."""
+    run = tmp_path / "runs" / "deep one"
+    (run / "checkpoints" / "last").mkdir(parents=True)
+    (run / "checkpoints" / "last" / "model.safetensors").write_bytes(b"x" * 2500)
+    config = {"data": "photos", "seed": 42, "classes": ["cat", HOSTILE], "model": {"name": "vit", "depth": 3}}
+    config |= {"recipe": {"lr": 0.003, "amp": False}, "run": {"output": "runs"}}
+    (run / "config.toml").write_text(to_toml(config))
+    (run / "environment.json").write_text(
+        json.dumps({"python": "3.11", "versions": {"torch": "2.15"}, "gpu": None})
+    )
+    rows = []
+    for epoch in range(5):
+        rows.append({"epoch": epoch, "step": 10 * epoch, "split": "train", "loss": 2.0 / (epoch + 1)})
+        rows[-1] |= {"top1": 10.0 * epoch, "top5": 50.0, "lr": 1e-3, "images_per_second": 900.0}
+        rows.append({"epoch": epoch, "step": 10 * epoch, "split": "val", "loss": 1.8, "top1": 12.0 * epoch})
+        rows[-1] |= {"top5": 60.0}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    probes = [{"epoch": 0, "step": step, "sites": sites(step)} for step in range(1, 5)]
+    (run / "probe.jsonl").write_text("".join(json.dumps(row) + "\n" for row in probes))
+    summary = {"status": "done", "reason": None, "best": {"top1": 48.0, "epoch": 4, "loss": 1.8}, "epoch": 5}
+    summary |= {"last": {"top1": 48.0, "loss": 1.8, "images": 16}, "seconds": 75.0, "parameters": 21_500_000}
+    (run / "summary.json").write_text(json.dumps(summary | {"updates": 50, "peak_memory": None}))
+    return run
+
+
+def page(folder):
+    return Page(write_report(folder).read_text())
+
+
+def test_the_page_shows_the_numbers_the_settings_and_the_files(folder):
+    made = page(folder)
+    assert made.text("h1") == "deep one"
+    for value in ("48.00 %", "1.8000", "21.5 M", "75 s"):
+        assert value in made.text("dd")
+    for setting in ("lr", "depth", "seed", "torch"):
+        assert setting in made.texts["th"]
+    assert {"0.003", "42", "no", "2.15"} <= set(made.texts["td"])
+    assert {"href": "./checkpoints/last/model.safetensors"} in made.named("a")
+    assert "2.5 kB" in made.texts["td"]
+    assert not made.open
+
+
+def test_curves_pass_through_the_metrics(folder):
+    made = page(folder)
+    assert [svg["data-chart"] for svg in made.named("svg") if "data-chart" in svg] == [
+        "loss",
+        "accuracy",
+        "lr",
+        "speed",
+    ]
+    told = json.loads("".join(made.texts["script"][:1]))
+    assert told["accuracy"]["series"][1]["points"] == [[epoch + 1, 12.0 * epoch] for epoch in range(5)]
+    assert "test top-1, epoch 5: 48 %" in made.texts["title"]
+
+
+def test_geometry_is_to_scale_and_gaps_stay_gaps():
+    points = [(1.0, 0.0), (2.0, 10.0), (3.0, None), (4.0, 5.0), (5.0, 5.0)]
+    made = chart.draw("k", "t", {"a": ("train", points)})
+    assert made is not None
+    across, up = chart.WIDTH - chart.RIGHT, chart.HEIGHT - chart.BOTTOM
+    assert made.lines[0].path.startswith(f"M{chart.LEFT}.0 {up}.0 L")
+    assert f"{chart.TOP}.0 M" in made.lines[0].path, "the line goes to the top, then breaks"
+    assert made.lines[0].path.endswith(f"L{across}.0 {(chart.TOP + up) / 2}")
+    assert [text for _, text in made.y_ticks] == ["0", "2", "4", "6", "8", "10"]
+    assert chart.draw("k", "t", {"a": ("train", [(1.0, None)])}) is None
+    single = chart.draw("k", "t", {"a": ("train", [(1.0, 3.0)])})
+    assert single is not None
+    assert len(single.lines[0].dots) == 1
+
+
+@pytest.mark.parametrize("span", [1e-9, 0.03, 0.7, 1.0, 12.0, 99.0, 1234.5, 3e7])
+def test_ticks_are_few_round_and_enclose_the_values(span):
+    marks = chart.ticks(0.1 * span, 1.1 * span, 5)
+    assert 2 <= len(marks) <= 8
+    assert marks[0] <= 0.1 * span * (1 + 1e-6)
+    assert marks[-1] >= 1.1 * span * (1 - 1e-6)
+
+
+def test_the_heat_map_has_a_cell_for_every_site_and_measurement(folder):
+    run = read_run(folder)
+    made = heatmap.draw("gradients", "gradient", run.probes)
+    assert made is not None
+    assert len(made.cells) == 4 * 6
+    assert made.cells[0].colour == heatmap.RAMP[-1]
+    assert made.cells[5].colour == heatmap.RAMP[0]
+    assert (made.low, made.high) == ("1e-05", "1")
+    assert [cell.colour for cell in heatmap.draw("w", "weights", run.probes).cells].count(None) == 4
+    many = heatmap.draw("g", "gradient", run.probes * 100)
+    assert many is not None
+    assert len(many.cells) == heatmap.COLUMNS * 6
+    assert page(folder).text("h2").startswith("Curves Norms by layer")
+
+
+def test_hostile_names_stay_text(folder):
+    named = folder.parent / "<b onclick=x>'&amp;"
+    shutil.copytree(folder, named)
+    (named / "<i>.txt").write_text("")
+    summary = json.loads((named / "summary.json").read_text()) | {"status": HOSTILE, "reason": HOSTILE}
+    (named / "summary.json").write_text(json.dumps(summary))
+    with (named / "probe.jsonl").open("a") as file:
+        file.write(
+            json.dumps({"step": HOSTILE, "sites": [{"block": HOSTILE, "branch": HOSTILE, "stream": "x"}]})
+            + "\n"
+        )
+    made = page(named)
+    assert not made.open
+    assert len(made.named("script")) == 2
+    assert not {"img", "b", "i", "iframe", "object", "form"} & {tag for tag, _ in made.elements}
+    assert not [name for _, attributes in made.elements for name in attributes if name.startswith("on")]
+    assert HOSTILE in made.texts["span"]
+    assert made.text("h1") == "<b onclick=x>'&amp;"
+    assert "49" not in made.text("span"), "a template in a name is not carried out"
+
+
+def test_nothing_is_loaded_from_anywhere_and_the_policy_fits_the_page(folder):
+    text = write_report(folder).read_text()
+    made = Page(text)
+    assert not re.search(r"https?:|url\(|@import", text)
+    assert not [attributes for _, attributes in made.elements if "src" in attributes]
+    assert all(link["href"].startswith("./") for link in made.named("a"))
+    policy = made.named("meta")[1]["content"]
+    assert policy.startswith("default-src 'none'")
+    for tag, element in (("style", r"<style>(.*?)</style>"), ("script", r"<script>(.*?)</script>")):
+        inside = re.search(element, text, re.DOTALL)[1]
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert not [attributes for _, attributes in made.elements if "style" in attributes]
+
+
+def test_embedded_json_cannot_leave_its_element():
+    text = embedded({"a": HOSTILE})
+    assert "<" not in text
+    assert json.loads(text) == {"a": HOSTILE}
+
+
+def test_a_diverged_run_is_marked_as_such(folder):
+    summary = json.loads((folder / "summary.json").read_text())
+    reason = "epoch 3, step 4: not a finite number, first in the output of blocks.1.mlp"
+    (folder / "summary.json").write_text(json.dumps(summary | {"status": "diverged", "reason": reason}))
+    made = page(folder)
+    assert {"class": "status bad"} in made.named("p")
+    assert "This run diverged" in made.text("h2")
+    assert reason in made.text("p")
+    assert "alert" in [attributes.get("role") for attributes in made.named("section")]
+
+
+def test_a_run_that_has_just_begun_has_a_page(folder):
+    for name in ("summary.json", "metrics.jsonl", "probe.jsonl", "environment.json"):
+        (folder / name).unlink()
+    made = page(folder)
+    assert {"class": "status open"} in made.named("p")
+    assert not [svg for svg in made.named("svg") if "data-chart" in svg]
+
+
+def test_a_line_being_written_is_left_out_and_a_damaged_one_is_named(folder, capsys):
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 5, "spl')
+    assert len(read_run(folder).metrics) == 10
+    (folder / "metrics.jsonl").write_text('{"epoch": 0}\nnonsense\n')
+    assert main(["report", str(folder)]) == 2
+    assert "metrics.jsonl: line 2: no readable JSON" in capsys.readouterr().err
+    (folder / "metrics.jsonl").write_text("[1]\n")
+    with pytest.raises(FathomsError, match="line 1: is no JSON object"):
+        read_run(folder)
+
+
+def test_numbers_of_the_wrong_kind_are_left_out(folder):
+    rows = [{"epoch": "x", "split": "train", "loss": "y", "top1": True, "lr": None}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "summary.json").write_text(json.dumps({"status": 3, "best": [], "last": "x", "seconds": {}}))
+    (folder / "environment.json").write_text(json.dumps({"versions": "none"}))
+    (folder / "config.toml").write_text('model = "vit"\nclasses = "many"')
+    assert not page(folder).open
+
+
+def test_the_command_writes_the_page_and_says_where(folder, tmp_path, capsys):
+    assert main(["report", str(folder), "--output", str(tmp_path / "page.html"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"report": str(tmp_path / "page.html")}
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    for wrong, message in ((tmp_path, "it has no config.toml"), (tmp_path / "none", "no run folder")):
+        assert main(["report", str(wrong)]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["report", str(folder), "--output", "/proc/nothing/page.html"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_quantities_are_said_as_people_say_them():
+    assert [duration(value) for value in (3, 119, 600, 9000)] == ["3 s", "119 s", "10 min", "2 h 30 min"]
+    assert [count(value) for value in (12, 9_500, 21.5e6, 1.2e9)] == ["12", "9.5 k", "21.5 M", "1.2 G"]
+    assert [file_size(value) for value in (12, 9_500, 21.5e6, 3e9)] == ["12 B", "9.5 kB", "21.5 MB", "3.0 GB"]
+
+
+def test_training_leaves_the_page_in_the_run_folder(tmp_path):
+    words = ["--depth", "1", "--dim", "16", "--heads", "2", "--epochs", "1", "--batch-size", "400"]
+    words += ["--probe-interval", "1", "--device", "cpu", "--output", str(tmp_path), "--experiment", "run"]
+    assert main(["train", *words]) == 0
+    made = Page((tmp_path / "run" / "report.html").read_text())
+    assert made.text("h1") == "run"
+    assert "Norms by layer" in made.text("h2")
+
+
+def test_a_browser_runs_our_script_and_not_a_strangers(folder):
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no Chromium on this machine")
+    named = folder.parent / "<script>document.title='pwned'<"
+    shutil.copytree(folder, named)
+    target = write_report(named, folder.parent / "page.html")
+    words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", target.as_uri()]
+    seen = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert seen.stdout.count("data-live") == 4
+    assert "<title>pwned" not in seen.stdout
+    assert "Content Security Policy" not in seen.stderr
