@@ -94,6 +94,7 @@ def test_public_docstring_examples_run():
         "train.optim",
         "train.optim_state",
         "train.penalties",
+        "train.progressive",
         "train.recipe",
         "train.recipe_file",
         "train.schedule",

@@ -136,30 +136,36 @@ def check_types(config: Any, where: str, error: type[FathomsError]) -> None:
     and fail far from its cause. A choice (`Literal`) only has to be a text here: who knows the choices names
     the nearest one.
     """
-    for name, hint in _hints(type(config)).items():
-        value = getattr(config, name)
-        fault = fault_of(value, hint)
-        if fault:
-            raise error(f"{where}.{name}={reprlib.repr(value)} {fault}")
+    for name in _hints(type(config)):
+        check_field(type(config), name, getattr(config, name), where, error)
+
+
+def check_field(config: type, name: str, value: Any, where: str, error: type[FathomsError]) -> None:
+    """Hold one value to the declared type of a config's field."""
+    fault = _fault(value, _hints(config)[name])
+    if fault:
+        raise error(f"{where}.{name}={reprlib.repr(value)} {fault}")
 
 
 def check_choices(config: Any, where: str) -> None:
     """Hold every choice (`Literal`) of a config to its list; another value is an error with the nearest one."""
     for name, hint in _hints(type(config)).items():
-        if typing.get_origin(hint) is Literal:
-            check_name(getattr(config, name), typing.get_args(hint), "value", f"{where}.{name}")
+        value = getattr(config, name)
+        for option in (hint, *typing.get_args(hint)):
+            if typing.get_origin(option) is Literal and value is not None:
+                check_name(value, typing.get_args(option), "value", f"{where}.{name}")
 
 
-def fault_of(value: Any, hint: Any) -> str:
+def _fault(value: Any, hint: Any) -> str:
     """What is wrong with a value for a type, or ""."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        faults = [fault_of(value, option) for option in inner]
+        faults = [_fault(value, option) for option in inner]
         return "" if "" in faults else faults[0]
     if origin is tuple:
         if not isinstance(value, tuple | list) or len(value) != len(inner):
             return f"is no list of {len(inner)} values"
-        return next((fault for v, h in zip(value, inner, strict=True) if (fault := fault_of(v, h))), "")
+        return next((fault for v, h in zip(value, inner, strict=True) if (fault := _fault(v, h))), "")
     if origin is Literal:
         return "" if isinstance(value, str) else "is no name"
     if hint is type(None):

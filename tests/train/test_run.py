@@ -99,6 +99,20 @@ def test_a_run_leaves_the_folder_that_everything_else_reads(tmp_path):
         assert checkpoints.why_unusable(folder / "checkpoints" / name) is None
 
 
+def test_norms_of_every_layer_are_recorded_and_change_nothing(tmp_path):
+    words = ["--drop-path", "0.2", "--mixup", "0.3"]
+    train(job(tmp_path, *words, name="plain"))
+    train(job(tmp_path, *words, "--probe-interval", "7", name="probed"))
+    assert same(weights_in(tmp_path / "plain"), weights_in(tmp_path / "probed"))
+    lines = [json.loads(line) for line in (tmp_path / "probed" / "probe.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [7, 14, 21, 28]
+    for line in lines:
+        sites = [(site["block"], site["branch"]) for site in line["sites"]]
+        assert sites == [(f"blocks.{i}", branch) for i in range(2) for branch in ("attn", "mlp")]
+        assert all(site[name] > 0 for site in line["sites"] for name in ("stream", "gradient", "weights"))
+    assert not (tmp_path / "plain" / "probe.jsonl").exists()
+
+
 EVERYTHING = [
     *("--mixup", "0.4", "--cutmix", "1", "--reprob", "0.3", "--aug-repeats", "2", "--drop-path", "0.2"),
     *("--grad-accum-steps", "2", "--model-ema", "--model-ema-decay", "0.9", "--aa", "rand-m5-mstd0.5"),
@@ -368,6 +382,11 @@ def test_a_cnn_of_timms_trains(photos, tmp_path, swap):
         (["--experiment", "../up"], "use letters, digits"),
         (["--model", "timm/resnet50", "--depth", "3"], "timm's models have no such switch"),
         (["--fsdp"], "start them with torchrun"),
+        (
+            ["--fsdp", "--probe-interval", "5"],
+            "--probe-interval looks into fathoms models that are not sharded",
+        ),
+        (["--momentum", "0.9"], "--momentum would not be used: it needs --opt sgd, momentum or muon"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2_and_leave_nothing(tmp_path, capsys, monkeypatch, words, message):
@@ -432,6 +451,8 @@ def test_two_runs_cannot_share_a_folder(tmp_path):
 def test_two_processes_train_as_one_does(tmp_path, kind):
     """Same global batch, so the same samples in the same step; sums in another order, hence 1e-4."""
     common = [*TINY, "--output", str(tmp_path), "--crop", "whole"]
+    if kind == "ddp":
+        common += ["--mixup", "0.4", "--cutmix", "1", "--probe-interval", "7"]
     if kind == "fsdp_everything":
         common += ["--opt", "lamb", "--model-ema", "--model-ema-decay", "0.9", "--train-feature-decay", "0.1"]
     train(train_command.make_job(parse(train_command, "train", [*common, "--experiment", "one"])))

@@ -126,7 +126,7 @@ def headline(run: RunRecord) -> list[tuple[str, str, str]]:
         rows.append(("last test accuracy", f"{top1:.2f} %", f"{number(last.get('images'), 0):,.0f} images"))
     if (loss := number(last.get("loss"))) is not None:
         calibration = number(last.get("calibration_error"))
-        remark = "" if calibration is None else f"calibration error {calibration:.2f} %"
+        remark = "" if calibration is None else f"calibration error {calibration:.2f}\u00a0%"
         rows.append(("last test loss", f"{loss:.4f}", remark))
     if (parameters := number(summary.get("parameters"))) is not None:
         rows.append(("parameters", count(parameters), str(table(run.config.get("model")).get("name", ""))))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fathoms.errors import ConfigError
+from fathoms.reading import MAX_JSON, read_json, read_plain, read_toml
 
 Row = dict[str, Any]
 
@@ -62,7 +62,7 @@ def read_run(folder: Path) -> RunRecord:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(hidden))
     return RunRecord(
         name=folder.resolve().name,
-        config=_toml(folder / "config.toml"),
+        config=read_toml(folder / "config.toml", ConfigError),
         summary=_json(folder / "summary.json"),
         environment=_json(folder / "environment.json"),
         metrics=_lines(folder / "metrics.jsonl"),
@@ -71,36 +71,28 @@ def read_run(folder: Path) -> RunRecord:
     )
 
 
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: no readable TOML ({_said(error)})") from error
-
-
-def _object(text: str, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: no readable JSON ({_said(error)})") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: is no JSON object")
-    return value
-
-
 def _json(path: Path) -> dict[str, Any]:
-    return _object(path.read_text(encoding="utf-8", errors="replace"), str(path)) if path.is_file() else {}
+    return read_json(path, ConfigError) if path.is_file() else {}
 
 
 def _lines(path: Path) -> list[Row]:
     """The objects of a .jsonl file; a last line without its end is one that is being written."""
     if not path.is_file():
         return []
-    whole = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    try:
+        whole = read_plain(path, MAX_JSON).decode("utf-8", errors="replace").split("\n")[:-1]
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     return [
         _object(line, f"{path}: line {index}") for index, line in enumerate(whole, start=1) if line.strip()
     ]
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: no readable JSON ({' '.join(str(error).split())})") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: is no JSON object")
+    return value

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.data import Batch
-from fathoms.errors import FathomsError
+from fathoms.errors import ConfigError, FathomsError
 from fathoms.evaluate.metrics import Evaluation, FewerChannels, evaluate
 from fathoms.models.vit import ViT
 from fathoms.train.build import build_data, build_model, build_schedule, timm_size
@@ -53,6 +53,8 @@ class Trainer:
         self.data = build_data(job, size, world)
         self.channels = 3 if job.config is None else job.config.in_channels
         self.model = build_model(job, len(self.data.classes)).to(world.device)
+        if job.run.probe_interval and (job.run.fsdp or not isinstance(self.model, ViT)):
+            raise ConfigError("--probe-interval looks into fathoms models that are not sharded; leave it out")
         self.folder = RunFolder(job.folder, writes=world.is_main)
         self.show = show and world.is_main
         self.amp_dtype = getattr(torch, self.recipe.amp_dtype) if self.recipe.policy != "fp32" else None
@@ -253,7 +255,7 @@ class Trainer:
         self.fresh.zero_()
         self.updates += 1
         every = self.job.run.probe_interval
-        if every and self.updates % every == 0 and isinstance(self.model, ViT) and self.world.size == 1:
+        if every and self.updates % every == 0 and self.world.is_main:
             self._probe(batch)
 
     def _gradient_norm(self) -> torch.Tensor:

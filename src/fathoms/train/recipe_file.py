@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import reprlib
 import tomllib
-import typing
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 from fathoms.errors import ConfigError
 from fathoms.models.config import FIELDS
-from fathoms.reading import fault_of, read_toml
+from fathoms.reading import check_field, read_toml
 from fathoms.registry import check_name
 from fathoms.train.recipe import DEFAULTS, RECIPE_FIELDS, Recipe
 from fathoms.train.usage import refuse_unused
@@ -40,9 +38,11 @@ def read_recipe(name: str) -> dict[str, Any]:
     for key in table:
         check_name(key, (*RECIPE_FIELDS, "about", "model"), "option", name)
     if not isinstance(table.get("model", {}), dict):
-        raise ConfigError(f"{name}: model is a table of switches; write it as [model]")
-    texts = {"about": table.get("about", ""), "model.name": table.get("model", {}).get("name", "")}
-    for key, value in texts.items():
+        raise ConfigError(f"{name}: model is a table; write [model] and its fields below")
+    for key, value in (
+        ("about", table.get("about", "")),
+        ("model.name", table.get("model", {}).get("name", "")),
+    ):
         if not isinstance(value, str):
             raise ConfigError(f"{name}: {key} is a text; write it in quotes")
     for key in table.get("model", {}):
@@ -54,18 +54,8 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 def recipe_options(table: dict[str, Any], where: str) -> dict[str, Any]:
     """The fields of Recipe in a table that was read from TOML, each of its own type."""
-    hints = typing.get_type_hints(Recipe)
-    options: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in RECIPE_FIELDS:
-            continue
-        hint, read = hints[key], tuple(value) if isinstance(value, list) else value
-        if wrong := fault_of(read, hint):
-            raise ConfigError(f"{where}: {key} = {reprlib.repr(value)} {wrong}; mend the file")
-        if typing.get_origin(hint) is Literal:
-            check_name(str(read), typing.get_args(hint), "value", f"{where}: {key}")
-        if isinstance(read, tuple):
-            options[key] = tuple(float(number) for number in read)
-        else:
-            options[key] = float(read) if float in (hint, *typing.get_args(hint)) else read
-    return options
+    options = {key: value for key, value in table.items() if key not in ("about", "model")}
+    for key, value in options.items():
+        check_name(key, RECIPE_FIELDS, "option", where)
+        check_field(Recipe, key, value, f"{where}: train", ConfigError)
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
