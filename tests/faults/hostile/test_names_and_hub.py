@@ -69,11 +69,11 @@ def test_file_names_are_told_as_text_and_json_stays_json(odd_folder, capfd):
 def test_predictions_on_such_files_are_told_as_text(odd_folder, place, capfd):
     config = ViTConfig(image_size=8, patch_size=2, dim=8, heads=2, depth=1, num_classes=3)
     fathoms.save_weights(ViT(config), place / "w.safetensors")
-    (place / "card.json").write_text(json.dumps({"config": config.to_dict()}))
-    words = ["predict", str(odd_folder), "--checkpoint", "w.safetensors", "--card", "card.json", "--top", "2"]
+    (place / "w.safetensors.json").write_text(json.dumps({"config": config.to_dict()}))
+    words = ["predict", str(odd_folder), "--checkpoint", "w.safetensors", "--top", "2"]
     assert main(words) == 1
     out = capfd.readouterr().out
-    assert len(out.splitlines()) == len(ODD) + 1
+    assert len(out.splitlines()) == len(ODD) + 2
     assert all(line.isprintable() for line in out.split("\n"))
     assert main([*words, "--json"]) == 1
     assert json.loads(capfd.readouterr().out)["bad"] == 1

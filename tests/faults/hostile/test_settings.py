@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fathoms import FathomsError
+import fathoms
+from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.data import DataError, open_source
 from fathoms.data.manifest import verify_manifest
 from fathoms.evaluate.robustness import read_real
@@ -20,15 +21,15 @@ RECIPES = {
     "nested lists": ("epochs = " + "[" * 50_000 + "]" * 50_000, "nested too deeply"),
     "nested tables": ("model" + ".a" * 50_000 + " = 1", "a key of more than 100 parts"),
     "a number of 5,000 digits": ("epochs = " + "9" * 5_000, "no readable TOML"),
-    "a large number": (f"epochs = {10**30}", "train.epochs=1000000000000000000000000000000 is larger than"),
+    "a large number": (f"epochs = {10**30}", "is larger than"),
     "too many epochs": ("epochs = 2000000", "train.epochs=2000000 is too large"),
     "too few": ("epochs = -1", "train.epochs=-1 is too small"),
-    "infinity": ("weight_decay = inf", "train.weight_decay=inf is not finite"),
-    "not a number": ("lr = nan", "train.lr=nan is not finite"),
-    "a text for a number": ('lr = "0.1"', "train.lr='0.1' is no number"),
-    "yes for a number": ("epochs = true", "train.epochs=True is no whole number"),
-    "a number for yes": ("amp = 1", "train.amp=1 is neither true nor false"),
-    "a fraction for a count": ("epochs = 1.5", "train.epochs=1.5 is no whole number"),
+    "infinity": ("weight_decay = inf", "weight_decay=inf is not finite"),
+    "not a number": ("lr = nan", "lr=nan is not finite"),
+    "a text for a number": ('lr = "0.1"', "lr='0.1' is no number"),
+    "yes for a number": ("epochs = true", "epochs=True is no whole number"),
+    "a number for yes": ("amp = 1", "amp=1 is neither true nor false"),
+    "a fraction for a count": ("epochs = 1.5", "epochs=1.5 is no whole number"),
     "a date": ("lr = 2024-01-01", "is no number"),
     "a list of the wrong length": ("mean = [0.5, 0.5]", "is no list of 3 values"),
     "a table for a name": ("opt = {a = 1}", "is no name"),
@@ -94,9 +95,10 @@ CARDS = {
 @pytest.mark.parametrize("kind", CARDS)
 def test_a_card_from_a_stranger(kind, place, refused):
     text, says = CARDS[kind]
-    (place / "card.json").write_text(text)
+    fathoms.save_weights(ViT(ViTConfig(image_size=8, patch_size=2, dim=8, heads=2, depth=1)), "w.safetensors")
+    (place / "w.safetensors.json").write_text(text)
     Image.new("L", (8, 8)).save(place / "a.png")
-    refused("predict", "a.png", "--checkpoint", "w.safetensors", "--card", "card.json", says=says)
+    refused("predict", "a.png", "--checkpoint", "w.safetensors", says=says)
 
 
 def pack(place):
@@ -234,13 +236,13 @@ def test_arrays_from_a_stranger(changes, place, refused):
 
 
 def test_lists_of_class_names_are_checked_where_they_enter(place, refused):
-    from fathoms.export.predict import read_classes
+    from fathoms.export.predict import class_names
 
     for text in (b"a\n\xff\n", b"a\nb\x1b[2J\n", b"a\n" + b"x" * 300, b""):
         (place / "names.txt").write_bytes(text)
         with pytest.raises(FathomsError) as caught:
-            read_classes(place / "names.txt", 2)
+            class_names(place / "names.txt", None, 2)
         assert str(caught.value).isprintable()
     with pytest.raises(FathomsError, match="no readable list of names"):
-        read_classes(place / "nowhere.txt", 2)
+        class_names(place / "nowhere.txt", None, 2)
     refused("data", "info", place / "nowhere", says="no such file or folder")
