@@ -12,6 +12,7 @@ import argparse
 import functools
 import gc
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -156,7 +157,7 @@ def main() -> None:
         parser.error("no CUDA device; run this where there is one")
     limits = {} if arguments.warm else device_limits()
     report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **limits}
-    report["command"] = "python benchmarks/models.py --json --output results/models"
+    report["command"] = " ".join(["python", "benchmarks/models.py", *sys.argv[1:]])
     report["rows"] = {}
     for name in arguments.rows:
         began = time.perf_counter()

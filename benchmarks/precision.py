@@ -71,6 +71,7 @@ def main() -> None:
     )
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=6, help="runs at a time")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     parser.add_argument("--output", type=Path, help="write the JSON there")
@@ -80,7 +81,8 @@ def main() -> None:
     arguments.words = words[cut + 1 :]
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
-        cells = [(policy, seed) for policy in POLICIES for seed in range(arguments.seeds)]
+        seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+        cells = [(policy, seed) for policy in POLICIES for seed in seeds]
         top1 = list(pool.map(lambda cell: train(arguments, Path(folder), *cell), cells))
     report = compare(
         {policy: top1[i * arguments.seeds :][: arguments.seeds] for i, policy in enumerate(POLICIES)}

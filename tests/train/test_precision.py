@@ -111,8 +111,14 @@ def test_the_stream_has_the_dtype_of_the_policy(precision):
     assert seen == [torch.float32 if wide else torch.bfloat16]
 
 
+def test_a_precision_given_by_hand_overrides_the_amp_of_a_recipe():
+    assert Recipe.join({"amp": True}, {"precision": "bf16"}).policy == "bf16"
+    assert Recipe.join({"amp": True}, {}).policy == "autocast"
+    assert Recipe().policy == "fp32"
+
+
 def test_contradictions_are_refused():
-    with pytest.raises(ConfigError, match="contradicts --amp"):
+    with pytest.raises(ConfigError, match="--amp would not be used"):
         Recipe(precision="fp32", amp=True)
     with pytest.raises(ConfigError, match="float16"):
         Recipe(precision="bf16", amp_dtype="float16")

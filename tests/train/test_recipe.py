@@ -40,6 +40,7 @@ NEEDS = {
     "model_ema_decay": (0.9, {"model_ema": True}),
     "model_ema_warmup": (True, {"model_ema": True}),
     "amp_dtype": ("float16", {"amp": True}),
+    "compile_scope": ("blocks", {"torchcompile": "inductor"}),
 }
 # An option that is read by default, and what switches it off.
 SWITCHED_OFF = {
@@ -50,6 +51,7 @@ SWITCHED_OFF = {
     "sched_on_updates": (True, {"sched": "constant"}),
     "scale": ((0.5, 1.0), {"crop": "whole"}),
     "ratio": ((0.9, 1.1), {"crop": "pad"}),
+    "amp": (True, {"precision": "bf16"}),
 }
 
 

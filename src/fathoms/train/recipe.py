@@ -213,8 +213,6 @@ def _check(recipe: Recipe) -> None:
         raise ConfigError("train.attn_extra_loss looks at no block; give --attn-extra-loss-layers")
     if (recipe.distillation_type == "none") != (recipe.teacher is None):
         raise ConfigError("train.teacher and train.distillation_type belong together; give both or neither")
-    if recipe.precision == "fp32" and recipe.amp:
-        raise ConfigError("train.precision='fp32' contradicts --amp; leave one of them out")
     if recipe.precision == "bf16" and recipe.amp_dtype != "bfloat16":
         raise ConfigError("train.precision='bf16' contradicts --amp-dtype float16; use precision 'autocast'")
     if recipe.launch == "graph" and recipe.amp_dtype != "bfloat16":

@@ -49,6 +49,7 @@ USES = (
     Use(
         ("amp_dtype",), lambda r: r.amp or r.precision not in (None, "fp32"), "--amp or --precision autocast"
     ),
+    Use(("amp",), lambda r: r.precision is None, "--precision to be left to it"),
     Use(("compile_scope",), lambda r: r.torchcompile is not None, "--torchcompile"),
 )
 
