@@ -12,10 +12,12 @@ from torch import nn
 
 from fathoms import FathomsError
 from fathoms.parts import Derf, DyT, LayerNorm, LayerScale, LearnableScaler, ReZero, RMSNorm
+from fathoms.surgery.affine import find_parts
 from fathoms.surgery.batches import difference, run
 from fathoms.surgery.fold import fold
 from fathoms.surgery.sites import find_sites
 from fathoms.surgery.swap import swap_norms
+from fathoms.surgery.trace import trace
 
 WIDTH = 6
 
@@ -95,6 +97,35 @@ def test_swap_then_fold_is_fold_of_the_swapped(plan, to):
     assert same(model, folded)
 
 
+steps = st.lists(
+    st.sampled_from(["fold", "learnable_scaler", "dyt", "rmsnorm", "layernorm"]), min_size=2, max_size=4
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(networks, steps)
+def test_in_any_order_a_fold_keeps_the_function_and_a_swap_keeps_the_matrices(plan, order):
+    model, folded_before = build(plan), False
+    for step in order:
+        if step == "fold":
+            if not folded_before and not find_parts(trace(model, tokens())):
+                return
+            folded, report = fold(model, images=tokens())
+            assert same(model, folded)
+            assert not (folded_before and order.count("fold") == len(order)) or len(report) == 0
+            model, folded_before = folded, True
+            continue
+        linears = [m.weight.clone() for m in model.modules() if isinstance(m, nn.Linear)]
+        if any(site.kind != step for site in find_sites(model)):
+            swap_norms(model, step)
+            assert {site.kind for site in find_sites(model)} == {step}
+        else:
+            with pytest.raises(FathomsError, match="nothing to swap|no norm left"):
+                swap_norms(model, step)
+        after = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
+        assert all(torch.equal(a, b) for a, b in zip(linears, after, strict=True))
+
+
 @settings(max_examples=12, deadline=None)
 @given(networks)
 def test_fold_then_swap_never_touches_what_is_folded_into_the_linears(plan):
@@ -123,8 +154,11 @@ def test_a_folded_network_survives_state_dict_deepcopy_and_bfloat16(plan):
             parameter.zero_()
     twin.load_state_dict(state)
     assert difference(run(folded, tokens()), run(twin, tokens())) == 0.0
-    small = copy.deepcopy(folded).bfloat16()
+    small, plain = copy.deepcopy(folded).bfloat16(), copy.deepcopy(model).bfloat16()
     assert small(tokens().bfloat16()).dtype == torch.bfloat16
+    # Both round to eight bits, each in its own places: neither may be far worse than the other.
+    exact, half = run(model, tokens()), tokens().bfloat16()
+    assert difference(exact, run(small, half)) <= 10 * difference(exact, run(plain, half)) + 0.05
 
 
 @settings(max_examples=12, deadline=None)

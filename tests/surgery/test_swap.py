@@ -13,6 +13,7 @@ from torch import nn
 
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.parts import NORMS, LearnableScaler, LearnableScaler2d
+from fathoms.surgery.calibrate import fit
 from fathoms.surgery.sites import find_sites
 from fathoms.surgery.swap import swap_norms
 from fathoms.surgery.taper import Tapered, taper
@@ -256,6 +257,25 @@ def test_a_norm_the_batches_never_reach_cannot_be_calibrated():
     model.spare = nn.LayerNorm(4)
     with pytest.raises(FathomsError, match="spare: the batches never reach this norm"):
         swap_norms(model, "dyt", calibrate=images(2))
+
+
+def test_a_fit_that_fails_half_way_leaves_the_model_as_it_was(monkeypatch):
+    model = vit()
+    before, state = model(images()), list(model.state_dict())
+    fitted = []
+
+    def stumble(part, pairs):
+        fitted.append(part)
+        if len(fitted) == 3:
+            raise MemoryError
+        return fit(part, pairs)
+
+    monkeypatch.setattr("fathoms.surgery.swap.fit", stumble)
+    with pytest.raises(MemoryError):
+        swap_norms(model, "dyt", calibrate=images())
+    assert kinds(model) == {"layernorm"}
+    assert list(model.state_dict()) == state
+    assert torch.equal(model(images()), before)
 
 
 def test_a_shared_norm_stays_shared():

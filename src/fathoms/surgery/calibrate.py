@@ -2,7 +2,7 @@
 
 Sites are fitted in the order in which they run, each on what the network with the earlier sites already
 swapped sends in, against what the old network's norm put out there. So a site also makes up for the
-error of those before it, at the price of one pass over the batches for each site.
+error of those before it, at the price of a pass of both networks over the batches for each site.
 """
 
 from __future__ import annotations
@@ -93,8 +93,7 @@ def record_pairs(
     with _hooked(sites[0], keep_output), _hooked(sites[1], keep_input):
         for batch in batches:
             run(teacher, batch)
-            if student is not teacher:
-                run(student, batch)
+            run(student, batch)
     return list(zip(came, put, strict=True))
 
 
@@ -147,6 +146,13 @@ def _fit_curve(part: DyT | Derf, pairs: list[tuple[Tensor, Tensor]]) -> float:
     return error
 
 
+def _fit_line(weight: Tensor, bias: Tensor, moments: Moments) -> float:
+    slope, shift = moments.line()
+    weight.copy_(slope)
+    bias.copy_(shift)
+    return moments.error(slope, shift)
+
+
 def _standard(part: nn.Module) -> Callable[[Tensor], Tensor]:
     """What a LayerNorm or RMSNorm does before its learned scale and shift."""
     eps = float(getattr(part, "eps", None) or 1e-6)
@@ -169,17 +175,9 @@ def fit(part: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> float:
     if isinstance(part, DyT | Derf):
         return _fit_curve(part, pairs)
     if isinstance(part, LearnableScaler) and part.a is not None and part.b is not None:
-        moments = _moments(pairs, lambda x: x)
-        slope, shift = moments.line()
-        part.a.copy_(slope)
-        part.b.copy_(shift)
-        return moments.error(slope, shift)
+        return _fit_line(part.a, part.b, _moments(pairs, lambda x: x))
     if isinstance(part, nn.LayerNorm):
-        moments = _moments(pairs, _standard(part))
-        slope, shift = moments.line()
-        part.weight.copy_(slope)
-        part.bias.copy_(shift)
-        return moments.error(slope, shift)
+        return _fit_line(part.weight, part.bias, _moments(pairs, _standard(part)))
     if isinstance(part, nn.RMSNorm):
         moments = _moments(pairs, _standard(part))
         slope = moments.sums["uy"] / moments.sums["uu"].clamp_min(1e-30)

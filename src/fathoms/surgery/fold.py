@@ -115,7 +115,7 @@ def fold(
     before = sum(p.numel() for p in model.parameters())
     drop_paths = remove_drop_path(folded)
     join_biases(folded)
-    learn_constants(folded, model)
+    learn_constants(folded)
     rows, left = _fold_all(folded, trace(folded, images), images)
     plain_scales(folded)
     if not rows and not left and not getattr(model, "folded_by_fathoms", False):

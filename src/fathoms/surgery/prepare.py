@@ -22,13 +22,12 @@ def remove_drop_path(model: nn.Module) -> int:
 
 
 @torch.no_grad()
-def join_biases(model: nn.Module) -> int:
-    """Put the separate q and v biases of BEiT and EVA into one bias of their packed projection; how many.
+def join_biases(model: nn.Module) -> None:
+    """Put the separate q and v biases of BEiT and EVA into one bias of their packed projection.
 
     Those models add a bias that is concatenated in every run, with zeros for k that are not saved. A packed
     bias is what their own code takes when there is no `q_bias`.
     """
-    joined = 0
     for module in model.modules():
         parts = [getattr(module, f"{letter}_bias", None) for letter in "qkv"]
         packed = getattr(module, "qkv", None)
@@ -36,19 +35,14 @@ def join_biases(model: nn.Module) -> int:
             packed.bias = nn.Parameter(torch.cat(parts), requires_grad=packed.weight.requires_grad)  # pyrefly: ignore
             for letter in "qkv":
                 setattr(module, f"{letter}_bias", None)
-            joined += 1
-    return joined
 
 
 @torch.no_grad()
-def learn_constants(model: nn.Module, template: nn.Module) -> list[nn.Module]:
+def learn_constants(model: nn.Module) -> None:
     """Make LayerNorm Scaling's constants parameters, which fold as any other scale does."""
-    made: list[nn.Module] = []
     for module in [m for m in model.modules() if isinstance(m, LayerNormScaling)]:
-        scale = ReZero(module.dim, init_value=module.factor).to(**home_of(template))  # pyrefly: ignore
+        scale = ReZero(module.dim, init_value=module.factor).to(**home_of(model))  # pyrefly: ignore
         replace_module(model, module, scale)
-        made.append(scale)
-    return made
 
 
 def plain_scales(model: nn.Module) -> None:

@@ -40,22 +40,24 @@ class Site:
     depth: int | None
 
 
+_KINDS = {
+    "learnable_scaler": LearnableScaler,
+    "dyt": DyT,
+    "derf": Derf,
+    "scalenorm": ScaleNorm,
+    "layernorm": nn.LayerNorm,
+    "rmsnorm": nn.RMSNorm,
+    "batchnorm": nn.modules.batchnorm._BatchNorm,
+    "groupnorm": nn.GroupNorm,
+}
+
 Choice = str | Sequence[str] | range | Callable[[Site], bool]
 
 
 def kind_of(module: nn.Module) -> str | None:
     """What kind of norm a module is, or None; norms of other libraries are told by class name."""
-    for kind, types in {
-        "learnable_scaler": LearnableScaler,
-        "dyt": DyT,
-        "derf": Derf,
-        "scalenorm": ScaleNorm,
-        "layernorm": nn.LayerNorm,
-        "rmsnorm": nn.RMSNorm,
-        "batchnorm": nn.modules.batchnorm._BatchNorm,
-        "groupnorm": nn.GroupNorm,
-    }.items():
-        if isinstance(module, types):
+    for kind, cls in _KINDS.items():
+        if isinstance(module, cls):
             return kind
     name = type(module).__name__
     weight = getattr(module, "weight", None)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fathoms.errors import FathomsError
 from fathoms.models.vit import ViT
 from fathoms.parts.norm import NORMS
+from fathoms.parts.scaler import LearnableScaler2d
 from fathoms.registry import check_name
 from fathoms.surgery.batches import as_batches, difference, example_images, run
 from fathoms.surgery.calibrate import fit, record_pairs, running_order
@@ -59,22 +60,19 @@ def swap_norms(
     sites = _sites(model, to, only, batches)
     if how != "reset":
         _refuse_training_batchnorm(sites)
-    before = None if batches is None else [run(model, batch) for batch in batches]
-    teacher = copy.deepcopy(model) if batches is not None else model
     new = {site.name: build_part(site, to) for site in sites}
     if how == "keep":
         new = {site.name: carry(site, new[site.name]) for site in sites}
     errors: dict[str, float] = {}
+    change = None
     if batches is None:
         for site in sites:
             replace_module(model, site.module, new[site.name].module)
     else:
+        teacher = copy.deepcopy(model)
         errors = _install_in_order(model, teacher, sites, new, batches, how == "calibrate")
+        change = max(difference(run(teacher, batch), run(model, batch)) for batch in batches)
     notes = _after(model, to, batches)
-    change = None
-    if before is not None and batches is not None:
-        pairs = zip(before, batches, strict=True)
-        change = max(difference(old, run(model, batch)) for old, batch in pairs)
     rows = tuple(_row(site, to, new[site.name], errors.get(site.name)) for site in sites)
     return SwapReport(how, rows, change, notes)
 
@@ -125,16 +123,24 @@ def _install_in_order(
     batches: list[Tensor],
     fitted: bool,
 ) -> dict[str, float]:
-    """Swap site after site as they run, each fitted if asked for; what each misses on the batches."""
+    """Swap site after site as they run, each fitted if asked for; what each misses on the batches.
+
+    A site that fails leaves the model as it was.
+    """
     originals = dict(teacher.named_modules())
     by_name = {site.name: site for site in sites}
-    errors = {}
-    for name in running_order(model, {site.name: site.module for site in sites}, batches[0]):
-        site, part = by_name[name], new[name]
-        modules = (originals[name], site.module)
-        pairs = record_pairs(teacher, model, modules, batches, site.layout)
-        errors[name] = fit(part.part, pairs) if fitted else _missed(part, pairs)
-        replace_module(model, site.module, part.module)
+    errors: dict[str, float] = {}
+    try:
+        for name in running_order(model, {site.name: site.module for site in sites}, batches[0]):
+            site, part = by_name[name], new[name]
+            modules = (originals[name], site.module)
+            pairs = record_pairs(teacher, model, modules, batches, site.layout)
+            errors[name] = fit(part.part, pairs) if fitted else _missed(part, pairs)
+            replace_module(model, site.module, part.module)
+    except BaseException:
+        for site in sites:
+            replace_module(model, new[site.name].module, site.module)
+        raise
     return errors
 
 
@@ -149,7 +155,7 @@ def _missed(new: NewPart, pairs: list[tuple[Tensor, Tensor]]) -> float:
 
 def _on_rows(part: nn.Module, x: Tensor) -> Tensor:
     """A part on tokens (rows, channels), also one that is made for maps."""
-    if type(part).__name__.endswith("2d"):
+    if isinstance(part, LearnableScaler2d):
         return part(x[:, :, None, None])[:, :, 0, 0]
     return part(x)
 
