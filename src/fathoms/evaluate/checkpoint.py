@@ -22,14 +22,15 @@ class Trained:
     """A model with its weights, and what is known of its training."""
 
     model: nn.Module
-    config: ViTConfig
+    image_size: int
+    in_channels: int
     classes: tuple[str, ...] | None
     recipe: dict[str, Any]
     data: str | None
     source: str
 
 
-def _run_config(folder: Path) -> dict[str, Any] | None:
+def run_config(folder: Path) -> dict[str, Any] | None:
     """config.toml of the run that a folder belongs to, if there is one, with everything read from it checked."""
     places = (folder, folder.parent, folder.parent.parent)
     path = next((place / "config.toml" for place in places if (place / "config.toml").is_file()), None)
@@ -47,7 +48,7 @@ def _run_config(folder: Path) -> dict[str, Any] | None:
     return table
 
 
-def _weights(folder: Path, ema: bool) -> Path:
+def weights_file(folder: Path, ema: bool) -> Path:
     """The weights file of a run or checkpoint folder: the average where there is one, of the best epoch."""
     for place in (folder, folder / "checkpoints" / "best", folder / "checkpoints" / "last"):
         for name in ("ema.safetensors", "model.safetensors") if ema else ("model.safetensors",):
@@ -68,8 +69,8 @@ def load_trained(checkpoint: str, model: str | None = None, *, ema: bool = True,
         **overrides: Fields of ViTConfig.
     """
     path = Path(checkpoint)
-    table = _run_config(path if path.is_dir() else path.parent)
-    weights = _weights(path, ema) if path.is_dir() else path
+    table = run_config(path if path.is_dir() else path.parent)
+    weights = weights_file(path, ema) if path.is_dir() else path
     if model is not None:
         config = model_config(model, **overrides)
         if table is not None and "num_classes" not in overrides:
@@ -84,4 +85,4 @@ def load_trained(checkpoint: str, model: str | None = None, *, ema: bool = True,
     classes = tuple(table["classes"]) if table is not None else None
     recipe = table.get("recipe", {}) if table is not None else {}
     data = table.get("data") if table is not None else None
-    return Trained(vit.eval(), config, classes, recipe, data, str(weights))
+    return Trained(vit.eval(), config.image_size, config.in_channels, classes, recipe, data, str(weights))

@@ -35,6 +35,8 @@ class RunOptions:
     """Go on where the same command left off, or refuse to touch an old run."""
     initial_checkpoint: str | None = None
     """Weights to start from; positions are resized to this run's image size."""
+    initial_head: Literal["load", "new"] = "load"
+    """Take the classifier from those weights too, or start a new one for other classes."""
     recovery_interval: int = 0
     """Also save every so many updates; 0: after evaluations only."""
     eval_interval: int = 1
@@ -68,6 +70,8 @@ class RunOptions:
         }.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: use {least} or more")
+        if self.initial_head == "new" and self.initial_checkpoint is None:
+            raise ConfigError("--initial-head would not be used: it needs --initial-checkpoint; add that")
         if self.experiment is not None and not re.fullmatch(r"[\w.@=+-]+", self.experiment):
             raise ConfigError(f"--experiment {self.experiment!r}: use letters, digits and . _ - = + @ only")
 
@@ -110,6 +114,7 @@ class Job:
             "seed": self.run.seed,
             "swap_norms": self.run.swap_norms,
             "initial_checkpoint": self.run.initial_checkpoint,
+            "initial_head": self.run.initial_head,
             "config": None if self.config is None else self.config.to_dict(),
             "recipe": self.recipe.to_dict(),
         }

@@ -19,8 +19,9 @@ from fathoms.errors import ConfigError
 from fathoms.evaluate.metrics import Evaluation, FewerChannels, evaluate
 from fathoms.models.vit import ViT
 from fathoms.train import checkpoint as checkpoints
-from fathoms.train.build import build_data, build_model, build_schedule, timm_size
+from fathoms.train.build import build_data, build_model, build_schedule
 from fathoms.train.distributed import World, check_agreement, sum_over_ranks, whole
+from fathoms.train.foreign import timm_size
 from fathoms.train.gate import Gate
 from fathoms.train.guard import DivergedError, Guard, RollBack
 from fathoms.train.job import Job
