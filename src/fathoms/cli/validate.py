@@ -6,11 +6,9 @@ folder (ImageNet-V2, -A, -R, -Sketch) is matched by class names or numbers and m
 
 from __future__ import annotations
 
-import csv
 import json as json_format
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import tyro
@@ -62,22 +60,30 @@ class Args:
     """ReaL's file of label lists for the validation pictures."""
     confusion: str | None = None
     """Write the table of confusions to this .csv."""
+    per_class: str | None = None
+    """Write each class's accuracy to this .csv."""
+    results_file: str | None = None
+    """Write all numbers to this .json, or a row for each data set to this .csv."""
     json: bool = False
     """Print one JSON object on the last line."""
 
 
 def run(args: Args) -> int:
     """Measure, and print."""
-    from fathoms.evaluate.checkpoint import load_trained
+    from fathoms.evaluate.robustness import read_real
+    from fathoms.evaluate.tables import check_target
     from fathoms.train.distributed import join_world, leave_world
+    from fathoms.train.reload import load_run
 
-    if args.confusion is not None and not args.confusion.endswith(".csv"):
-        raise ConfigError(f"--confusion {args.confusion}: the table is written as .csv; change the ending")
+    check_target("--confusion", args.confusion, (".csv",))
+    check_target("--per-class", args.per_class, (".csv",))
+    check_target("--results-file", args.results_file, (".json", ".csv"))
+    real = None if args.real_labels is None else read_real(args.real_labels)
     size = {} if args.image_size is None else {"image_size": args.image_size}
-    trained = load_trained(args.checkpoint, args.model, ema=args.use_ema, **size)
+    trained = load_run(args.checkpoint, args.model, ema=args.use_ema, **size)
     world = join_world(args.device)
     try:
-        results = measure_all(args, trained, world)
+        results = measure_all(args, trained, world, real)
     finally:
         leave_world()
     if world.is_main:
@@ -85,45 +91,48 @@ def run(args: Args) -> int:
     return 0
 
 
-def measure_all(args: Args, trained: Any, world: Any) -> dict[str, dict[str, Any]]:
-    """Every data set's numbers by path."""
+def measure_all(
+    args: Args, trained: Any, world: Any, real: dict[int, Any] | None
+) -> dict[str, dict[str, Any]]:
+    """Every data set's numbers by path; all sets are opened before the first is measured."""
     import torch
 
-    trained.model.to(world.device)
-    model = trained.model
-    if args.torchcompile is not None:
-        model = torch.compile(model, backend=args.torchcompile)
+    from fathoms.evaluate.metrics import FewerChannels
+    from fathoms.evaluate.robustness import match_classes
+
     data = args.data if args.data is not None else trained.data
     if data is None:
         raise ConfigError("which data? the checkpoint does not say; give DATA")
+    places = (data, *args.robustness)
+    sources = {place: open_held_out(place, args.split if place == data else None) for place in places}
+    loaders = {place: make_loader(args, trained, source, world) for place, source in sources.items()}
+    maps: dict[str, Any] = dict.fromkeys(places)
+    if trained.classes is not None:
+        maps = {place: match_classes(sources[place].classes, trained.classes, place) for place in places}
+    model = trained.model.to(world.device)
+    if args.torchcompile is not None:
+        model = torch.compile(model, backend=args.torchcompile)
+    seen = FewerChannels(model, trained.in_channels)
     results = {}
-    for index, place in enumerate((data, *args.robustness)):
-        results[place] = measure(args, trained, model, place, world, None if index else args.split)
+    for place in places:
+        results[place] = measure(args, seen, loaders[place], maps[place], world)
+        if real is not None and place == data:
+            results[place]["real_top1"] = real_accuracy(args, seen, loaders[place], real, world)
     return results
 
 
-def measure(
-    args: Args, trained: Any, model: Any, place: str, world: Any, split: str | None
-) -> dict[str, Any]:
-    """One data set's numbers."""
-    import torch
-
+def make_loader(args: Args, trained: Any, source: Any, world: Any) -> Any:
+    """The pictures of a set as the run evaluated its own, but for what the flags say."""
     from fathoms.evaluate.loader import eval_loader
-    from fathoms.evaluate.metrics import FewerChannels, evaluate
-    from fathoms.evaluate.robustness import match_classes
     from fathoms.train.recipe import Recipe
     from fathoms.train.recipe_file import recipe_options
 
-    source = open_held_out(place, split)
     given = {"crop_pct": args.crop_pct, "interpolation": args.interpolation}
     recipe = Recipe(**recipe_options(trained.recipe, args.checkpoint))
     recipe = recipe.replace(**{name: value for name, value in given.items() if value is not None})
-    label_map = None
-    if trained.classes is not None:
-        label_map = match_classes(source.classes, trained.classes, place)
-    loader = eval_loader(
+    return eval_loader(
         source,
-        trained.config.image_size,
+        trained.image_size,
         args.batch_size,
         crop_pct=recipe.crop_pct,
         interpolation=recipe.interpolation,
@@ -133,34 +142,42 @@ def measure(
         device=world.device,
         share=(world.rank, world.size),
     )
+
+
+def measure(args: Args, model: Any, loader: Any, label_map: Any, world: Any) -> dict[str, Any]:
+    """One data set's numbers."""
+    import torch
+
+    from fathoms.evaluate.metrics import evaluate
+
     dtype = getattr(torch, args.amp_dtype) if args.amp else None
-    seen = FewerChannels(model, trained.config.in_channels)
+    classes = loader.source.classes
     options = {"device": world.device, "amp_dtype": dtype, "label_map": label_map}
-    told = evaluate(seen, loader.epoch(0), len(source.classes), **options)
-    result = {**told.summary(), "per_class": dict(zip(source.classes, told.per_class, strict=True))}
-    result["confusion"] = told.confusion
-    if args.real_labels is not None and place == (args.data or trained.data):
-        result["real_top1"] = real_accuracy(args, seen, loader, source, dtype, world)
-    return result
+    told = evaluate(model, loader.epoch(0), len(classes), **options)
+    per_class = dict(zip(classes, told.per_class, strict=True))
+    return {**told.summary(), "per_class": per_class, "confusion": told.confusion}
 
 
-def real_accuracy(args: Args, model: Any, loader: Any, source: Any, dtype: Any, world: Any) -> float:
+def real_accuracy(args: Args, model: Any, loader: Any, labels: dict[int, Any], world: Any) -> float:
     """Percent of pictures whose answer is among ReaL's labels; pictures without labels do not count."""
     import torch
 
-    from fathoms.evaluate.robustness import picture_number, read_real
+    from fathoms.evaluate.robustness import picture_number
+    from fathoms.train.distributed import sum_over_ranks
 
-    labels = read_real(args.real_labels or "")
+    dtype = getattr(torch, args.amp_dtype) if args.amp else None
     right = counted = 0
     with torch.no_grad():
         for batch in loader.epoch(0):
             with torch.autocast(world.device.type, dtype=dtype, enabled=dtype is not None):
                 answers = model(batch.images).argmax(dim=1).tolist()
             for index, answer in zip(batch.ids.tolist(), answers, strict=True):
-                allowed = labels.get(picture_number(source.where(index)))
+                allowed = labels.get(picture_number(loader.source.where(index)))
                 if allowed is not None:
                     counted += 1
                     right += answer in allowed
+    sums = sum_over_ranks(world, torch.tensor([right, counted], dtype=torch.float64, device=world.device))
+    right, counted = (int(value) for value in sums.tolist())
     if not counted:
         raise ConfigError(f"{args.real_labels}: has labels for none of the pictures")
     return 100 * right / counted
@@ -179,14 +196,15 @@ def open_held_out(place: str, split: str | None) -> Any:
 
 
 def report(args: Args, results: dict[str, dict[str, Any]]) -> None:
-    """Print the numbers, and write the confusions where they were asked for."""
+    """Print the numbers, and write them where that was asked for."""
+    from fathoms.evaluate import tables
+
     if args.confusion is not None:
-        first = next(iter(results.values()))
-        with Path(args.confusion).open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["true class", *first["per_class"]])
-            for name, row in zip(first["per_class"], first["confusion"], strict=True):
-                writer.writerow([name, *row])
+        tables.write_confusion(args.confusion, results)
+    if args.per_class is not None:
+        tables.write_per_class(args.per_class, results)
+    if args.results_file is not None:
+        tables.write_results(args.results_file, results)
     if args.json:
         print(json_format.dumps({"results": results}))
         return

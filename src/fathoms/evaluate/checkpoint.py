@@ -92,34 +92,41 @@ def _from_card(path: Path) -> _Known:
     return _checked({**card, "name": card.get("model"), "swap_norms": None}, path)
 
 
-def _from_run(folder: Path) -> _Known | None:
-    """What config.toml and summary.json say of the run that a folder belongs to, if it belongs to one."""
+def run_config(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The folder and the config.toml of the run that a folder belongs to, if it belongs to one."""
     places = (folder, folder.parent, folder.parent.parent)
     run = next((place for place in places if (place / "config.toml").is_file()), None)
     if run is None:
         return None
     path = run / "config.toml"
     table = read_toml(path, ConfigError)
-    model = table.get("model")
-    if not isinstance(model, dict):
+    if not isinstance(table.get("model"), dict):
         raise ConfigError(f"{path}: model is a table; this is no config of a run")
-    for key in model:
+    for key in table["model"]:
         check_name(key, (*FIELDS, "name"), "option", f"{path}: [model]")
-    name = model.get("name")
+    return run, table | {"classes": check_names(table.get("classes"), str(path), ConfigError)}
+
+
+def _from_run(folder: Path) -> _Known | None:
+    """What config.toml and summary.json say of the run that a folder belongs to, if it belongs to one."""
+    found = run_config(folder)
+    if found is None:
+        return None
+    run, table = found
+    name = table["model"].get("name")
     if isinstance(name, str) and name.startswith(TIMM):
         raise ConfigError(f"{run}: a run of {name}, which is not fathoms' own; load its weights with timm")
-    classes = check_names(table.get("classes"), str(path), ConfigError)
-    config = {key: value for key, value in model.items() if key != "name"}
-    config["num_classes"] = len(classes)
+    config = {key: value for key, value in table["model"].items() if key != "name"}
+    config["num_classes"] = len(table["classes"])
     metrics: dict[str, Any] = {}
     if (run / "summary.json").is_file():
         summary = read_json(run / "summary.json", ConfigError, MAX_CARD)
         metrics = {key: summary[key] for key in ("status", "epoch", "best", "last") if key in summary}
-    known = _checked({**table, "config": config, "name": name, "metrics": metrics}, path)
-    return replace(known, run=run)
+    told = {**table, "config": config, "name": name, "metrics": metrics}
+    return replace(_checked(told, run / "config.toml"), run=run)
 
 
-def _weights(folder: Path, ema: bool) -> Path:
+def weights_file(folder: Path, ema: bool) -> Path:
     """The weights file of a run or checkpoint folder: the average where there is one, of the best epoch."""
     places = [folder / "checkpoints" / "best", folder / "checkpoints" / "last", folder]
     for place in places:
@@ -145,7 +152,7 @@ def _locate(checkpoint: str, ema: bool) -> tuple[Path, str, _Known]:
     """The weights file, what to call it, and what is known of it: from its card, else from its run."""
     path = Path(checkpoint)
     if path.is_dir():
-        weights = _weights(path, ema)
+        weights = weights_file(path, ema)
         return weights, str(weights), _from_run(path) or _Known()
     if hub.is_hub_id(checkpoint):
         try:

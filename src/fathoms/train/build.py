@@ -30,10 +30,9 @@ from fathoms.evaluate.loader import AnyLoader, eval_loader
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights
-from fathoms.ops.softmax import leave_out_cudnn_attention
 from fathoms.train.distributed import World
-from fathoms.train.job import TIMM, Job
-from fathoms.train.recipe import Recipe
+from fathoms.train.foreign import build_timm
+from fathoms.train.job import Job
 from fathoms.train.schedule import Schedule
 
 
@@ -141,7 +140,7 @@ def build_model(job: Job, classes: int) -> nn.Module:
         model = ViT(build_config(job.config, classes))
         model.set_grad_checkpointing(job.recipe.grad_checkpointing)
     else:
-        model = build_timm(job.model, classes, job.recipe)
+        model = build_timm(job.model, classes, job.recipe.grad_checkpointing)
     if job.run.swap_norms is not None:
         from fathoms.surgery.swap import swap_norms
 
@@ -149,36 +148,10 @@ def build_model(job: Job, classes: int) -> nn.Module:
     if job.run.initial_checkpoint is not None:
         if not isinstance(model, ViT):
             raise ConfigError("--initial-checkpoint: weights can be loaded into fathoms models only")
-        load_weights(model, job.run.initial_checkpoint)
+        skip = ["head*"] if job.run.initial_head == "new" else []
+        load_weights(model, job.run.initial_checkpoint, skip=skip)
     freeze(model, job.recipe.freeze)
     return model
-
-
-def build_timm(name: str, classes: int, recipe: Recipe) -> nn.Module:
-    """One of timm's models, from the extra."""
-    try:
-        import timm
-    except ImportError as error:
-        raise ConfigError(
-            f"--model {name}: timm's models need an extra; pip install 'fathoms[timm]'"
-        ) from error
-    from fathoms.registry import check_name
-
-    wanted = name.removeprefix(TIMM)
-    check_name(wanted.partition(".")[0], timm.list_models(), "timm model", "--model")
-    leave_out_cudnn_attention()
-    model = timm.create_model(wanted, num_classes=classes)
-    if recipe.grad_checkpointing:
-        model.set_grad_checkpointing()  # pyrefly: ignore[not-callable]
-    return model
-
-
-def timm_size(name: str) -> int:
-    """Side of the images that one of timm's models takes."""
-    from timm.models import get_pretrained_cfg
-
-    config = get_pretrained_cfg(name.removeprefix(TIMM), allow_unregistered=False)
-    return 224 if config is None else int(config.input_size[-1])
 
 
 def freeze(model: nn.Module, patterns: str | None) -> None:

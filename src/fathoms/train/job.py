@@ -37,6 +37,8 @@ class RunOptions:
     """Settings, such as lr or epochs, and "data", that may differ from the run that goes on; others may not."""
     initial_checkpoint: str | None = None
     """Weights to start from; positions are resized to this run's image size."""
+    initial_head: Literal["load", "new"] = "load"
+    """Take the classifier from those weights too, or start a new one for other classes."""
     recovery_interval: int = 0
     """Also save every so many updates; 0: after evaluations only."""
     checkpoint_hist: int = 2
@@ -75,6 +77,8 @@ class RunOptions:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: use {least} or more")
         if self.allow_change and self.experiment is None:
             raise ConfigError("--allow-change: name the run that goes on with --experiment")
+        if self.initial_head == "new" and self.initial_checkpoint is None:
+            raise ConfigError("--initial-head would not be used: it needs --initial-checkpoint; add that")
         if self.experiment is not None and not re.fullmatch(r"(?!\.+$)[\w.@=+-]{1,200}", self.experiment):
             raise ConfigError(f"--experiment {self.experiment!r}: use letters, digits and . _ - = + @ only")
 
@@ -117,6 +121,7 @@ class Job:
             "seed": self.run.seed,
             "swap_norms": self.run.swap_norms,
             "initial_checkpoint": self.run.initial_checkpoint,
+            "initial_head": self.run.initial_head,
             "config": None if self.config is None else self.config.to_dict(),
             "recipe": self.recipe.to_dict(),
         }

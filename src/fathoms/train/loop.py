@@ -19,9 +19,10 @@ from fathoms.data import Batch
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.evaluate.metrics import Evaluation, FewerChannels, evaluate
 from fathoms.models.vit import ViT
-from fathoms.train.build import build_data, build_model, build_schedule, timm_size
+from fathoms.train.build import build_data, build_model, build_schedule
 from fathoms.train.disk import check_room, file_sizes
 from fathoms.train.distributed import World, check_agreement, sum_over_ranks, together, whole
+from fathoms.train.foreign import timm_size
 from fathoms.train.gate import Gate
 from fathoms.train.graph import launched
 from fathoms.train.guard import DivergedError, Guard, RollBack

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +9,7 @@ from fathoms.errors import ConfigError
 from fathoms.models.weights import load_weights
 from fathoms.models.zoo import create_model
 from fathoms.train.distill import Teacher, check_distillation, class_logits, distillation_loss
+from fathoms.train.foreign import timm_teacher
 from fathoms.train.job import TIMM
 from fathoms.train.recipe import Recipe
 
@@ -44,7 +43,7 @@ def build_teacher(recipe: Recipe, classes: int, device: torch.device) -> Distill
     own_mean, own_std = recipe.mean, recipe.std
     model: nn.Module
     if name.startswith(TIMM):
-        model, own_mean, own_std = _timm_teacher(name, classes)
+        model, own_mean, own_std = timm_teacher(name, classes)
     elif not weights:
         raise ConfigError(
             f"--teacher {name}: an untrained teacher teaches noise; give --teacher {name}=WEIGHTS"
@@ -53,18 +52,3 @@ def build_teacher(recipe: Recipe, classes: int, device: torch.device) -> Distill
         model = create_model(name, num_classes=classes)
         load_weights(model, weights)
     return Distillation(Teacher(model, recipe.mean, recipe.std, own_mean, own_std).to(device), recipe)
-
-
-def _timm_teacher(name: str, classes: int) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
-    """One of timm's pretrained models, and what its images are normalised with."""
-    try:
-        import timm
-    except ImportError as error:
-        raise ConfigError(
-            f"--teacher {name}: timm's models need an extra; pip install 'fathoms[timm]'"
-        ) from error
-    model = timm.create_model(name.removeprefix(TIMM), pretrained=True)
-    if model.num_classes != classes:
-        raise ConfigError(f"--teacher {name}: it knows {model.num_classes} classes, the data has {classes}")
-    config: Any = model.pretrained_cfg
-    return model, tuple(config["mean"]), tuple(config["std"])

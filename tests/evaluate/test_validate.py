@@ -1,0 +1,201 @@
+"""fathoms validate on runs of every kind: the numbers of the run again, and files of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fathoms.cli.main import main
+from fathoms.evaluate import metrics
+
+TINY = ["--model", "vit_tiny_patch16_224", "--depth", "1", "--dim", "24", "--image-size", "32"]
+QUICK = ["--epochs", "1", "--batch-size", "8", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Two classes that differ in the colour of their middle; the rim is green."""
+    root = tmp_path_factory.mktemp("validate") / "photos"
+    rng = np.random.default_rng(0)
+    for split, number in (("train", 12), ("val", 6)):
+        for index, name in enumerate(("blue", "red")):
+            (root / split / name).mkdir(parents=True)
+            for picture in range(number):
+                pixels = rng.integers(0, 60, (48, 48, 3), dtype=np.uint8)
+                pixels[..., 1] += 120
+                pixels[12:36, 12:36, 2 - 2 * index] += 190
+                Image.fromarray(pixels).save(root / split / name / f"{picture}.png")
+    return root
+
+
+def run(*words):
+    return main([str(word) for word in words])
+
+
+def told(capsys):
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def vit(photos, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    assert run("train", photos, *TINY, *QUICK, "--output", folder, "--experiment", "vit") == 0
+    return folder / "vit"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--model", "timm/resnet10t", "--lr", "1e-4"],
+        ["--model", "timm/resnet10t", "--lr", "1e-5", "--swap-norms", "learnable_scaler"],
+        [*TINY, "--swap-norms", "dyt"],
+    ],
+    ids=["timm", "timm swapped", "vit swapped"],
+)
+def test_a_run_of_any_kind_is_measured_again_with_the_same_result(photos, tmp_path, capsys, words):
+    pytest.importorskip("timm")
+    assert run("train", photos, *words, *QUICK, "--output", tmp_path, "--experiment", "r", "--json") == 0
+    last = told(capsys)["last"]
+    assert run("validate", "--checkpoint", tmp_path / "r", "--device", "cpu", "--json") == 0
+    again = told(capsys)["results"][str(photos)]
+    assert again["top1"] == last["top1"]
+    assert again["loss"] == pytest.approx(last["loss"], rel=1e-4)
+    if "timm/resnet10t" in words:
+        assert run("validate", "--checkpoint", tmp_path / "r", "--image-size", "64") == 2
+        assert "this run's model has one size" in capsys.readouterr().err
+
+
+def test_numbers_are_written_as_tables(photos, vit, tmp_path, capsys):
+    files = {name: tmp_path / name for name in ("all.json", "all.csv", "class.csv", "confusion.csv")}
+    line = [
+        "validate",
+        photos,
+        "--checkpoint",
+        vit,
+        "--device",
+        "cpu",
+        "--robustness",
+        photos / "val",
+        "--json",
+    ]
+    line += ["--per-class", files["class.csv"], "--confusion", files["confusion.csv"]]
+    assert run(*line, "--results-file", files["all.json"]) == 0
+    results = told(capsys)["results"]
+    assert json.loads(files["all.json"].read_text())["results"] == results
+    assert run(*line, "--results-file", files["all.csv"]) == 0
+    rows = {name: list(csv.DictReader(path.open())) for name, path in files.items() if path.suffix == ".csv"}
+    assert [row["data"] for row in rows["all.csv"]] == [str(photos), str(photos / "val")]
+    assert float(rows["all.csv"][0]["top1"]) == results[str(photos)]["top1"]
+    assert [(row["class"], row["images"]) for row in rows["class.csv"]] == 2 * [("blue", "6"), ("red", "6")]
+    for row in rows["class.csv"]:
+        assert float(row["top1"]) == results[row["data"]]["per_class"][row["class"]]
+    confusion = [[int(row["blue"]), int(row["red"])] for row in rows["confusion.csv"]]
+    assert confusion == [list(row) for row in results[str(photos)]["confusion"]]
+
+
+def test_crop_filter_and_size_are_obeyed(photos, vit, capsys):
+    losses = {}
+    for words in (
+        [],
+        ["--crop-pct", "0.5"],
+        ["--interpolation", "bilinear"],
+        ["--image-size", "48"],
+        ["--amp"],
+    ):
+        assert run("validate", photos, "--checkpoint", vit, "--device", "cpu", "--json", *words) == 0
+        losses[tuple(words)] = told(capsys)["results"][str(photos)]["loss"]
+    assert len(set(losses.values())) == 5
+
+
+def test_mistakes_are_found_before_anything_is_measured(photos, vit, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(metrics, "evaluate", lambda *_args, **_options: pytest.fail("it was measured"))
+    (tmp_path / "real.json").write_text("{}")
+    (tmp_path / "odd" / "val" / "green").mkdir(parents=True)
+    Image.new("RGB", (40, 40)).save(tmp_path / "odd" / "val" / "green" / "1.png")
+    (tmp_path / "x.npz").write_bytes(b"no archive")
+    for words, message in (
+        (["--confusion", "table.txt"], "is written as .csv; change the ending"),
+        (["--results-file", tmp_path / "none" / "r.json"], "its folder cannot be written"),
+        (["--real-labels", tmp_path / "real.json"], "ReaL is a list of lists"),
+        (["--robustness", tmp_path / "nowhere"], "nowhere: no such file or folder"),
+        (["--robustness", tmp_path / "odd"], "the model knows no class 'green'"),
+        (["--robustness", tmp_path / "x.npz"], "x.npz"),
+        (["--device", "cuda:7"], "GPU"),
+        (["--split", "nope"], "nope"),
+        (["--model", "vit_small_patch16_224"], "does not fit the model"),
+        (["--model", "vit_smal_patch16_224"], "did you mean 'vit_small_patch16_224'"),
+    ):
+        assert run("validate", photos, "--checkpoint", vit, *words) == 2, words
+        said = capsys.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1
+
+
+def test_arrays_are_judged_whole_and_cropping_them_is_refused(tmp_path, capsys):
+    words = [
+        "--depth",
+        "1",
+        "--dim",
+        "16",
+        "--heads",
+        "2",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "400",
+        "--device",
+        "cpu",
+    ]
+    assert run("train", *words, "--output", tmp_path, "--experiment", "d") == 0
+    assert run("validate", "--checkpoint", tmp_path / "d", "--crop-pct", "0.8") == 2
+    assert "arrays are judged whole" in capsys.readouterr().err
+    assert run("validate", "--checkpoint", tmp_path / "d", "--crop-pct", "1.0") == 0
+
+
+def test_a_checkpoint_is_fine_tuned_at_another_size_and_on_other_classes(photos, vit, tmp_path, capsys):
+    start = vit / "checkpoints" / "best" / "model.safetensors"
+    common = ["--model", "vit_tiny_patch16_224", "--depth", "1", "--dim", "24", *QUICK, "--output", tmp_path]
+    common += ["--initial-checkpoint", start]
+    words = [
+        "train",
+        photos,
+        *common,
+        "--image-size",
+        "48",
+        "--freeze",
+        "stem.*,blocks.*",
+        "--experiment",
+        "large",
+    ]
+    assert run(*words) == 0
+    from safetensors.torch import load_file
+
+    before = load_file(start)
+    after = load_file(tmp_path / "large" / "checkpoints" / "last" / "model.safetensors")
+    assert (before["position.table"].shape[0], after["position.table"].shape[0]) == (4, 9)
+    same = {
+        name
+        for name, value in after.items()
+        if value.shape == before[name].shape and value.equal(before[name])
+    }
+    assert {name for name in after if name.startswith(("stem.", "blocks."))} <= same
+    assert "head.weight" not in same
+
+    three = tmp_path / "three"
+    for split in ("train", "val"):
+        for name in ("a", "b", "c"):
+            (three / split / name).mkdir(parents=True)
+            for picture in range(4):
+                Image.new("RGB", (40, 40), (picture * 40, 9, 9)).save(three / split / name / f"{picture}.png")
+    capsys.readouterr()
+    small = ["train", three, *common, "--image-size", "32", "--batch-size", "4"]
+    assert run(*small, "--experiment", "refused") == 2
+    assert "head" in capsys.readouterr().err
+    assert not (tmp_path / "refused").exists()
+    assert run(*small, "--initial-head", "new", "--experiment", "other") == 0
+    assert run("train", *QUICK, "--initial-head", "new", "--output", tmp_path) == 2
+    assert "--initial-head would not be used" in capsys.readouterr().err
