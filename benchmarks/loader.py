@@ -131,8 +131,9 @@ def measure_cpu(args: argparse.Namespace) -> dict[str, object]:
     """Images per second of every path, in turns; medians and ratios to timm."""
     torch.set_num_threads(1)
     sources = [open_source(args.data, split) for split in list_splits(args.data)]
-    files = [source.read(i) for source in sources for i in range(len(source))][: args.images]
-    packed = repacked(sources)[: args.images]
+    part = slice(args.first, args.first + args.images)
+    files = [source.read(i) for source in sources for i in range(len(source))][part]
+    packed = repacked(sources)[part]
     backends = {"simplejpeg": "simplejpeg"}
     crop = choose_decoder("auto")
     if crop.name == "turbojpeg":
@@ -180,6 +181,7 @@ def measure_cpu(args: argparse.Namespace) -> dict[str, object]:
         "images_per_second": {name: round(value, 1) for name, value in middle.items()},
         "ratios": {name: round(value / middle["timm"], 3) for name, value in middle.items()},
         "cpu_ratio": middle[f"cpu_{best}"] / middle["timm"],
+        "cpu_ratio_simplejpeg": middle["cpu_simplejpeg"] / middle["timm"],
         "split_ratio": middle["split_simplejpeg"] / middle["timm"],
         "packed_ratio": middle["packed_simplejpeg"] / middle["timm"],
         "decoder": crop.name,
@@ -205,7 +207,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement on a GPU")
     parser.add_argument("--depth", type=int, default=36)
     parser.add_argument("--batch-size", type=int, default=512)
-    parser.add_argument("--images", type=int, default=50_000, help="at most this many images a turn")
+    parser.add_argument("--first", type=int, default=0, help="start at this photo, to measure in pieces")
+    parser.add_argument("--images", type=int, default=50_000, help="at most this many photos a turn")
     parser.add_argument("--repeats", type=int, default=5)
     # "random" is the default of timm's training script, for the crop and for the operations.
     parser.add_argument("--interpolation", choices=("random", "bilinear", "bicubic"), default="random")

@@ -45,7 +45,7 @@ def train(source: Source, size: int, minutes: float) -> ViT:
     model = ViT(
         ViTConfig(
             image_size=size,
-            patch_size=12,
+            patch_size=size // 8,
             dim=192,
             depth=4,
             heads=6,

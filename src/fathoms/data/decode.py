@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import warnings
 from collections.abc import Callable
@@ -86,7 +87,7 @@ def choose_decoder(backend: str = "auto", exif: str = "apply", max_pixels: int =
     why = f"no crop decode: {found}" if backend == "auto" else "asked for"
     if backend in ("auto", "simplejpeg"):
         try:
-            import simplejpeg  # noqa: F401
+            importlib.import_module("simplejpeg")
         except ImportError as error:
             if backend == "simplejpeg":
                 raise BackendError(

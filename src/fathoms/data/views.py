@@ -176,8 +176,8 @@ class EvalView:
     crop_pct: float = 0.875
     interpolation: str = "bicubic"
 
-    def prepare(self, reader: Reader, refs: Refs, epoch: int, pin: bool) -> Chunk:  # noqa: ARG002
-        """Decode the pictures of `refs`."""
+    def prepare(self, reader: Reader, refs: Refs, _epoch: int, pin: bool) -> Chunk:
+        """Decode the pictures of `refs`; they are the same in every epoch."""
         out = torch.zeros(len(refs), 3, self.size, self.size, dtype=torch.uint8, pin_memory=pin)
         labels = reader.source.labels[refs.index].astype(np.int64)
         for slot, index in enumerate(refs.index):

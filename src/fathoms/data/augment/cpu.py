@@ -2,11 +2,12 @@
 
 A CPU gains nothing from batches of this size; it gains from bytes, from tables, and from memory that
 stays in its cache. Each step is left to the library that is quickest at it: numpy fetches, torch
-computes, Pillow counts, rotates and blurs.
+computes, Pillow counts, rotates and blurs. All of them let other threads run meanwhile.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -36,8 +37,29 @@ def look_up(picture: Picture, table: UInt8[np.ndarray, "c 256"]) -> Picture:
     return np.stack([np.take(own, plane) for own, plane in zip(table, picture, strict=True)])
 
 
-def _by_factor(kind: str) -> Callable[[Picture, float], Picture]:
-    return lambda picture, factor: look_up(picture, tables.FACTOR_TABLES[kind](np.array([factor])))
+def invert(picture: Picture, _: float) -> Picture:
+    """255 - v."""
+    return ~picture
+
+
+def posterize(picture: Picture, factor: float) -> Picture:
+    """The `factor` highest bits."""
+    return picture & np.uint8(0xFF << 8 - min(8, max(0, int(factor))) & 0xFF)
+
+
+def solarize(picture: Picture, factor: float) -> Picture:
+    """Every value from the threshold `factor` up inverted; a bit that is set twice is clear again."""
+    return picture ^ ((picture >= factor) * np.uint8(255))
+
+
+def solarize_add(picture: Picture, factor: float) -> Picture:
+    """`factor`, at most 128, added to every value below 128."""
+    return picture + (picture < 128) * np.uint8(factor)
+
+
+def brightness(picture: Picture, factor: float) -> Picture:
+    """Scale: factor * v."""
+    return look_up(picture, tables.brightness(np.array([factor])))
 
 
 def contrast(picture: Picture, factor: float) -> Picture:
@@ -86,12 +108,17 @@ def hue(picture: Picture, factor: float) -> Picture:
 
 
 def _as_image(picture: Picture) -> Image.Image:
-    return Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
+    # Pillow joins and parts planes several times as fast as numpy transposes them.
+    return Image.merge("RGB", [Image.fromarray(plane) for plane in picture])
+
+
+def _as_picture(image: Image.Image) -> Picture:
+    return np.stack([np.asarray(plane) for plane in image.split()])
 
 
 def gaussian_blur(picture: Picture, factor: float) -> Picture:
     """Pillow's blur with standard deviation `factor`."""
-    return np.asarray(_as_image(picture).filter(ImageFilter.GaussianBlur(factor))).transpose(2, 0, 1)
+    return _as_picture(_as_image(picture).filter(ImageFilter.GaussianBlur(factor)))
 
 
 def _weights(d: Float[Tensor, "..."], cubic: bool) -> list[Tensor]:
@@ -140,6 +167,27 @@ def shift_columns(picture: Picture, shift: Float[np.ndarray, " W"], cubic: bool,
     return _filled(to_bytes(out), nearest, height, fill)
 
 
+def slide(picture: Picture, shift: float, axis: int, cubic: bool, fill: Fill) -> Picture:
+    """The picture moved by `shift` pixels, left for axis 2 and up for axis 1: all slices, nothing fetched."""
+    length = picture.shape[axis]
+    whole, nearest = math.floor(shift), math.floor(shift + 0.5)
+    weights = [float(weight) for weight in _weights(torch.tensor(shift - whole), cubic)]
+    out = np.empty_like(picture)
+    out[:] = fill[:, None, None]
+    first, last = max(0, -nearest), min(length, length - nearest)
+    if first < last:
+        edges = [(0, 0), (2, 2), (0, 0)] if axis == 1 else [(0, 0), (0, 0), (2, 2)]
+        padded = torch.from_numpy(np.pad(picture, edges, mode="edge"))
+        start = first + whole + 3 - len(weights) // 2
+        taken = padded.narrow(axis, start, last - first + len(weights) - 1).float()
+        total = taken.narrow(axis, 0, last - first) * weights[0]
+        for tap, weight in enumerate(weights[1:], start=1):
+            total.add_(taken.narrow(axis, tap, last - first), alpha=weight)
+        where = (slice(None), slice(first, last)) if axis == 1 else (..., slice(first, last))
+        out[where] = to_bytes(total)
+    return out
+
+
 def _fetch(padded: UInt8[np.ndarray, "3 h w"], index: np.ndarray) -> Float[Tensor, "3 y x"]:
     """Pixels by their place in a plane. A place outside is one that will be filled: any pixel does."""
     return torch.from_numpy(np.take(padded.reshape(3, -1), index, axis=1, mode="clip")).float()
@@ -158,6 +206,8 @@ def move(picture: Picture, matrix: Float[np.ndarray, "6"], cubic: bool, fill: Fi
     """One of the geometric operations, as `geometry.affine`."""
     _, height, width = picture.shape
     a, b, c, d, e, f = matrix.tolist()
+    if (a, b, d, e) == (1, 0, 0, 1) and 0 in (c, f):
+        return slide(picture, c or f, 2 if c else 1, cubic, fill)
     if (a, d, e, f) == (1, 0, 1, 0):
         return shift_rows(picture, b * (np.arange(height) + 0.5) + c, cubic, fill)
     if (a, b, c, e) == (1, 0, 0, 1):
@@ -167,11 +217,15 @@ def move(picture: Picture, matrix: Float[np.ndarray, "6"], cubic: bool, fill: Fi
     moved = image.transform(
         image.size, Image.Transform.AFFINE, (a, b, c, d, e, f), resample, fillcolor=colour
     )
-    return np.asarray(moved).transpose(2, 0, 1)
+    return _as_picture(moved)
 
 
 COLOUR: dict[str, Callable[[Picture, float], Picture]] = {
-    **{kind: _by_factor(kind) for kind in tables.FACTOR_TABLES},
+    "invert": invert,
+    "posterize": posterize,
+    "solarize": solarize,
+    "solarize_add": solarize_add,
+    "brightness": brightness,
     "contrast": contrast,
     "auto_contrast": auto_contrast,
     "equalize": equalize,

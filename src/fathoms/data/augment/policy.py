@@ -213,20 +213,22 @@ def draw_layers(policy: Policy, keys: np.ndarray, interpolation: str = "random")
     layers = []
     for number, entries in enumerate(policy.layers):
         u = draws[:, number]
-        groups: dict[str, list[np.ndarray]] = {}
+        prob, centre = np.array([entry[1:] for entry in entries])[choices[:, number]].T
+        choice = np.where(u[:, 1] < prob, choices[:, number], -1)
+        magnitude = _magnitudes(centre, policy, u)
         argument = np.zeros(len(keys))
-        for place, (name, prob, centre) in enumerate(entries):
-            rows = np.flatnonzero((choices[:, number] == place) & (u[:, 1] < prob))
-            if len(rows):
-                magnitude = _magnitudes(centre, policy, u[rows])
-                argument[rows] = LEVELS[name].argument(magnitude, u[rows, 4], u[rows, 6])
-                groups.setdefault(LEVELS[name].kind, []).append(rows)
+        groups: dict[str, list[np.ndarray]] = {}
+        for place in sorted(set(choice.tolist()) - {-1}):
+            rows = np.flatnonzero(choice == place)
+            operation = LEVELS[entries[place][0]]
+            argument[rows] = operation.argument(magnitude[rows], u[rows, 4], u[rows, 6])
+            groups.setdefault(operation.kind, []).append(rows)
         cubic = u[:, 5] < 0.5 if interpolation == "random" else np.full(len(keys), interpolation == "bicubic")
         layers.append(Layer({kind: np.concatenate(rows) for kind, rows in groups.items()}, argument, cubic))
     return layers
 
 
-def _magnitudes(centre: float, policy: Policy, u: np.ndarray) -> np.ndarray:
+def _magnitudes(centre: np.ndarray, policy: Policy, u: np.ndarray) -> np.ndarray:
     """Magnitudes about `centre`, from the draws of one layer."""
     uniform = math.isinf(policy.spread)
     drawn = centre * u[:, 2] if uniform else centre + policy.spread * normals(u[:, 2], u[:, 3])
