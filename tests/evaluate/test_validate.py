@@ -87,7 +87,11 @@ def test_numbers_are_written_as_tables(photos, vit, tmp_path, capsys):
     results = told(capsys)["results"]
     assert json.loads(files["all.json"].read_text())["results"] == results
     assert run(*line, "--results-file", files["all.csv"]) == 0
-    rows = {name: list(csv.DictReader(path.open())) for name, path in files.items() if path.suffix == ".csv"}
+    rows = {
+        name: list(csv.DictReader(path.read_text().splitlines()))
+        for name, path in files.items()
+        if path.suffix == ".csv"
+    }
     assert [row["data"] for row in rows["all.csv"]] == [str(photos), str(photos / "val")]
     assert float(rows["all.csv"][0]["top1"]) == results[str(photos)]["top1"]
     assert [(row["class"], row["images"]) for row in rows["class.csv"]] == 2 * [("blue", "6"), ("red", "6")]
