@@ -37,8 +37,8 @@ from typing import Any
 import numpy as np
 
 SAVE_EVERY = 2
-# Four updates each: room for a kill to come early or late.
-EPOCHS_PER_KILL = 2
+# An epoch is four updates and two saves.
+EPOCHS_PER_KILL = 1
 
 
 def make_data(path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fathoms.data import Augment, AugmentOptions, MixOptions, Plan, Refs
-from fathoms.data.augment.erase import draw_rectangles, erase
+from fathoms.data.augment.erase import draw_rectangles, erase, normal_noise
 from fathoms.data.augment.mix import draw_mixture, mix_images, soft_targets
 from fathoms.data.counter import generator, sample_keys
 from fathoms.errors import ConfigError, UnknownNameError
@@ -143,3 +143,11 @@ def test_any_number_of_ranks_mixes_the_same_samples_in_the_same_way(mode, world)
         for place, (image, target) in alone.items():
             assert torch.equal(image, together[place][0])
             assert torch.equal(target, together[place][1])
+
+
+def test_the_noise_of_every_possible_draw_is_finite_and_symmetric():
+    steps = torch.cat([torch.arange(1000), torch.arange(2**24 - 1000, 2**24)])
+    noise = normal_noise(steps.float() * 2.0**-24)
+    assert noise.isfinite().all()
+    assert torch.equal(noise, -noise.flip(0))
+    assert 5.0 < noise.max() < 5.6

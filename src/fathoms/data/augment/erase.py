@@ -56,6 +56,15 @@ def draw_rectangles(keys: np.ndarray, prob: float, count: int, height: int, widt
     return out
 
 
+def normal_noise(draws: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Standard normal numbers from uniform ones in steps of 2^-24; all are finite.
+
+    Each step is exact in float32 in this order. Adding the half step before the 1 is taken off would round the
+    largest draw up to 1, whose normal is infinite: one pixel in 17 million, so one erased photo in a hundred.
+    """
+    return math.sqrt(2) * torch.erfinv(2 * draws - 1 + 2.0**-24)
+
+
 def erase(
     images: Float[Tensor, "B C H W"], rectangles: np.ndarray, mode: str, keys: np.ndarray
 ) -> Float[Tensor, "B C H W"]:
@@ -76,7 +85,7 @@ def erase(
         own = to_device(sample_keys(0, 0, "noise", keys[rows].view(np.int64)).view(np.int64), device)
         pixels = height * width if mode == "pixel" else 1
         draws = device_uniforms(own, channels * pixels)
-        noise = math.sqrt(2) * torch.erfinv(2 * draws + 2.0**-24 - 1)
+        noise = normal_noise(draws)
         shape = (-1, channels, height, width) if mode == "pixel" else (-1, channels, 1, 1)
         noise = noise.view(shape).to(images.dtype)
     picked = images.index_select(0, where)
