@@ -29,7 +29,10 @@ def digit(tmp_path):
 @pytest.mark.parametrize("place", [".", "checkpoints/last", "checkpoints/best/model.safetensors"])
 def test_a_run_a_checkpoint_and_a_weights_file_answer_alike(digits_run, digit, place, capsys):
     """The class and its probability are those of the model on the loader's pixels: same preprocessing."""
-    assert main(["predict", str(digit), "--checkpoint", str(digits_run / place), "--json"]) == 0
+    assert (
+        main(["predict", str(digit), "--checkpoint", str(digits_run / place), "--device", "cpu", "--json"])
+        == 0
+    )
     (told,) = json.loads(capsys.readouterr().out)["predictions"]
     trained = load_trained(str(digits_run / place))
     look, pixels = trained.look, torch.from_numpy(digit_sources()[1].images[:1, None, :, :, 0])
@@ -40,6 +43,23 @@ def test_a_run_a_checkpoint_and_a_weights_file_answer_alike(digits_run, digit, p
 
 def test_the_look_of_no_recipe_is_that_of_a_recipe_without_changes():
     assert Look() == Look.of(Recipe().to_dict())
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({"std": [0.2, 0.0, 0.2]}, "crop_pct and std must be above zero"),
+        ({"crop_pct": -1.0}, "crop_pct and std must be above zero"),
+        ({"mean": [0.5]}, r"preprocessing.mean=\(0.5,\) is no list of 3 values"),
+        ({"crop_pct": "all"}, "preprocessing.crop_pct='all' is no number"),
+        ({"interpolation": "bicubc"}, "did you mean 'bicubic'"),
+    ],
+    ids=str,
+)
+def test_preprocessing_that_cannot_be_is_refused(recipe, message):
+    with pytest.raises(FathomsError, match=message):
+        Look.of(recipe)
 
 
 def test_a_card_tells_the_run_s_config_recipe_metrics_and_classes(digits_run, tmp_path, capsys):

@@ -41,6 +41,8 @@ class Args:
     """How many classes of each picture; all where there are fewer."""
     batch_size: int = 32
     """Pictures at a time."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
     crop_pct: float | None = None
     """Share of the picture to keep; without it, the recipe's."""
     interpolation: Literal["bilinear", "bicubic"] | None = None
@@ -61,6 +63,7 @@ def run(args: Args) -> int:
     from fathoms.evaluate.checkpoint import load_trained
     from fathoms.evaluate.look import Look
     from fathoms.export.predict import class_names, list_pictures, overlay, predict
+    from fathoms.train.distributed import choose_device
 
     files = list_pictures(args.images)
     trained = load_trained(args.checkpoint, args.model)
@@ -71,7 +74,7 @@ def run(args: Args) -> int:
         args.attention.mkdir(parents=True, exist_ok=True)
     rows: list[Prediction] = []
     answers = predict(
-        trained.model,
+        trained.model.to(choose_device(args.device)),
         files,
         classes=classes,
         look=look,

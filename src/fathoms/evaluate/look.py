@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fathoms.data import IMAGENET_MEAN, IMAGENET_STD
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
-
-Colours = tuple[float, float, float]
+from fathoms.evaluate.loader import PHOTO_CROP
+from fathoms.reading import check_choices, check_types
 
 
 @dataclass(frozen=True)
@@ -18,24 +17,27 @@ class Look:
     """Resize, crop in the middle, normalise; the defaults are those of a recipe that does not say.
 
     Args:
-        crop_pct: Share of the picture that is kept.
+        crop_pct: Share of the picture that is kept; None is 0.9 of a photo and all of an array.
         interpolation: Filter of the resize.
         mean: Subtracted from the colours.
         std: What they are divided by.
     """
 
-    crop_pct: float = 0.9
-    interpolation: str = "bicubic"
-    mean: Colours = IMAGENET_MEAN
-    std: Colours = IMAGENET_STD
+    crop_pct: float | None = None
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
 
     def __post_init__(self) -> None:
-        numbers = (self.crop_pct, *self.mean, *self.std)
-        if not all(isinstance(number, int | float) for number in numbers) or len(numbers) != 7:
-            raise ConfigError("preprocessing: crop_pct is a number, mean and std are three each")
-        check_name(self.interpolation, ("bilinear", "bicubic"), "filter", "preprocessing")
-        if not self.crop_pct > 0 or not all(deviation > 0 for deviation in self.std):
+        check_types(self, "preprocessing", ConfigError)
+        check_choices(self, "preprocessing")
+        if not all(value > 0 for value in (self.photo_crop, *self.std)):
             raise ConfigError("preprocessing: crop_pct and std must be above zero; mend them")
+
+    @property
+    def photo_crop(self) -> float:
+        """Share of a photo that is kept."""
+        return PHOTO_CROP if self.crop_pct is None else self.crop_pct
 
     @classmethod
     def of(cls, recipe: Mapping[str, Any], **changes: Any) -> Look:

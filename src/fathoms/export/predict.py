@@ -98,7 +98,7 @@ def predict(
         for file in files[start : start + batch_size]:
             try:
                 decoded = decoder.decode(read_plain(file, MAX_FILE))
-                pixels = evaluation_pixels(decoded, model.config.image_size, look.crop_pct, cubic)
+                pixels = evaluation_pixels(decoded, model.config.image_size, look.photo_crop, cubic)
                 seen[file] = _grey(pixels.float() / 255, model.config.in_channels)
             except (BadImageError, OSError) as error:
                 problems[file] = " ".join(str(error).split())
