@@ -45,6 +45,17 @@ def test_epochs_resume_anywhere(source, mode):
         next(loader(source).epoch(0, start=9))
 
 
+def test_batches_made_together_are_those_made_alone(source, monkeypatch):
+    together = loader(source)
+    # What a GPU does to be asked less often: three steps, then the two that are left.
+    monkeypatch.setattr(type(together), "_at_once", 3)
+    for batch in together.epoch(1):
+        alone = together.batch(1, batch.step)
+        assert torch.equal(batch.images, alone.images)
+        assert torch.equal(batch.targets, alone.targets)
+        assert torch.equal(batch.ids, alone.ids)
+
+
 def test_evaluation_hands_out_the_pixels_as_they_are(source):
     plan = Plan(50, 16, order="sequential")
     batches = list(ResidentLoader(source, plan, 16).epoch(0))

@@ -61,9 +61,6 @@ class ResidentLoader:
         self._pixels = torch.from_numpy(pixels).to(self.device).view(-1, 3)
         self._labels = torch.from_numpy(source.labels).to(self.device)
         self.stats = LoaderStats()
-        # A GPU is quicker at a small picture than the host at asking for it: ask for several batches at once.
-        pixels_of_batch = plan.batch_size * size * size
-        self._at_once = max(1, _PIXELS_AT_ONCE // pixels_of_batch) if self.device.type == "cuda" else 1
 
     def _check_room(self) -> None:
         if self.device.type != "cuda":
@@ -74,6 +71,13 @@ class ResidentLoader:
                 f"data: {self.source.images.nbytes >> 20} MiB of pixels take more than half of the free "
                 f"{free >> 20} MiB on {self.device}; write them to a folder or shards"
             )
+
+    @property
+    def _at_once(self) -> int:
+        """Steps prepared together: a GPU is quicker at a small picture than the host at asking for it."""
+        if self.device.type != "cuda":
+            return 1
+        return max(1, _PIXELS_AT_ONCE // (self.plan.batch_size * self.size**2))
 
     @property
     def steps(self) -> int:
@@ -101,10 +105,10 @@ class ResidentLoader:
             raise DataError(
                 f"data: step {start} is outside the epoch of {self.steps} steps; check the checkpoint"
             )
-        asked = time.perf_counter()
-        for first in range(start, self.steps, self._at_once):
+        asked, at_once = time.perf_counter(), self._at_once
+        for first in range(start, self.steps, at_once):
             began = time.perf_counter()
-            batches = self._prepare(epoch, range(first, min(first + self._at_once, self.steps)))
+            batches = self._prepare(epoch, range(first, min(first + at_once, self.steps)))
             # The host's time to issue the work; the device runs it between two training steps.
             self.stats.waited += time.perf_counter() - began
             for batch in batches:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fathoms.data import Batch
+from fathoms.data import Batch, LoaderError
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.evaluate.metrics import Evaluation, FewerChannels, evaluate
 from fathoms.models.vit import ViT
@@ -133,6 +133,9 @@ class Trainer:
                             f"rolled back: {roll_back(self)}, learning rate x {self.guard.lr_factor}"
                         )
                         progress.rewind(self._done)
+                    except LoaderError:
+                        self._save_what_is_done()
+                        raise
                     if self.stop_code is not None and self.epoch < self.epochs:
                         self._save()
                         self.saver.wait()
@@ -157,6 +160,12 @@ class Trainer:
     def stop_code(self) -> int | None:
         """The exit code that a signal asks for; where there are several processes, once all of them know."""
         return self.stop.code if self.world.size == 1 else self.stop.agreed
+
+    def _save_what_is_done(self) -> None:
+        """A loader that gave up loses no update: the run goes on from here when its cause is removed."""
+        if self.world.size == 1 and self.step % self.recipe.grad_accum_steps == 0:
+            self._save()
+            self.saver.wait()
 
     def _prepare_rollback(self) -> None:
         """Where the guard may roll back, there must be something to roll back to."""

@@ -128,6 +128,16 @@ def _weights(d: Float[Tensor, "..."], cubic: bool) -> list[Tensor]:
     return [d * (-1 + d * (2 - d)), 1 + d * d * (d - 2), d * (1 + d * (1 - d)), d * d * (d - 1)]
 
 
+def _edged(picture: Picture, axis: int) -> UInt8[np.ndarray, "3 h w"]:
+    """The picture with its edges repeated twice: all that a centre inside it can ask for."""
+    shape = list(picture.shape)
+    shape[axis] += 4
+    out = np.empty(shape, np.uint8)
+    into, of = np.moveaxis(out, axis, 0), np.moveaxis(picture, axis, 0)
+    into[2:-2], into[:2], into[-2:] = of, of[:1], of[-1:]
+    return out
+
+
 def shift_rows(picture: Picture, shift: Float[np.ndarray, " H"], cubic: bool, fill: Fill) -> Picture:
     """Row y of the result is row y of the picture moved left by shift[y] pixels.
 
@@ -135,14 +145,11 @@ def shift_rows(picture: Picture, shift: Float[np.ndarray, " H"], cubic: bool, fi
     are slices of what was fetched.
     """
     _, height, width = picture.shape
-    # Two columns repeated on each side are all that a centre inside the picture can ask for.
-    padded = np.empty((3, height, width + 4), np.uint8)
-    padded[..., 2:-2], padded[..., :2], padded[..., -2:] = picture, picture[..., :1], picture[..., -1:]
     base = np.floor(shift)
     weights = _weights(torch.from_numpy((shift - base).astype(np.float32))[:, None], cubic)
     taps = len(weights)
     first = base.astype(np.int64) + (3 - taps // 2) + np.arange(height) * (width + 4)
-    fetched = _fetch(padded, first[:, None] + np.arange(width + taps - 1))
+    fetched = _fetch(_edged(picture, 2), first[:, None] + np.arange(width + taps - 1))
     out = fetched[..., :width] * weights[0]
     for tap in range(1, taps):
         out.addcmul_(fetched[..., tap : tap + width], weights[tap])
@@ -153,13 +160,11 @@ def shift_rows(picture: Picture, shift: Float[np.ndarray, " H"], cubic: bool, fi
 def shift_columns(picture: Picture, shift: Float[np.ndarray, " W"], cubic: bool, fill: Fill) -> Picture:
     """Column x of the result is column x of the picture moved up by shift[x] pixels."""
     _, height, width = picture.shape
-    padded = np.empty((3, height + 4, width), np.uint8)
-    padded[:, 2:-2], padded[:, :2], padded[:, -2:] = picture, picture[:, :1], picture[:, -1:]
     base = np.floor(shift)
     weights = _weights(torch.from_numpy((shift - base).astype(np.float32)), cubic)
     taps = len(weights)
     first = (base.astype(np.int64) + (3 - taps // 2)) * width + np.arange(width)
-    fetched = _fetch(padded, first + (np.arange(height + taps - 1) * width)[:, None])
+    fetched = _fetch(_edged(picture, 1), first + (np.arange(height + taps - 1) * width)[:, None])
     out = fetched[:, :height] * weights[0]
     for tap in range(1, taps):
         out.addcmul_(fetched[:, tap : tap + height], weights[tap])
@@ -176,10 +181,12 @@ def slide(picture: Picture, shift: float, axis: int, cubic: bool, fill: Fill) ->
     out[:] = fill[:, None, None]
     first, last = max(0, -nearest), min(length, length - nearest)
     if first < last:
-        edges = [(0, 0), (2, 2), (0, 0)] if axis == 1 else [(0, 0), (0, 0), (2, 2)]
-        padded = torch.from_numpy(np.pad(picture, edges, mode="edge"))
         start = first + whole + 3 - len(weights) // 2
-        taken = padded.narrow(axis, start, last - first + len(weights) - 1).float()
+        taken = (
+            torch.from_numpy(_edged(picture, axis))
+            .narrow(axis, start, last - first + len(weights) - 1)
+            .float()
+        )
         total = taken.narrow(axis, 0, last - first) * weights[0]
         for tap, weight in enumerate(weights[1:], start=1):
             total.add_(taken.narrow(axis, tap, last - first), alpha=weight)
