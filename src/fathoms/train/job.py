@@ -75,8 +75,6 @@ class RunOptions:
         }.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: use {least} or more")
-        if self.initial_head == "new" and self.initial_checkpoint is None:
-            raise ConfigError("--initial-head would not be used: it needs --initial-checkpoint; add that")
         if self.allow_change and self.experiment is None:
             raise ConfigError("--allow-change: name the run that goes on with --experiment")
         if self.initial_head == "new" and self.initial_checkpoint is None:
