@@ -400,6 +400,49 @@ def test_mistakes_are_one_line_and_exit_2_and_leave_nothing(tmp_path, capsys, mo
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"y_train": [0, 1, 2, -1] * 3}, "y_train holds no labels from 0"),
+        ({"y_train": [0, 1, 2, 7] * 3, "classes": ["a", "b", "c"]}, "labels run to 7 for 3 classes"),
+        ({"y_test": [0, 1, 2, 4] * 3}, "class '3' has no pictures to train on"),
+        ({"y_train": [0.5, 1, 2, 1] * 3}, "y_train"),
+        ({"y_train": [0, 1, 2]}, "12"),
+    ],
+    ids=["negative", "beyond the names", "only in the test", "no whole number", "too few"],
+)
+def test_labels_that_cannot_be_are_refused(tmp_path, capsys, labels, message):
+    images = np.zeros((12, 8, 8, 3), np.uint8)
+    fine = {"x_train": images, "y_train": [0, 1, 2] * 4, "x_test": images, "y_test": [0, 1, 2] * 4}
+    np.savez(tmp_path / "set.npz", **{name: np.array(value) for name, value in (fine | labels).items()})
+    words = ["--model", "vit_digits", "--in-channels", "3", "--batch-size", "4", "--device", "cpu"]
+    assert main(["train", str(tmp_path / "set.npz"), *words, "--output", str(tmp_path / "runs")]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_checkpoint_of_another_architecture_is_refused_before_anything_is_written(tmp_path, capsys):
+    from fathoms import create_model, save_weights
+
+    save_weights(create_model("vit_digits", depth=3), tmp_path / "other.safetensors")
+    words = [*TINY, "--output", str(tmp_path / "runs"), "--initial-checkpoint"]
+    for path, message in (
+        ("other.safetensors", "does not fit the model"),
+        ("none.safetensors", "no such file"),
+        ("model.pth", "no such file"),
+    ):
+        assert main(["train", *words, str(tmp_path / path)]) == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1
+    (tmp_path / "model.pth").write_bytes(b"x")
+    assert main(["train", *words, str(tmp_path / "model.pth")]) == 2
+    assert "only .safetensors files are opened" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_an_empty_class_folder_and_an_unreadable_file_are_named(photos, tmp_path, capsys):
     broken = tmp_path / "broken"
     shutil.copytree(photos, broken)

@@ -124,20 +124,18 @@ def measure_all(
 def make_loader(args: Args, trained: Any, source: Any, world: Any) -> Any:
     """The pictures of a set as the run evaluated its own, but for what the flags say."""
     from fathoms.evaluate.loader import eval_loader
-    from fathoms.train.recipe import Recipe
-    from fathoms.train.recipe_file import recipe_options
+    from fathoms.evaluate.look import Look
 
-    given = {"crop_pct": args.crop_pct, "interpolation": args.interpolation}
-    recipe = Recipe(**recipe_options(trained.recipe, args.checkpoint))
-    recipe = recipe.replace(**{name: value for name, value in given.items() if value is not None})
+    look = Look.of(trained.recipe, crop_pct=args.crop_pct, interpolation=args.interpolation)
+    said = args.crop_pct is not None or trained.recipe.get("crop_pct") is not None
     return eval_loader(
         source,
         trained.image_size,
         args.batch_size,
-        crop_pct=recipe.crop_pct,
-        interpolation=recipe.interpolation,
-        mean=recipe.mean,
-        std=recipe.std,
+        crop_pct=look.crop_pct if said else None,
+        interpolation=look.interpolation,
+        mean=look.mean,
+        std=look.std,
         workers=args.workers,
         device=world.device,
         share=(world.rank, world.size),

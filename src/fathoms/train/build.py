@@ -6,6 +6,7 @@ import fnmatch
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -71,6 +72,11 @@ def build_data(job: Job, size: int, world: World) -> Data:
     if odd:
         raise ConfigError(
             f"{job.data}: class {odd[0]!r} has no pictures in one of the splits; fill or remove it"
+        )
+    empty = np.setdiff1d(np.arange(len(train.classes)), train.labels)
+    if len(empty):
+        raise ConfigError(
+            f"{job.data}: class {train.classes[empty[0]]!r} has no pictures to train on; fill or remove it"
         )
     recipe = job.recipe
     seed = job.run.seed

@@ -121,7 +121,8 @@ class Job:
             "seed": self.run.seed,
             "swap_norms": self.run.swap_norms,
             "initial_checkpoint": self.run.initial_checkpoint,
-            "initial_head": self.run.initial_head,
+            # None as long as it changes nothing, so that older runs, which do not know it, go on.
+            "initial_head": None if self.run.initial_head == "load" else self.run.initial_head,
             "config": None if self.config is None else self.config.to_dict(),
             "recipe": self.recipe.to_dict(),
         }
