@@ -10,7 +10,7 @@ from torch import nn
 from fathoms.errors import ConfigError
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
-from fathoms.train.graph import GraphedStep
+from fathoms.train.graph import GraphedStep, _Capture
 from fathoms.train.precision import PRECISIONS, WorkingCopy, compile_blocks, set_stream
 from fathoms.train.recipe import Recipe
 
@@ -135,6 +135,60 @@ def test_a_graph_without_a_device_is_refused():
         pytest.skip("there is a CUDA device")
     with pytest.raises(ConfigError, match="needs a CUDA device"):
         GraphedStep(lambda x: (x,), [])
+
+
+class PretendedGraph:
+    """Replays by running again, into the tensors of the capture, as a graph does."""
+
+    def __init__(self, step, inputs, outputs, gradients):
+        self.step, self.inputs, self.outputs, self.gradients = step, inputs, outputs, gradients
+
+    def replay(self):
+        for parameter in self.step.parameters:
+            parameter.grad = None
+        results = self.step.compute(*self.inputs)
+        made = [parameter.grad for parameter in self.step.parameters]
+        for held, new in zip((*self.outputs, *self.gradients), (*results, *made), strict=True):
+            held.copy_(new)
+
+
+def pretend_capture(step, inputs):
+    static = tuple(x.clone() for x in inputs)
+    for parameter in step.parameters:
+        parameter.grad = None
+    outputs = step.compute(*static)
+    gradients = [parameter.grad for parameter in step.parameters]
+    return _Capture(PretendedGraph(step, static, outputs, gradients), static, outputs, gradients)
+
+
+@pytest.mark.plain
+def test_a_graphs_bookkeeping_gathers_gradients_and_knows_shapes(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(GraphedStep, "_capture", pretend_capture)
+    results = {}
+    for launch in ("eager", "graph"):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+
+        def compute(x, model=model):
+            loss = model(x).square().mean()
+            loss.backward()
+            return (loss.detach(),)
+
+        run = GraphedStep(compute, model.parameters()) if launch == "graph" else compute
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for step in range(24):
+            rows = 4 if step % 4 else 6
+            x = torch.arange(rows * 3, dtype=torch.float32).view(rows, 3) / (10 + step)
+            losses.append(run(x)[0].item())
+            if step % 3 != 2:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        results[launch] = [*losses, *model.weight.flatten().tolist()]
+        if launch == "graph":
+            assert len(run.captures) == 2
+    assert results["graph"] == pytest.approx(results["eager"], rel=1e-6)
 
 
 @pytest.mark.gpu
