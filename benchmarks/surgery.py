@@ -5,9 +5,8 @@
 writes results/surgery.json and results/surgery.md, and the tables in docs/surgery.md. The first table has a row
 for each peer model with random weights, small images and, where named, fewer blocks: norms found, parts folded,
 the largest difference of the output, the time of a forward pass before and after folding, and the difference of
-the folded model in onnxruntime. The second has the models that `accelerate` changes: a forward pass and a training
-step before and after. The third trains a LayerNorm ViT on scikit-learn's digits, swaps its norms in each way and
-fine-tunes it. One thread; times are the best of several passes taken in turn, and depend on the machine.
+the folded model in onnxruntime. The second trains a LayerNorm ViT on scikit-learn's digits, swaps its norms in each
+way and fine-tunes it. One thread; times are the best of several passes taken in turn, and depend on the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import json
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,8 +31,7 @@ from fathoms import create_model
 from fathoms.data.digits import digits
 from fathoms.errors import FathomsError
 from fathoms.export.onnx import OnnxModel, write_onnx
-from fathoms.surgery.accelerate import accelerate
-from fathoms.surgery.batches import answers, difference, example_images, run
+from fathoms.surgery.batches import difference, example_images, run
 from fathoms.surgery.fold import fold
 from fathoms.surgery.sites import find_sites
 from fathoms.surgery.swap import swap_norms
@@ -145,39 +142,6 @@ def peer(name: str) -> dict[str, Any]:
     }
 
 
-def seconds_of_steps(models: list[nn.Module], images: Tensor, passes: int = 10) -> list[float]:
-    """The best time of each model's forward and backward pass in training, in turn."""
-    best = [float("inf")] * len(models)
-    for _ in range(passes):
-        for index, model in enumerate(models):
-            start = time.perf_counter()
-            answers(model.train()(images))[0].square().sum().backward()
-            best[index] = min(best[index], time.perf_counter() - start)
-            model.zero_grad()
-            model.eval()
-    return best
-
-
-def accelerated(name: str) -> dict[str, Any] | None:
-    """One row of the second table; None for a model that has nothing to replace."""
-    torch.manual_seed(0)
-    model = moved(PEERS[name]())
-    faster = copy.deepcopy(model)
-    try:
-        report = accelerate(faster)
-    except FathomsError:
-        return None
-    models = [model, copy.deepcopy(model), faster]
-    images = example_images(model, 4)
-    return {
-        "model": name,
-        "replaced": dict(Counter(new for _, _, new in report.rows)),
-        "difference": report.difference,
-        "ms": milliseconds(models, images),
-        "training ms": [1e3 * seconds for seconds in seconds_of_steps(models, images)],
-    }
-
-
 def train(model: nn.Module, images: Tensor, labels: Tensor, epochs: int, rate: float) -> None:
     """Plain AdamW."""
     optimiser = torch.optim.AdamW(model.parameters(), rate)
@@ -239,26 +203,8 @@ def peer_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def accelerated_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The second table as Markdown."""
-    times = ("before", "of a copy", "after")
-    columns = [
-        "model",
-        "replaced",
-        "difference",
-        *[f"ms {t}" for t in times],
-        *[f"training ms {t}" for t in times],
-    ]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for row in rows:
-        replaced = ", ".join(f"{count} {kind}" for kind, count in row["replaced"].items())
-        cells = [f"{ms:.1f}" for ms in (*row["ms"], *row["training ms"])]
-        lines.append(f"| {row['model']} | {replaced} | {row['difference']:.1e} | {' | '.join(cells)} |")
-    return lines
-
-
 def trained_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The third table as Markdown: mean and range over the seeds."""
+    """The second table as Markdown: mean and range over the seeds."""
     columns = ("before", "swapped", "after 1", "after 5")
     lines = [f"| to | how | {' | '.join(columns)} |", "|---|---|---|---|---|---|"]
     for to, how in dict.fromkeys((row["to"], row["how"]) for row in rows):
@@ -270,16 +216,13 @@ def trained_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def write(
-    peers: list[dict[str, Any]], faster: list[dict[str, Any]], digit_rows: list[dict[str, Any]]
-) -> None:
+def write(peers: list[dict[str, Any]], digit_rows: list[dict[str, Any]]) -> None:
     """Both files of results, and their tables on the page."""
     versions = {m.__name__: m.__version__ for m in (torch, timm, torchvision, transformers)}
     data = {
         "command": "python benchmarks/surgery.py",
         "versions": versions,
         "peers": peers,
-        "accelerated": faster,
         "digits": digit_rows,
     }
     (RESULTS / "surgery.json").write_text(json.dumps(data, indent=1) + "\n")
@@ -290,11 +233,6 @@ def write(
         "against the original in torch, at batch 1 and 5.",
         "",
         *peer_table(peers),
-        "",
-        "The models that `accelerate` changes, on the same images; training is a forward and a backward pass, best "
-        "of 10.",
-        "",
-        *accelerated_table(faster),
         "",
         "A LayerNorm ViT trained on scikit-learn's digits (6 blocks of 64, 15 epochs), its norms swapped, then "
         f"fine-tuned. Percent right of 397 held-out digits, mean and range over seeds {SEEDS}.",
@@ -313,16 +251,11 @@ def write(
 def main() -> None:
     """Measure everything, write both files, print each row and at the end one JSON object."""
     torch.set_num_threads(1)
-    peers, faster = [], []
+    peers = []
     for name in PEERS:
         peers.append(peer(name))
         print(peer_table(peers)[-1], flush=True)
-    for name in PEERS:
-        row = accelerated(name)
-        if row is not None:
-            faster.append(row)
-            print(accelerated_table(faster)[-1], flush=True)
-    write(peers, faster, [row for seed in SEEDS for row in trained(seed)])
+    write(peers, [row for seed in SEEDS for row in trained(seed)])
     print(json.dumps({"peers": len(peers), "worst": max(row["difference"] for row in peers)}))
 
 
