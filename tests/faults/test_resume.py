@@ -40,7 +40,7 @@ def test_a_changed_setting_is_refused_with_the_difference_and_allowed_by_name(la
     interrupted(lab)
     assert main(["train", *lab.words("--lr", "0.01", "--epochs", "3", name="cut")]) == 2
     said = capsys.readouterr().err
-    assert "recipe.epochs: 2 -> 3; recipe.lr: 0.003 -> 0.01" in said
+    assert "recipe.epochs: 2 -> 3; recipe.lr: 0.002 -> 0.01" in said
     assert said.count("\n") == 1
     with pytest.raises(FathomsError, match=r"\(recipe.epochs: 2 -> 3\)"):
         lab.train("--lr", "0.01", "--epochs", "3", "--allow-change", "lr", name="cut")

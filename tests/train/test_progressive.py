@@ -96,6 +96,7 @@ def test_sizes_that_cannot_be_are_refused(text, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--progressive-size", "0:4,1:8", "--launch", "graph"], "launch='graph' holds one image size"),
         (["--progressive-size", "0:5,1:8"], "5 cannot be cut into patches of 2"),
         (["nowhere", "--model", "timm/resnet50", "--progressive-size", "0:128,1:224"], "fathoms models only"),
         (
@@ -162,8 +163,11 @@ def test_a_run_killed_around_a_change_of_size_goes_on_bit_for_bit(tmp_path, upda
     assert set(seen) >= {6, 8}
 
 
-def test_the_result_is_that_of_the_final_size(tmp_path, capsys):
-    summary = trainer(tmp_path, "run").run().summary
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_result_is_that_of_the_final_size(tmp_path, capsys, precision):
+    summary = trainer(tmp_path, "run", "--precision", precision).run().summary
     assert main(["validate", "--checkpoint", str(tmp_path / "run" / "checkpoints" / "last"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]["digits"]
-    assert told["top1"] == summary["last"]["top1"]
+    if precision == "fp32":
+        assert told["top1"] == summary["last"]["top1"]
+    assert told["images"] == summary["last"]["images"]

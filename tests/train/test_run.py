@@ -211,7 +211,7 @@ def test_twenty_steps_on_fixed_data_give_the_stored_losses(tmp_path):
     golden = [2.30854, 2.29921, 2.27230]
     losses = []
     for name in ("one", "two"):
-        train(job(tmp_path, "--epochs", "3", "--batch-size", "200", name=name))
+        train(job(tmp_path, "--epochs", "3", "--batch-size", "200", "--lr", "0.003", name=name))
         losses.append([row["loss"] for row in rows(tmp_path / name) if row["split"] == "train"])
     assert losses[0] == losses[1]
     assert losses[0] == pytest.approx(golden, abs=1e-4)

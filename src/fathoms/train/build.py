@@ -28,12 +28,12 @@ from fathoms.data.digits import digit_sources
 from fathoms.data.manifest import default_manifest, verify_manifest
 from fathoms.errors import ConfigError
 from fathoms.evaluate.loader import AnyLoader, eval_loader
-from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights
 from fathoms.train.distributed import World
 from fathoms.train.foreign import build_timm
 from fathoms.train.job import Job
+from fathoms.train.recipe import Recipe
 from fathoms.train.schedule import Schedule
 
 
@@ -78,11 +78,46 @@ def build_data(job: Job, size: int, world: World) -> Data:
         raise ConfigError(
             f"{job.data}: class {train.classes[empty[0]]!r} has no pictures to train on; fill or remove it"
         )
-    recipe = job.recipe
-    seed = job.run.seed
-    plan = Plan(
-        len(train), recipe.batch_size, seed, repeats=recipe.aug_repeats, world=world.size, rank=world.rank
+    val = eval_loader(
+        held_out,
+        size,
+        job.recipe.batch_size,
+        crop_pct=job.recipe.crop_pct,
+        interpolation=job.recipe.interpolation,
+        mean=job.recipe.mean,
+        std=job.recipe.std,
+        workers=job.run.workers,
+        device=world.device,
+        share=(world.rank, world.size),
     )
+    fingerprint = train.fingerprint() + held_out.fingerprint()
+    return Data(train_loader(job, train, size, world), val, tuple(train.classes), fingerprint)
+
+
+def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:
+    """The training split, in the run's order, cropped and augmented as the recipe says."""
+    recipe, seed = job.recipe, job.run.seed
+    share = {"world": world.size, "rank": world.rank}
+    plan = Plan(len(source), recipe.batch_size, seed, repeats=recipe.aug_repeats, **share)
+    options = augment_options(recipe)
+    augment = Augment(options, seed=seed, classes=len(source.classes), device=world.device)
+    crop = CropOptions(
+        mode=recipe.crop,
+        scale=recipe.scale,
+        ratio=recipe.ratio,
+        padding=recipe.crop_padding,
+        flip=recipe.hflip,
+        interpolation=recipe.train_interpolation,
+    )
+    if isinstance(source, ArraySource):
+        return ResidentLoader(source, plan, size, crop, augment, world.device)
+    where = "device" if world.device.type == "cuda" else "worker"
+    view = TrainView(size, crop, seed, where)
+    return Loader(source, plan, view, augment, LoaderOptions(workers=job.run.workers), world.device)
+
+
+def augment_options(recipe: Recipe) -> AugmentOptions:
+    """What a recipe does to a training batch."""
     mix = MixOptions(
         recipe.mixup,
         recipe.cutmix,
@@ -91,7 +126,7 @@ def build_data(job: Job, size: int, world: World) -> Data:
         recipe.mixup_mode,
         recipe.smoothing,
     )
-    options = AugmentOptions(
+    return AugmentOptions(
         aa=recipe.aa,
         color_jitter=recipe.color_jitter,
         reprob=recipe.reprob,
@@ -102,40 +137,6 @@ def build_data(job: Job, size: int, world: World) -> Data:
         mean=recipe.mean,
         std=recipe.std,
     )
-    augment = Augment(options, seed=seed, classes=len(train.classes), device=world.device)
-    crop = CropOptions(
-        mode=recipe.crop,
-        scale=recipe.scale,
-        ratio=recipe.ratio,
-        padding=recipe.crop_padding,
-        flip=recipe.hflip,
-        interpolation=recipe.train_interpolation,
-    )
-    loader: AnyLoader
-    if isinstance(train, ArraySource):
-        loader = ResidentLoader(train, plan, size, crop, augment, world.device)
-    else:
-        where = "device" if world.device.type == "cuda" else "worker"
-        view = TrainView(size, crop, seed, where)
-        loader = Loader(train, plan, view, augment, LoaderOptions(workers=job.run.workers), world.device)
-    val = eval_loader(
-        held_out,
-        size,
-        recipe.batch_size,
-        crop_pct=recipe.crop_pct,
-        interpolation=recipe.interpolation,
-        mean=recipe.mean,
-        std=recipe.std,
-        workers=job.run.workers,
-        device=world.device,
-        share=(world.rank, world.size),
-    )
-    return Data(loader, val, tuple(train.classes), train.fingerprint() + held_out.fingerprint())
-
-
-def build_config(config: ViTConfig, classes: int) -> ViTConfig:
-    """The model's config for a data set of so many classes."""
-    return config.replace(num_classes=classes)
 
 
 def build_model(job: Job, classes: int) -> nn.Module:
@@ -143,7 +144,7 @@ def build_model(job: Job, classes: int) -> nn.Module:
     torch.manual_seed(job.run.seed)
     model: nn.Module
     if job.config is not None:
-        model = ViT(build_config(job.config, classes))
+        model = ViT(job.config.replace(num_classes=classes))
         model.set_grad_checkpointing(job.recipe.grad_checkpointing)
     else:
         model = build_timm(job.model, classes, job.recipe.grad_checkpointing)

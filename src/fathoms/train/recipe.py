@@ -215,6 +215,8 @@ def _check(recipe: Recipe) -> None:
         raise ConfigError("train.teacher and train.distillation_type belong together; give both or neither")
     if recipe.precision == "bf16" and recipe.amp_dtype != "bfloat16":
         raise ConfigError("train.precision='bf16' contradicts --amp-dtype float16; use precision 'autocast'")
+    if recipe.launch == "graph" and recipe.progressive_size is not None:
+        raise ConfigError("train.launch='graph' holds one image size; leave --progressive-size out")
     if recipe.launch == "graph" and recipe.amp_dtype != "bfloat16":
         raise ConfigError(
             "train.launch='graph' needs --amp-dtype bfloat16: float16 rescales the loss as it goes"
