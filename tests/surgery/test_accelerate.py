@@ -104,6 +104,18 @@ def test_a_wrong_block_is_found_out_also_where_its_scales_are_tiny():
     assert isinstance(model.blocks[0], Block)
 
 
+def test_a_wrong_attention_is_found_out_in_a_cait_that_was_never_trained(monkeypatch):
+    """There neither the blocks nor what the class token reads of them weigh more than 1e-5."""
+    model = timm.create_model("cait_xxs24_224", img_size=32, depth=2).eval()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    assert accelerate(copy.deepcopy(model)).difference > 0
+    right = FusedTalkingHeads.forward
+    monkeypatch.setattr(FusedTalkingHeads, "forward", lambda self, x: -right(self, x))
+    with pytest.raises(FathomsError, match="the model is as it was"):
+        accelerate(model)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
 def test_an_error_on_the_way_leaves_the_model_as_it_was(monkeypatch):
     model = cait()
     before = model(images())

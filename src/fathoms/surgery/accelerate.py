@@ -22,6 +22,7 @@ _TALKING = {"qkv", "proj", "proj_l", "proj_w", "attn_drop", "proj_drop"}
 _CLASS = {"q", "k", "v", "proj", "attn_drop", "proj_drop"}
 _BLOCK = {"norm1", "attn", "norm2", "mlp"}
 _JOINS = {"ls1", "ls2", "drop_path", "drop_path1", "drop_path2"}
+_SCALES = {"gamma", "gamma_1", "gamma_2"}
 # Blocks x + gamma * F(norm x); others of the same parts place their norms or tokens otherwise.
 _BLOCKS = {"Block", "LayerScaleBlock", "EvaBlock", "LayerScale_Block", "Layer_scale_init_Block"}
 
@@ -115,8 +116,7 @@ def _answers(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[Tenso
     Scales that have barely left their start hide what the branches do, and so also a wrong replacement.
     """
     own = run(model, images)
-    blocks = [module for module in model.modules() if _is_block(module)]
-    scales = [gamma for block in blocks for place in (1, 2) if (gamma := scale_of(block, place)) is not None]
+    scales = [p for name, p in model.named_parameters() if name.rpartition(".")[2] in _SCALES]
     kept = [gamma.clone() for gamma in scales]
     try:
         for gamma in scales:
@@ -145,8 +145,11 @@ def _faster(module: nn.Module) -> type[nn.Module] | None:
 
 
 def _is_block(module: nn.Module) -> bool:
-    """Whether a module is a pre-norm block whose branches are scaled by learned numbers, old or replaced."""
-    known = isinstance(module, OnePassBlock) or type(module).__name__ in _BLOCKS
+    """Whether a module is a pre-norm block whose branches are scaled by learned numbers."""
     children = set(dict(module.named_children()))
     form = _BLOCK <= children <= _BLOCK | _JOINS
-    return known and form and any(scale_of(module, place) is not None for place in (1, 2))
+    return (
+        type(module).__name__ in _BLOCKS
+        and form
+        and any(scale_of(module, place) is not None for place in (1, 2))
+    )
