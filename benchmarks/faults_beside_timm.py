@@ -35,7 +35,7 @@ import numpy as np
 import timm
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from timm.data import create_dataset, create_loader
 from timm.models import resume_checkpoint
 from timm.optim import create_optimizer_v2
@@ -306,9 +306,7 @@ def flipped_bit(data: Path, base: Path) -> Row:
     """One bit of the newest checkpoint is another."""
     train(data, base, "flip", epochs="2")
     file = base / "flip" / "checkpoints" / "last" / "model.safetensors"
-    before = load_file(file)
     flip(file, 1000)
-    changed = sum(not torch.equal(value, load_file(file)[name]) for name, value in before.items())
     done = train(data, base, "flip", epochs="2")
     said = next((line for line in done.stderr.splitlines() if "damaged" in line), "nothing")
     model, optimizer, saver = timm_parts(base / "timm-flip")
@@ -326,7 +324,7 @@ def flipped_bit(data: Path, base: Path) -> Row:
     reason = said.partition("damaged ")[2] or said
     return {
         "fault": "one flipped bit in the newest checkpoint",
-        "fathoms": f"passed over aloud, damaged {reason}; exit {done.returncode} ({changed} tensor had changed)",
+        "fathoms": f"passed over aloud, damaged {reason}; exit {done.returncode}",
         "timm": told,
         "timm measured with": "CheckpointSaver, resume_checkpoint",
     }
