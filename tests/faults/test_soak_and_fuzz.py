@@ -1,0 +1,120 @@
+"""The short forms of benchmarks/soak.py and benchmarks/fuzz.py, and that they would notice."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(name, *words):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *words, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout, done.stderr[-3000:]
+    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+
+def module(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def test_a_run_killed_three_times_ends_as_the_undisturbed_one():
+    code, told = script("soak", "--kills", "3", "--seed", "3")
+    assert (code, told["kills"], told["faults"]) == (0, 3, []), told
+    assert told["equal bit for bit"]
+    assert told["unusable checkpoints"] == 0
+
+
+def test_mutated_files_are_read_or_refused_and_nothing_else():
+    code, told = script("fuzz", "--cases", "700", "--seed", "1")
+    assert (code, told["findings"]) == (0, [])
+    assert all(target["cases"] == 100 for target in told["targets"].values())
+    # A mutation that never leaves a readable file would test one `if` over and over.
+    assert all(target["refused"] > 10 for target in told["targets"].values())
+    assert sum(target["accepted"] for target in told["targets"].values()) > 30
+
+
+@pytest.fixture
+def soak():
+    return module("soak")
+
+
+def test_the_soak_sees_a_flipped_bit_a_missing_file_and_a_lost_row(soak, tmp_path):
+    for name in ("whole", "killed"):
+        for kept in ("last", "best"):
+            folder = tmp_path / name / "checkpoints" / kept
+            folder.mkdir(parents=True)
+            files = {f"{part}.safetensors": b"12345678" for part in ("model", "ema", "optimizer")}
+            files["state.json"] = b'{"updates": 3, "seconds": 1.0}'
+            for file, data in files.items():
+                (folder / file).write_bytes(data)
+            hashes = {file: soak.hashlib.sha256(data).hexdigest() for file, data in files.items()}
+            (folder / "manifest.json").write_text(json.dumps(hashes))
+        (tmp_path / name / "metrics.jsonl").write_text('{"epoch": 0}\n{"epoch": 1}\n')
+        (tmp_path / name / "summary.json").write_text('{"status": "done", "seconds": 2}')
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    last = killed / "checkpoints" / "last"
+    assert soak.differences(whole, killed) == []
+    assert soak.look(killed / "checkpoints") == (2, [], 3)
+    (killed / "metrics.jsonl").write_text('{"epoch": 0}\n')
+    (last / "ema.safetensors").write_bytes(b"12345679")
+    assert soak.differences(whole, killed) == ["checkpoints/last/ema.safetensors", "metrics.jsonl"]
+    assert soak.fault(last) == "ema.safetensors has another sha256"
+    (last / "model.safetensors").unlink()
+    assert soak.look(killed / "checkpoints")[1]
+
+
+class Careless:
+    """A reader with every fault that the fuzzer looks for."""
+
+    good = b""
+
+    def make(self, rng):
+        return bytes([rng.randrange(3)])
+
+    def read(self, data):
+        if data == b"\x00":
+            raise KeyError("escaped")
+        if data == b"\x01":
+            Path("stray").touch()
+        elif data:
+            while True:
+                pass
+
+
+def test_the_fuzzer_sees_an_escaped_error_a_hang_and_a_stray_file(tmp_path, monkeypatch):
+    fuzz = module("fuzz")
+    monkeypatch.setattr(fuzz, "TARGETS", {"careless": lambda _folder: Careless()})
+    monkeypatch.setattr(fuzz, "HANG", 0.05)
+    told = fuzz.in_child("careless", 0, 12, 0, tmp_path)
+    what = " ".join(finding["what"] for finding in told["findings"])
+    assert "KeyError" in what
+    assert "hang: more than 0.05 s" in what
+    assert "stray file" in what
+
+
+def test_the_fuzzer_names_the_case_at_which_the_process_died(tmp_path, monkeypatch):
+    fuzz = module("fuzz")
+
+    class Fatal(Careless):
+        def read(self, data):
+            if data == b"\x00":
+                fuzz.os.kill(fuzz.os.getpid(), fuzz.signal.SIGKILL)
+
+    monkeypatch.setattr(fuzz, "TARGETS", {"fatal": lambda _folder: Fatal()})
+    told = fuzz.in_child("fatal", 0, 6, 0, tmp_path)
+    assert told["findings"]
+    assert all("the process ended with -9" in finding["what"] for finding in told["findings"])
