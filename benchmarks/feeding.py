@@ -59,7 +59,7 @@ def synchronise(device: torch.device) -> None:
 
 
 def read_sheets(path: str) -> ArraySource:
-    """CIFAR's training images from the sheet file of ../shared/data (see its README)."""
+    """CIFAR's training images from a file of sheets: 50x50 tiles a picture, labels beside them."""
     from PIL import Image
 
     members = {member.name: member for member in read_index(path)}

@@ -1,8 +1,8 @@
 """Time the input pipeline against timm's: CPU work per image on one core, ratios from one run.
 
-    python benchmarks/loader.py ../shared/data/pet_photos_original.tar --json
-    python benchmarks/loader.py --device-resident ../shared/data/cifar10_sheets.tar --device cuda --json
-    python benchmarks/loader.py --feed ../shared/data/pet_photos_original.tar --device cuda --json
+    python benchmarks/loader.py pet_photos_original.tar --json
+    python benchmarks/loader.py --device-resident cifar10_sheets.tar --device cuda --json
+    python benchmarks/loader.py --feed pet_photos_original.tar --device cuda --json
 
 The first form trains nothing: it measures RandomResizedCrop(224) + flip + RandAugment, one core, the
 files in memory, with timm's pipeline and with ours, in turns, and compares medians:

@@ -1,6 +1,6 @@
 """Does one fixed network see the same through timm's evaluation transform and through ours?
 
-    python benchmarks/pixels.py ../shared/data/clothing_photos.tar --json
+    python benchmarks/pixels.py clothing_photos.tar --json
 
 Trains a small ViT for a few minutes on the training split (our loader, one core), then classifies every
 picture of the other splits twice: read by Pillow with timm's evaluation transform, and read by our
