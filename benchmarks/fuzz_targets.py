@@ -114,13 +114,14 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "checkpoint"
         state: dict[str, Any] = {"epoch": 1, "step": 2, "updates": 3, "best": None, "last": {"top1": 1.0}}
-        state |= {"seconds": 1.5, "sums": [1.0, 2.0, 3.0, 4.0], "lines": {"metrics.jsonl": 10}}
+        state |= {"seconds": 1.5, "sums": [[1.0, 2.0, 3.0, 4.0]], "lines": {"metrics.jsonl": 10}}
         state |= {
             "identity": {"recipe": {"lr": 0.1}},
             "data": "ab",
             "scaler": {},
             "classes": ["a"],
             "world": 1,
+            "steps": 5,
         }
         state["guard"] = dict.fromkeys(("skipped", "in_a_row", "overflows", "rollbacks", "jumps"), 0)
         state["guard"] |= {"passed_over": [], "losses": [1.0]}

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from fathoms.train import loop
 from fathoms.train.guard import Guard
 from fathoms.train.job import RunOptions
 from fathoms.train.loop import DIVERGED
@@ -97,7 +98,7 @@ def test_a_skipped_update_is_as_if_its_batch_had_not_been_and_too_many_stop_the_
     assert [row["act"] for row in lab.lines("guard.jsonl", "many")] == ["skip", "skip", "stop"]
 
 
-def test_a_rollback_halves_the_rate_passes_over_the_batch_and_ends_the_same_twice(lab, spoil):
+def test_a_rollback_halves_the_rate_passes_over_the_batch_and_ends_the_same_twice(lab, spoil, monkeypatch):
     words = ["--guard", "rollback", "--recovery-interval", "3"]
     for name in ("one", "two"):
         trainer = lab.trainer(*words, name=name)
@@ -115,10 +116,10 @@ def test_a_rollback_halves_the_rate_passes_over_the_batch_and_ends_the_same_twic
     # Killed after the rollback, the run goes on to the same end.
     trainer = lab.trainer(*words, name="cut")
     spoil(trainer, {(0, 5)}, trainer.model.blocks[0].mlp, nan_output)
-    epoch_end, trainer._finish_epoch = trainer._finish_epoch, lambda _rate: 1 / 0
+    monkeypatch.setattr(loop, "finish_epoch", lambda _trainer, _rate: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.run()
-    del epoch_end
+    monkeypatch.undo()
     assert lab.state("cut")["guard"]["rollbacks"] == 1
     assert lab.train(*words, name="cut").code == 0
     assert lab.same("one", "cut")

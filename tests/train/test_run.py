@@ -6,10 +6,8 @@ import dataclasses
 import itertools
 import json
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 
 import numpy as np
@@ -465,29 +463,6 @@ def test_a_checked_data_set_that_changed_is_refused_by_name(photos, tmp_path, ca
     capsys.readouterr()
     assert main(["train", str(checked), "--output", str(tmp_path / "runs"), "--device", "cpu"]) == 2
     assert "red/new.jpg was added since the check" in capsys.readouterr().err
-
-
-def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
-    command = [sys.executable, "-m", "fathoms", "train", *TINY, "--epochs", "40", "--output", str(tmp_path)]
-    command += ["--experiment", "s"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    metrics = tmp_path / "s" / "metrics.jsonl"
-    deadline = time.monotonic() + 90
-    while not metrics.is_file() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 143, said
-    assert json.loads((tmp_path / "s" / "summary.json").read_text())["status"] == "interrupted"
-    assert checkpoints.why_unusable(tmp_path / "s" / "checkpoints" / "last") is None
-
-
-def test_two_runs_cannot_share_a_folder(tmp_path):
-    trainer = Trainer(job(tmp_path), World(0, 1, torch.device("cpu")), show=False)
-    trainer.folder.open()
-    with pytest.raises(FathomsError, match="another run holds this folder"):
-        train(job(tmp_path))
-    trainer.folder.close()
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp_everything"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 
 import pytest
@@ -40,6 +41,11 @@ def kept(updates):
     return Checkpoint({"model": {"w": torch.full((4,), float(updates))}}, {"updates": updates})
 
 
+def updates_in(folder):
+    assert checkpoints.why_unusable(folder) is None
+    return json.loads((folder / "state.json").read_text())["updates"]
+
+
 @pytest.fixture
 def folder(tmp_path):
     opened = RunFolder(tmp_path / "run")
@@ -66,8 +72,8 @@ def test_as_many_are_kept_as_asked_for_and_the_best(folder, keep, left):
         saver.save(lambda _take, number=updates: kept(number), best=updates == 2)
     saver.wait()
     assert names(folder) == left
-    assert checkpoints.read(folder.checkpoints / "last").state["updates"] == 6
-    assert checkpoints.read(folder.checkpoints / "best").state["updates"] == 2
+    assert updates_in(folder.checkpoints / "last") == 6
+    assert updates_in(folder.checkpoints / "best") == 2
     assert checkpoints.newest(folder.checkpoints) == folder.checkpoints / "last"
 
 
@@ -95,7 +101,7 @@ def test_training_goes_on_while_one_is_written_and_only_one_at_a_time(folder, mo
     saver.wait()
     assert max(most) == 1
     before, after = (
-        checkpoints.read(folder.checkpoints / name).tensors["model"]["w"] for name in ("previous", "last")
+        load_file(folder.checkpoints / name / "model.safetensors")["w"] for name in ("previous", "last")
     )
     assert (before.tolist(), after.tolist()) == ([1, 1, 1], [6, 6, 6])
 
@@ -134,7 +140,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_told_and_left(folder, monke
     saver.check(told.append)
     assert len(told) == 1
     assert "an old checkpoint cannot be deleted (Permission denied)" in told[0]
-    assert checkpoints.read(folder.checkpoints / "last").state["updates"] == 2
+    assert updates_in(folder.checkpoints / "last") == 2
     monkeypatch.undo()
     checkpoints.tidy(folder.checkpoints)
     assert names(folder) == ["last"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -71,10 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         module = importlib.import_module(f"fathoms.cli.{name.replace(' ', '_')}")
         code = module.run(parse(module, name, rest))
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except FathomsError as error:
-        print(f"fathoms {name}: {error}".replace("fathoms : ", "fathoms: "), file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(f"fathoms {name}: {error}".replace("fathoms : ", "fathoms: "), file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         return 130

@@ -8,6 +8,7 @@ set of the Hub. Under torchrun the same command uses all processes. Flags overri
 from __future__ import annotations
 
 import json as json_format
+import os
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,9 +98,16 @@ def run(args: Args) -> int:
         from fathoms.report.page import write_report
 
         write_report(job.folder)
-        print(json_format.dumps(outcome.summary) if args.json else closing(outcome.summary))
-        sys.stdout.flush()
+        tell(json_format.dumps(outcome.summary) if args.json else closing(outcome.summary))
     return outcome.code
+
+
+def tell(text: str) -> None:
+    """Print, whether or not somebody is still there to read it; the exit code must not depend on that."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def closing(summary: dict[str, Any]) -> str:

@@ -57,7 +57,13 @@ def join_world(device: str, timeout: float = 1800.0) -> World:
     own = choose_device(device, int(os.environ.get("LOCAL_RANK", rank)))
     if not dist.is_initialized():
         backend = "nccl" if own.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        limit = timedelta(seconds=timeout)
+        store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=limit))
+        # torchrun keeps its store over a restart, with the addresses of the processes before it: without a
+        # prefix a quick rank finds those and is refused.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        fresh = dist.PrefixStore(f"attempt_{attempt}", store)
+        dist.init_process_group(backend, store=fresh, rank=rank, world_size=size, timeout=limit)
     return World(rank, size, own)
 
 
@@ -83,6 +89,26 @@ def gather_objects(world: World, mine: Any) -> list[Any]:
     if world.size > 1:
         dist.all_gather_object(seen, mine)
     return seen
+
+
+# What a lost connection says of itself: torch raises these as plain RuntimeErrors.
+_LOST = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "Timed out", "store")
+
+
+@contextmanager
+def naming_lost_ranks(world: World) -> Iterator[None]:
+    """Say in one line that another process has gone, instead of torch's many."""
+    try:
+        yield
+    except RuntimeError as error:
+        known = isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST)
+        if world.size == 1 or not known:
+            raise
+        said = " ".join(str(error).split())[:200]
+        raise FathomsError(
+            f"rank {world.rank}: another process of this run has gone or does not answer ({said}); "
+            "give the same command again, or let torchrun --max-restarts do so"
+        ) from error
 
 
 @contextmanager

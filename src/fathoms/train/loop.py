@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from fathoms.data import Batch, LoaderError
 from fathoms.errors import ConfigError, FathomsError
-from fathoms.evaluate.metrics import Evaluation, FewerChannels, evaluate
 from fathoms.models.vit import ViT
 from fathoms.train.build import build_data, build_model, build_schedule
 from fathoms.train.disk import check_room, file_sizes
-from fathoms.train.distributed import World, check_agreement, sum_over_ranks, together, whole
+from fathoms.train.distributed import World, check_agreement, naming_lost_ranks, together, whole
+from fathoms.train.epoch_end import finish_epoch, numbers
 from fathoms.train.foreign import timm_size
 from fathoms.train.gate import Gate
 from fathoms.train.graph import launched
@@ -123,7 +123,7 @@ class Trainer:
         for notice in self.notices:
             progress.say(notice)
         try:
-            with self.stop:
+            with naming_lost_ranks(self.world), self.stop:
                 self._prepare_rollback()
                 while self.epoch < self.epochs:
                     try:
@@ -137,7 +137,7 @@ class Trainer:
                         self._save_what_is_done()
                         raise
                     if self.stop_code is not None and self.epoch < self.epochs:
-                        self._save()
+                        self.save()
                         self.saver.wait()
                         return end(self, "interrupted", self.stop_code)
                 self.saver.wait()
@@ -164,14 +164,14 @@ class Trainer:
     def _save_what_is_done(self) -> None:
         """A loader that gave up loses no update: the run goes on from here when its cause is removed."""
         if self.world.size == 1 and self.step % self.recipe.grad_accum_steps == 0:
-            self._save()
+            self.save()
             self.saver.wait()
 
     def _prepare_rollback(self) -> None:
         """Where the guard may roll back, there must be something to roll back to."""
         wants = "rollback" in (self.job.run.guard, self.job.run.on_spike)
         if wants and self.updates == 0:
-            self._save()
+            self.save()
 
     def _run_epoch(self) -> None:
         steps, accumulate = self.data.train.steps, self.recipe.grad_accum_steps
@@ -188,17 +188,17 @@ class Trainer:
                 continue
             self._update(batch)
             if progress.live and (self.updates % 10 == 0 or self.step == steps):
-                progress.advance(0, self._numbers(time.monotonic() - began, first))
+                progress.advance(0, numbers(self, time.monotonic() - began, first))
             progress.advance(accumulate if self.step % accumulate == 0 else self.step % accumulate)
             if interval and self.updates % interval == 0 and self.step < steps:
-                self._save()
+                self.save()
             if self.stop_code is not None and self.step < steps:
                 self.seconds += time.monotonic() - began
                 return
         self._settle()
         elapsed = time.monotonic() - began
         self.seconds += elapsed
-        self._finish_epoch((steps - first) * len(batch) * self.world.size / max(elapsed, 1e-9))
+        finish_epoch(self, (steps - first) * len(batch) * self.world.size / max(elapsed, 1e-9))
 
     def _set_size(self, epoch: int) -> None:
         """Train this epoch on the images that the recipe has for it."""
@@ -255,7 +255,7 @@ class Trainer:
         steps = (self.step - 1 - (self.step - 1) % self.recipe.grad_accum_steps, self.step)
         loss = self.fresh[0] / self.fresh[3]
         hold = self.watch.post(self.updates, self.epoch, steps, loss, norm, self.stop.vote)
-        set_lr(self.optimizer, self.schedule.lr(self._position()) * self.guard.lr_factor)
+        set_lr(self.optimizer, self.schedule.lr(self.position()) * self.guard.lr_factor)
         self.gate.step(hold)
         self.scaler.update()
         if self.copies is not None:
@@ -289,7 +289,7 @@ class Trainer:
         if finding is not None:
             respond(self, seen, finding)
 
-    def _position(self) -> float:
+    def position(self) -> float:
         """The epoch as a fraction: updates done over updates an epoch."""
         return self.epoch + (self.updates - self.epoch * self.updates_per_epoch) / self.updates_per_epoch
 
@@ -299,73 +299,8 @@ class Trainer:
         signal = probe(self.model, batch.images[:64, : self.channels], batch.labels[:64])
         self.folder.append("probe.jsonl", {"epoch": self.epoch, "step": self.updates, **signal.to_json()})
 
-    def _numbers(self, elapsed: float, first: int) -> dict[str, str]:
-        loss, top1, _, count = self.sums.tolist()
-        rate = (self.step - first) * self.recipe.batch_size * self.world.size / max(elapsed, 1e-9)
-        wait = self.data.train.stats.wait_share
-        numbers = {"epoch": f"{self.epoch + 1}/{self.epochs}", "loss": f"{loss / max(count, 1):.3f}"}
-        return numbers | {
-            "top1": f"{100 * top1 / max(count, 1):.1f}",
-            "img/s": f"{rate:,.0f}",
-            "data wait": f"{wait:.0%}",
-        }
-
-    def _finish_epoch(self, rate: float) -> None:
-        progress = self.progress
-        loss, top1, top5, count = sum_over_ranks(self.world, self.sums).tolist()
-        count = max(count, 1.0)
-        row = {"epoch": self.epoch, "step": self.updates, "split": "train", "loss": loss / count}
-        row |= {"top1": 100 * top1 / count, "top5": 100 * top5 / count}
-        row |= {
-            "lr": self.schedule.lr(self._position() - 1e-9) * self.guard.lr_factor,
-            "images_per_second": rate,
-        }
-        if self.recipe.progressive_size is not None and self.sizes is not None:
-            row["image_size"] = self.sizes.at(self.epoch)
-        self._record(row)
-        self.sums.zero_()
-        self.epoch, self.step = self.epoch + 1, 0
-        line = f"epoch {self.epoch}/{self.epochs}  train loss {row['loss']:.4f}  top1 {row['top1']:.2f}"
-        better = False
-        if self.epoch % self.job.run.eval_interval == 0 or self.epoch == self.epochs:
-            result = self._evaluate()
-            self.last = result.summary()
-            whole_numbers = math.isfinite(result.loss) and math.isfinite(result.top1)
-            better = whole_numbers and (self.best is None or result.top1 > self.best["top1"])
-            if not whole_numbers:
-                self.folder.append("guard.jsonl", {"kind": "evaluation_not_finite", "epoch": self.epoch - 1})
-                progress.say(
-                    f"guard: epoch {self.epoch}: the loss of the evaluation is not finite: not the best"
-                )
-            told = {"epoch": self.epoch - 1, "step": self.updates, "split": "val", **result.summary()}
-            self._record({**told, "lr": row["lr"]})
-            if better:
-                self.best = {
-                    "epoch": self.epoch - 1,
-                    "top1": result.top1,
-                    "top5": result.top5,
-                    "loss": result.loss,
-                }
-            line += f"  val loss {result.loss:.4f}  top1 {result.top1:.2f}"
-            self._save(best=better)
-        progress.say(f"{line}  {rate:,.0f} images/s")
-        if advice := self.data.train.advice():
-            progress.say(advice)
-
-    def _record(self, row: dict[str, Any]) -> None:
-        """A row of metrics, first where it counts."""
-        self.folder.append("metrics.jsonl", row)
-        self.mirrors.log(row)
-
-    def _evaluate(self) -> Evaluation:
-        judged = self.model if self.ema is None else self.ema.module
-        if self.sizes is not None and isinstance(judged, ViT):
-            judged.set_image_size(self.sizes.final)
-        seen = FewerChannels(judged, self.channels)
-        classes, device = len(self.data.classes), self.world.device
-        return evaluate(seen, self.data.val.epoch(0), classes, device=device, amp_dtype=self.amp_dtype)
-
-    def _save(self, best: bool = False) -> None:
+    def save(self, best: bool = False) -> None:
+        """Put everything into a checkpoint, once it is known what became of the last update."""
         self._settle()
         parts = (self.model, self.optimizer, self.ema, self.scaler, counters(self))
         self.saver.save(lambda take: gather(*parts, take), best)

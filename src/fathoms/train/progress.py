@@ -14,7 +14,7 @@ class Progress:
     def __init__(self, total: int, done: int, show: bool) -> None:
         self._bar: Any = None
         self.show = show
-        if show and sys.stderr.isatty():
+        if show and sys.stderr is not None and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
@@ -49,13 +49,17 @@ class Progress:
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        if not self.show:
+        if not self.show or sys.stderr is None:
             return
         line = printable(line)
-        if self._bar is not None:
-            self._bar.console.print(line, highlight=False, markup=False)
-        else:
-            print(line, file=sys.stderr, flush=True)
+        try:
+            if self._bar is not None:
+                self._bar.console.print(line, highlight=False, markup=False)
+            else:
+                print(line, file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            # Whoever listened has gone, as `2>&1 | head` does; the run matters more than its words.
+            self.show = False
 
     def close(self) -> None:
         """Take the bar away."""

@@ -11,7 +11,7 @@ from fathoms.models.config import ViTConfig
 from fathoms.registry import check_name
 from fathoms.train import checkpoint as checkpoints
 from fathoms.train.checkpoint import Checkpoint
-from fathoms.train.distributed import gather_objects
+from fathoms.train.distributed import gather_objects, sum_over_ranks
 from fathoms.train.job import Job, differences
 from fathoms.train.recipe import Recipe
 from fathoms.train.state import restore
@@ -27,7 +27,7 @@ def counters(trainer: Trainer) -> dict[str, Any]:
     """What state.json keeps besides the optimizer's part."""
     return {
         **{name: getattr(trainer, name) for name in COUNTERS},
-        "sums": trainer.sums,
+        "sums": _sums_of_all(trainer),
         "lines": {name: trainer.folder.length(name) for name in LINES},
         "guard": trainer.guard.state(),
         "identity": trainer.job.identity(),
@@ -36,6 +36,13 @@ def counters(trainer: Trainer) -> dict[str, Any]:
         "steps": trainer.data.train.steps,
         "classes": list(trainer.data.classes),
     }
+
+
+def _sums_of_all(trainer: Trainer) -> torch.Tensor:
+    """One row of sums for each rank, on the device."""
+    rows = trainer.sums.new_zeros(trainer.world.size, len(trainer.sums))
+    rows[trainer.world.rank] = trainer.sums
+    return sum_over_ranks(trainer.world, rows)
 
 
 def go_on(trainer: Trainer) -> None:
@@ -128,7 +135,11 @@ def take_over(trainer: Trainer, kept: Checkpoint, where: str) -> None:
         trainer.copies.push_weights()
     for name in COUNTERS:
         setattr(trainer, name, kept.state[name])
-    trainer.sums.copy_(torch.tensor(kept.state["sums"], dtype=torch.float64))
+    sums = torch.tensor(kept.state["sums"], dtype=torch.float64)
+    if len(sums) != trainer.world.size:
+        # Another number of processes: the first takes what all had.
+        sums = torch.cat([sums.sum(0, keepdim=True), sums.new_zeros(trainer.world.size - 1, 4)])
+    trainer.sums.copy_(sums[trainer.world.rank])
     trainer.fresh.zero_()
     if kept.state["steps"] not in (None, trainer.data.train.steps):
         # Other data or another batch, by permission: the epoch under way has other steps, and begins anew.

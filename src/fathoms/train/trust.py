@@ -14,6 +14,7 @@ from typing import Any
 
 from fathoms.errors import ConfigError, WeightsError
 from fathoms.reading import read_json
+from fathoms.train.versions import check_version
 
 NEEDED = ("state.json", "model.safetensors")
 # Above any count of a run, below what would overflow a tensor's index.
@@ -70,16 +71,23 @@ def read_manifest(folder: Path, name: str) -> dict[str, str]:
 
 def check_state(state: dict[str, Any], where: str) -> None:
     """Hold state.json to its form: counts that count, and names that stay inside the run folder."""
+    version = check_version(state.get("version"), where)
     for key in ("epoch", "step", "updates"):
         _expect(_is_count(state.get(key)), where, key)
     seconds = state.get("seconds")
     _expect(_is_number(seconds) and 0 <= seconds < _MOST, where, "seconds")  # pyrefly: ignore
-    sums = state.get("sums")
-    _expect(isinstance(sums, list) and len(sums) == 4 and all(map(_is_number, sums)), where, "sums")
+    rows: Any = state.get("sums") if version > 1 else [state.get("sums")]
+    _expect(isinstance(rows, list) and len(rows) > 0 and all(map(_is_sums, rows)), where, "sums")
+    if version > 1:
+        _expect(_is_count(state.get("world")) and state["world"] == len(rows), where, "world")
+        _expect(_is_count(state.get("steps")), where, "steps")
+        _expect(state.get("guard") is not None, where, "guard")
     for key in ("best", "last"):
         _expect(state.get(key) is None or isinstance(state[key], dict), where, key)
     for key in ("identity", "optimizer", "scaler", "lines"):
         _expect(isinstance(state.get(key), dict), where, key)
+    _expect(isinstance(state["identity"].get("recipe"), dict), where, "identity.recipe")
+    _expect(isinstance(state["identity"].get("config"), dict | None), where, "identity.config")
     for key in ("parameters", "numbers"):
         _expect(isinstance(state["optimizer"].get(key), dict), where, f"optimizer.{key}")
     _expect(isinstance(state["optimizer"].get("optimizer"), str), where, "optimizer.optimizer")
@@ -109,6 +117,10 @@ def _expect(fits: bool, where: str, key: str) -> None:
         raise WeightsError(
             f"{where}/state.json: {key[:80]} is not what a run writes there; the checkpoint cannot be used"
         )
+
+
+def _is_sums(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 4 and all(map(_is_number, value))
 
 
 def _is_number(value: Any) -> bool:

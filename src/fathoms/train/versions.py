@@ -12,19 +12,23 @@ from fathoms.errors import WeightsError
 VERSION = 2
 
 
-def bring_up(state: dict[str, Any], where: str) -> dict[str, Any]:
-    """The state as this version has it."""
-    version = state.get("version")
+def check_version(version: Any, where: str) -> int:
+    """The version of a state.json that this fathoms can read; any other is refused with what to do."""
     if isinstance(version, int) and version > VERSION:
         raise WeightsError(
             f"{where}: written by a newer fathoms (version {version}, this one reads up to {VERSION}); "
             "install that fathoms, or start anew with another --experiment"
         )
-    if version not in range(1, VERSION + 1):
+    if not isinstance(version, int) or version not in range(1, VERSION + 1):
         raise WeightsError(
             f"{where}: version {version!r} is none that fathoms has written; remove the folder"
         )
-    if version == 1:
+    return version
+
+
+def bring_up(state: dict[str, Any], where: str) -> dict[str, Any]:
+    """A checked state as this version has it."""
+    if check_version(state.get("version"), where) == 1:
         state = _from_1(state)
     return {**state, "version": VERSION}
 
@@ -32,11 +36,13 @@ def bring_up(state: dict[str, Any], where: str) -> dict[str, Any]:
 def _from_1(state: dict[str, Any]) -> dict[str, Any]:
     """Before the guard had a memory, and before the number of processes was kept.
 
-    The optimizer's own momentum was then written as 0.9; it is None now.
+    The optimizer's own momentum and a photo's share of the picture were then written as 0.9; they are None now.
     """
     counts = dict.fromkeys(("skipped", "in_a_row", "overflows", "rollbacks", "jumps"), 0)
     identity = state.get("identity", {})
-    recipe = identity.get("recipe", {})
-    if recipe.get("momentum") == 0.9:
-        state = {**state, "identity": {**identity, "recipe": {**recipe, "momentum": None}}}
+    recipe = dict(identity.get("recipe", {}))
+    for name in ("momentum", "crop_pct"):
+        if recipe.get(name) == 0.9:
+            recipe[name] = None
+    state = {**state, "identity": {**identity, "recipe": recipe}, "sums": [state["sums"]]}
     return {**state, "world": None, "steps": None, "guard": {**counts, "passed_over": [], "losses": []}}

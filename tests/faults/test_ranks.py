@@ -1,0 +1,105 @@
+"""F6, F22 and F23: ranks that die, are stopped alone, disagree, or become more or fewer."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fathoms.train import checkpoint as checkpoints
+
+RANK = str(Path(__file__).with_name("rank.py"))
+
+
+def pair(*words_of_each, **env):
+    """Two ranks of one run, started by hand; what each said and its exit code."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    started = []
+    for rank, words in enumerate(words_of_each):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, RANK, *words],
+                env={**os.environ, **own, "MASTER_ADDR": "127.0.0.1", **env},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return started
+
+
+def ends(started):
+    return [(process.communicate(timeout=120)[1], process.returncode) for process in started]
+
+
+def torchrun(*words, restarts=0, **env):
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    line += ["--max-restarts", str(restarts), RANK, *words]
+    return subprocess.run(line, capture_output=True, text=True, timeout=240, env={**os.environ, **env})
+
+
+def test_a_dead_rank_ends_the_other_with_the_reason_and_a_restart_resumes_exactly(lab):
+    """F22: SIGKILL once with nobody to restart, once under torchrun; the end is that of an undisturbed pair."""
+    words = ["--batch-size", "16", "--recovery-interval", "2", "--model-ema", "--model-ema-decay", "0.5"]
+    assert [code for _, code in ends(pair(*[lab.words(*words, name="whole")] * 2))] == [0, 0]
+
+    started = pair(*[lab.words(*words, name="cut")] * 2, KILL="1:5")
+    started[1].wait(timeout=120)
+    died = time.monotonic()
+    (said, code), (_, killed) = ends(started)
+    assert time.monotonic() - died < 30
+    assert killed == -9
+    assert code == 2
+    assert "rank 0: another process of this run has gone or does not answer" in said
+    assert "Traceback" not in said
+    assert lab.summary("cut")["status"] == "failed"
+    assert lab.state("cut")["updates"] == 4
+
+    done = torchrun(*lab.words(*words, name="cut"), restarts=1, KILL="1:11")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert lab.same("whole", "cut")
+
+
+def test_shards_go_from_two_processes_to_one_and_back(lab):
+    """F6 and FSDP2 2 -> 1 -> 2; a signal to one rank alone stops both after the same update, exit 143."""
+    plain = ["--crop", "whole"]
+    lab.train(*plain, name="one")
+    halves = lab.words(*plain, "--batch-size", "16", "--fsdp", name="moved")
+    told = ends(pair(halves, halves, STOP="1:3"))
+    assert [code for _, code in told] == [143, 143], told[0][0][-2000:]
+    stopped_at = lab.state("moved")["updates"]
+    assert 4 <= stopped_at <= 5
+
+    alone = lab.trainer(*plain, name="moved")
+    step = alone._update
+
+    def counted(batch):
+        step(batch)
+        if alone.updates == 9:
+            alone.stop.code = 143
+
+    alone._update = counted
+    assert alone.run().code == 143
+    assert alone.notices[0].startswith("goes on with 1 processes instead of 2")
+
+    assert [code for _, code in ends(pair(halves, halves))] == [0, 0]
+    losses = [[row["loss"] for row in lab.metrics(name)] for name in ("one", "moved")]
+    # Sums in another order: 1e-4 is a thousand times the difference that float32 makes here.
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    assert checkpoints.why_unusable(lab.folder("moved") / "checkpoints" / "last") is None
+
+
+def test_ranks_that_were_started_differently_are_refused(lab):
+    """F23."""
+    told = ends(pair(lab.words("--batch-size", "16"), lab.words("--batch-size", "16", "--lr", "0.5")))
+    assert [code for _, code in told] == [2, 2]
+    assert "rank 1 has another config or other data than rank 0; start all ranks alike" in told[0][0]
+    assert not (lab.folder() / "checkpoints").exists()

@@ -1,0 +1,106 @@
+"""F2, F3, F26 and F28: signals, an audience that leaves, two runs in one folder."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from fathoms import FathomsError
+from fathoms.cli.main import main
+from fathoms.train import checkpoint as checkpoints
+from fathoms.train.stop import CODES, StopRequest
+
+
+def started(lab, *words):
+    """A run of many epochs in a process of its own, once it has written its first row."""
+    rows = len(lab.lines("metrics.jsonl"))
+    process = subprocess.Popen(
+        lab.command("--epochs", "2000", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 90
+    while len(lab.lines("metrics.jsonl")) <= rows and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    return process
+
+
+def test_signals_finish_the_step_save_and_exit_and_the_same_command_goes_on(lab):
+    """SIGUSR1 as Slurm sends it, then Ctrl-C; a second run in the folder meanwhile is refused (F28)."""
+    updates = 0
+    for number, code in ((signal.SIGUSR1, 143), (signal.SIGINT, 130)):
+        process = started(lab)
+        if number is signal.SIGUSR1:
+            with pytest.raises(FathomsError, match="another run holds this folder"):
+                lab.train("--epochs", "2000")
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == code, said
+        assert "Traceback" not in said
+        assert lab.summary()["status"] == "interrupted"
+        assert checkpoints.why_unusable(lab.folder() / "checkpoints" / "last") is None
+        assert lab.state()["updates"] == lab.summary()["updates"] > updates
+        updates = lab.state()["updates"]
+
+
+def test_the_second_signal_ends_the_process_at_once():
+    code = (
+        "import os, signal, time\n"
+        "from fathoms.train.stop import StopRequest\n"
+        "with StopRequest() as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    assert stop.code == 143\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(60)\n"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 130, done.stderr
+    assert time.monotonic() - began < 30
+
+
+def test_handlers_come_back_and_a_thread_may_train():
+    before = {number: signal.getsignal(number) for number in CODES}
+    with StopRequest():
+        assert all(signal.getsignal(number) != before[number] for number in CODES)
+    assert {number: signal.getsignal(number) for number in CODES} == before
+    seen = []
+
+    def elsewhere():
+        with StopRequest() as stop:
+            seen.append(stop.code)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [None]
+
+
+def test_nobody_listening_changes_nothing(lab, monkeypatch):
+    """F26: pipes whose reader has gone (a real EPIPE), then no stdout and stderr at all."""
+    for name in ("pipe", "closed"):
+        if name == "pipe":
+            ends = [os.pipe() for _ in range(2)]
+            for reader, _ in ends:
+                os.close(reader)
+            files = [io.TextIOWrapper(os.fdopen(writer, "wb", 0), write_through=True) for _, writer in ends]
+        else:
+            files = [None, None]
+        monkeypatch.setattr(sys, "stdout", files[0])
+        monkeypatch.setattr(sys, "stderr", files[1])
+        monkeypatch.setenv("NO_COLOR", "1")
+        code = main(["train", *lab.words(name=name)])
+        monkeypatch.undo()
+        for file in files:
+            if file is not None:
+                file.close()
+        assert code == 0
+        assert json.loads((lab.folder(name) / "summary.json").read_text())["status"] == "done"
+    assert lab.same("pipe", "closed")
