@@ -51,6 +51,18 @@ def test_the_readmes_commands_exist():
         assert (ROOT / script).is_file()
 
 
+def test_every_promise_names_tests_that_exist():
+    text = (ROOT / "RELIABILITY.md").read_text()
+    named = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text))
+    assert len(named) > 30
+    for file, name in named:
+        assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "held by" not in line]
+    assert all("`tests/" in row or row.endswith("| the same |") for row in rows)
+    for script in re.findall(r"python (\w+/\w+\.py)", text):
+        assert (ROOT / script).is_file()
+
+
 def test_import_fathoms_adds_little_to_import_torch():
     """Under 0.3 s, best of three, in seconds of the process itself, whatever else the machine does."""
     code = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -15,29 +16,38 @@ from fathoms.train import checkpoint as checkpoints
 
 RANK = str(Path(__file__).with_name("rank.py"))
 
+# Processes of their own, forked from one that has imported torch already: a start costs no seconds.
+RANKS = multiprocessing.get_context("forkserver")
+RANKS.set_forkserver_preload(["torch.distributed", "fathoms.cli.train", "fathoms.train.loop"])
+START = """
+import os, runpy, sys
+os.environ.update(env)
+sys.argv = [script, *words]
+sys.stdout = sys.stderr = open(log, "w", buffering=1)
+runpy.run_path(script, run_name="__main__")
+"""
 
-def pair(*words_of_each, **env):
-    """Two ranks of one run, started by hand; what each said and its exit code."""
+
+def pair(folder, *words_of_each, **env):
+    """Two ranks of one run, started by hand."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     started = []
     for rank, words in enumerate(words_of_each):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port}
-        started.append(
-            subprocess.Popen(
-                [sys.executable, RANK, *words],
-                env={**os.environ, **own, "MASTER_ADDR": "127.0.0.1", **env},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port, **env}
+        names = {"env": {"MASTER_ADDR": "127.0.0.1", **own}, "script": RANK, "words": words}
+        names["log"] = str(folder / f"said-{rank}.txt")
+        started.append((RANKS.Process(target=exec, args=(START, names)), Path(names["log"])))
+        started[-1][0].start()
     return started
 
 
 def ends(started):
-    return [(process.communicate(timeout=120)[1], process.returncode) for process in started]
+    """What each rank said, and its exit code."""
+    for process, _ in started:
+        process.join(timeout=120)
+    return [(log.read_text(), process.exitcode) for process, log in started]
 
 
 def torchrun(*words, restarts=0, **env):
@@ -49,10 +59,10 @@ def torchrun(*words, restarts=0, **env):
 def test_a_dead_rank_ends_the_other_with_the_reason_and_a_restart_resumes_exactly(lab):
     """F22: SIGKILL once with nobody to restart, once under torchrun; the end is that of an undisturbed pair."""
     words = ["--batch-size", "16", "--recovery-interval", "2", "--model-ema", "--model-ema-decay", "0.5"]
-    assert [code for _, code in ends(pair(*[lab.words(*words, name="whole")] * 2))] == [0, 0]
+    assert [code for _, code in ends(pair(lab.root, *[lab.words(*words, name="whole")] * 2))] == [0, 0]
 
-    started = pair(*[lab.words(*words, name="cut")] * 2, KILL="1:5")
-    started[1].wait(timeout=120)
+    started = pair(lab.root, *[lab.words(*words, name="cut")] * 2, KILL="1:5")
+    started[1][0].join(timeout=120)
     died = time.monotonic()
     (said, code), (_, killed) = ends(started)
     assert time.monotonic() - died < 30
@@ -73,7 +83,7 @@ def test_shards_go_from_two_processes_to_one_and_back(lab):
     plain = ["--crop", "whole"]
     lab.train(*plain, name="one")
     halves = lab.words(*plain, "--batch-size", "16", "--fsdp", name="moved")
-    told = ends(pair(halves, halves, STOP="1:3"))
+    told = ends(pair(lab.root, halves, halves, STOP="1:3"))
     assert [code for _, code in told] == [143, 143], told[0][0][-2000:]
     stopped_at = lab.state("moved")["updates"]
     assert 4 <= stopped_at <= 5
@@ -90,7 +100,7 @@ def test_shards_go_from_two_processes_to_one_and_back(lab):
     assert alone.run().code == 143
     assert alone.notices[0].startswith("goes on with 1 processes instead of 2")
 
-    assert [code for _, code in ends(pair(halves, halves))] == [0, 0]
+    assert [code for _, code in ends(pair(lab.root, halves, halves))] == [0, 0]
     losses = [[row["loss"] for row in lab.metrics(name)] for name in ("one", "moved")]
     # Sums in another order: 1e-4 is a thousand times the difference that float32 makes here.
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
@@ -99,7 +109,9 @@ def test_shards_go_from_two_processes_to_one_and_back(lab):
 
 def test_ranks_that_were_started_differently_are_refused(lab):
     """F23."""
-    told = ends(pair(lab.words("--batch-size", "16"), lab.words("--batch-size", "16", "--lr", "0.5")))
+    told = ends(
+        pair(lab.root, lab.words("--batch-size", "16"), lab.words("--batch-size", "16", "--lr", "0.5"))
+    )
     assert [code for _, code in told] == [2, 2]
     assert "rank 1 has another config or other data than rank 0; start all ranks alike" in told[0][0]
     assert not (lab.folder() / "checkpoints").exists()

@@ -77,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except FathomsError as error:
         with contextlib.suppress(OSError):
-            print(f"fathoms {name}: {error}".replace("fathoms : ", "fathoms: "), file=sys.stderr)
+            # Some errors begin with the name of the function, which is that of the command.
+            told = str(error).removeprefix(f"{name}: ")
+            print(f"fathoms {name}: {told}".replace("fathoms : ", "fathoms: "), file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         return 130

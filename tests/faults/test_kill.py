@@ -1,0 +1,61 @@
+"""F1: SIGKILL at any moment of a save; the newest checkpoint is whole, and nothing is lost but the one under way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+KILLS = 30
+
+# One process that imports torch and forks those that are killed, so that a kill costs a tenth of a second.
+LOOP = """
+import json, os, random, signal, sys, time, warnings
+from pathlib import Path
+import torch
+from fathoms.train import checkpoint as checkpoints
+warnings.simplefilter("error")
+torch.set_num_threads(1)
+place, rng, newest, killed_in_a_save = Path(sys.argv[1]), random.Random(0), 0, 0
+place.mkdir(parents=True)
+
+def number(folder):
+    return json.loads((folder / "state.json").read_text())["updates"]
+
+def save_for_ever():
+    checkpoints.tidy(place)
+    count = newest
+    while True:
+        count += 1
+        tensors = {"model": {f"w{i}": torch.full((50_000,), float(count)) for i in range(8)}}
+        checkpoints.save(place, checkpoints.Checkpoint(tensors, {"updates": count}), keep=3)
+        if count % 3 == 0:
+            checkpoints.keep_as_best(place)
+
+for _ in range(int(sys.argv[2])):
+    child = os.fork()
+    if child == 0:
+        save_for_ever()
+    time.sleep(rng.uniform(0.005, 0.12))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    killed_in_a_save += (place / checkpoints.FRESH).exists()
+    # A damaged newest would warn, and a warning is an error here.
+    folder = checkpoints.newest(place)
+    if folder is not None:
+        assert number(folder) >= newest, (number(folder), newest)
+        newest = number(folder)
+checkpoints.tidy(place)
+print(json.dumps({"newest": newest, "in_a_save": killed_in_a_save, "left": sorted(p.name for p in place.iterdir())}))
+"""
+
+
+def test_thirty_kills_leave_no_unusable_checkpoint(tmp_path):
+    line = [sys.executable, "-c", LOOP, str(tmp_path / "checkpoints"), str(KILLS)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout)
+    assert told["newest"] > 3
+    # Most of a save is writing: if no kill fell into one, nothing was tried.
+    assert told["in_a_save"] >= KILLS // 4
+    assert not [name for name in told["left"] if name.startswith(".")]
