@@ -152,6 +152,7 @@ PACKS = {
     "no list": changed(("side", "samples"), 7),
     "a path for a shard": changed((*SHARD, 0, "name"), "../../secret.tar"),
     "an absolute shard": changed((*SHARD, 0, "name"), "/etc/passwd.tar"),
+    "a shard with too long a name": changed((*SHARD, 0, "name"), "x" * 300 + ".tar"),
     "a number for a shard": changed((*SHARD, 0, "name"), 5),
     "true for a size": changed((*SHARD, 0, "bytes"), True),
     "no shards": changed(SHARD, {}),

@@ -144,7 +144,7 @@ def _class_names(folder: Path, count: int) -> tuple[str, ...]:
 
 def shard_path(folder: Path, name: Any) -> Path:
     """The place of a shard that an index names; a name that leads elsewhere is an error."""
-    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+\.tar", name):
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,200}\.tar", name):
         raise DataError(
             f"{folder / INDEX_NAME}: shard name {str(name)[:80]!r} is not a plain name; pack again"
         )
