@@ -190,7 +190,8 @@ def resume_in_the_middle(base: Path) -> tuple[Row, Row]:
     during = {
         "fault": "SIGKILL while a checkpoint is written",
         "fathoms": f"{told['unusable checkpoints']} unusable of {told['checkpoints verified']} looked at after "
-        f"{told['kills']} kills, {told['saves cut off']} of them in a save; files are flushed and hashed",
+        f"{told['kills']} kills, {told['kills that found a cut-off save']} of them with a cut-off save beside them; "
+        "files are flushed and hashed",
         "timm": f"{unusable} of {KILLS} kills left no loadable last.pth.tar ({cut} in a save); not flushed, no hash",
         "timm measured with": "CheckpointSaver in a loop",
     }

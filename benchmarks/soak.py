@@ -216,7 +216,8 @@ def soak(kills: int, seed: int, how: str, base: Path) -> dict[str, Any]:
             break
         counts["kills"] += 1
         counts[f"killed {kind}"] += 1
-        counts["saves cut off"] += bool(temporary(checkpoints))
+        # Also one that an earlier kill cut off, if this one came before it was cleared away.
+        counts["kills that found a cut-off save"] += bool(temporary(checkpoints))
         there, wrong, updates = look(checkpoints)
         counts["checkpoints verified"] += there
         counts["unusable checkpoints"] += len(wrong)
