@@ -110,6 +110,7 @@ def test_public_docstring_examples_run():
         "train.recipe",
         "train.recipe_file",
         "train.schedule",
+        "train.spikes",
     ):
         result = doctest.testmod(importlib.import_module(f"fathoms.{name}"))
         assert result.failed == 0, name
