@@ -11,7 +11,7 @@ from fathoms.errors import ConfigError
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 from fathoms.train.graph import GraphedStep, _Capture
-from fathoms.train.precision import PRECISIONS, WorkingCopy, compile_blocks, set_stream
+from fathoms.train.precision import PRECISIONS, WorkingCopy, compile_blocks, kept_for_backward, set_stream
 from fathoms.train.recipe import Recipe
 
 CONFIG = ViTConfig(
@@ -226,3 +226,37 @@ def test_compiled_blocks_give_the_models_numbers():
     plain, compiled = make(), make()
     compile_blocks(compiled, backend="eager", fullgraph=True)
     assert torch.equal(plain(batch()[0]), compiled(batch()[0]))
+
+
+def kept_and_gradients(keep):
+    """Bytes that a compiled block keeps for its backward pass, in tensors of the stream's size, and its gradients."""
+    torch.compiler.reset()
+    module = WorkingCopy(make()).module
+    # The partitioner that inductor uses, without compiling its kernels.
+    compile_blocks(module, backend="aot_eager_decomp_partition", dynamic=False)
+    block = module.blocks[0]
+    own = {parameter.data_ptr() for parameter in module.parameters()}
+    x = torch.randn(64, 17, 32, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_()
+    kept = {}
+
+    def pack(tensor):
+        if tensor.data_ptr() not in own:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with kept_for_backward(keep), torch.autocast("cpu", dtype=torch.bfloat16):
+        block(x)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            out = block(x)
+        out.float().square().sum().backward()
+    return sum(kept.values()) / x.nbytes, {name: p.grad for name, p in block.named_parameters()}
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore")
+def test_lean_blocks_keep_a_third_less_and_give_the_same_gradients():
+    everything, expected = kept_and_gradients("all")
+    lean, got = kept_and_gradients("lean")
+    assert lean < 0.7 * everything, (lean, everything)
+    assert all(torch.equal(got[name], expected[name]) for name in expected)

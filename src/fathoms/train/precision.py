@@ -13,15 +13,18 @@ Norms, scales and tokens stay float32 under every policy, and statistics are alw
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
 from fathoms.models.vit import ViT
 from fathoms.registry import check_name
 
+KEEPS = ("all", "lean")
 PRECISIONS = ("fp32", "autocast_fp32_stream", "autocast", "bf16")
 
 
@@ -103,3 +106,12 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(blocks) + 8)
     for block in blocks:
         block.compile(**options)
+
+
+def kept_for_backward(keep: str) -> AbstractContextManager[None]:
+    """What is compiled inside keeps all that torch would, or with "lean" nothing that is cheap to make again.
+
+    Lean blocks keep 10 tensors of the stream's size instead of 16, and write those six again in the backward pass.
+    """
+    check_name(keep, KEEPS, "amount", "keep")
+    return torch._functorch.config.patch(ban_recompute_materialized_backward=keep == "all")

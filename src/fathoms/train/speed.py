@@ -14,18 +14,23 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
-import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 from fathoms.train.graph import WARMUP, GraphedStep
-from fathoms.train.precision import PRECISIONS, WorkingCopy, compile_blocks, set_stream
+from fathoms.train.precision import (
+    KEEPS,
+    PRECISIONS,
+    WorkingCopy,
+    compile_blocks,
+    kept_for_backward,
+    set_stream,
+)
 
 COMPILES = ("none", "model", "blocks")
 LAUNCHES = ("eager", "graph")
-KEEPS = ("all", "lean")
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ def prepare(
         torch.cuda.reset_peak_memory_stats()
     build = _training if mode == "train" else _answering
     contender = Contender(name, build(model.to(images.device), images, labels, setting))
-    with torch._functorch.config.patch(ban_recompute_materialized_backward=setting.keep == "all"):
+    with kept_for_backward(setting.keep):
         for _ in range(WARMUP + 3):
             contender.step()
     if cuda:
