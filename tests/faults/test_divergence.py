@@ -51,7 +51,7 @@ def note_before_update(trainer, number):
     ("fault", "opt", "told"),
     [
         (nan_output, "adamw", "not a finite number (loss nan), first in the output of blocks.1.mlp"),
-        (nan_gradient, "lamb", "in the gradient of stem.proj.weight"),
+        (nan_gradient, "lamb", "in the gradient of blocks.1.mlp.fc2."),
     ],
     ids=["F13-loss", "F14-gradient"],
 )

@@ -42,8 +42,9 @@ def diagnose(
             with _first_bad_output(model) as outputs:
                 loss, batch = replay(step)
             bad_loss = not bool(loss.isfinite())
-            loss.backward()
-            gradient = first_bad_gradient(model)
+            with _first_bad_gradient(model) as gradients:
+                loss.backward()
+            gradient = gradients[0] if gradients else bad_gradient(model)
             files = [where(int(index)) for index in batch.ids]
             told = {"step": step, "rank": world.rank, "loss": float(loss.detach()), "files": files}
             told |= {"layer": outputs[0] if outputs else None, "gradient": gradient}
@@ -95,8 +96,29 @@ def _first_bad_output(model: nn.Module) -> Iterator[list[str]]:
             hook.remove()
 
 
-def first_bad_gradient(model: nn.Module) -> str | None:
-    """The first parameter whose gradient is not finite, or None."""
+@contextlib.contextmanager
+def _first_bad_gradient(model: nn.Module) -> Iterator[list[str]]:
+    """A list that gets names of parameters, in the order of the backward pass, whose gradient is not finite."""
+    found: list[str] = []
+
+    def look(name: str) -> Any:
+        def hook(parameter: Tensor) -> None:
+            if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+                found.append(name)
+
+        return hook
+
+    own = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    hooks = [parameter.register_post_accumulate_grad_hook(look(name)) for name, parameter in own]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def bad_gradient(model: nn.Module) -> str | None:
+    """A parameter whose gradient is not finite, or None: for shards, whose gradients come outside of the pass."""
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
         own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
@@ -110,7 +132,7 @@ def sentence(cause: dict[str, Any]) -> str:
     if cause["layer"] is not None:
         what = f"first in the output of {cause['layer']}"
     elif cause["gradient"] is not None:
-        what = f"in the gradient of {cause['gradient']}"
+        what = f"in the gradient of {cause['gradient']}, behind a forward pass that is finite"
     else:
         what = "in the loss alone" if cause["step"] is not None else "and not so when run once more"
     files = cause["files"]
