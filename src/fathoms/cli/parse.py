@@ -14,7 +14,7 @@ import textwrap
 import typing
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, Union
 
 import tyro
 
@@ -27,6 +27,7 @@ def parse(module: ModuleType, name: str, words: Sequence[str]) -> Any:
     """The `Args` of a command module from the words behind the command; a mistake raises FathomsError."""
     summary = (module.__doc__ or "").strip()
     said = io.StringIO()
+    spell_unions(module.Args)
     try:
         with contextlib.redirect_stderr(said):
             return tyro.cli(
@@ -73,6 +74,23 @@ def field_docs(cls: type) -> dict[str, str]:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
                 docs[name] = str(text)
     return docs
+
+
+def spell_unions(cls: type) -> None:
+    """Write every `X | None` of a dataclass as typing's Union with None first, here and below.
+
+    tyro looks into a Union by itself. For the same type with a bar, or where X is asked before None, it loads a
+    type checker, which takes a fifth of the time that --help has.
+    """
+    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+        plain, extras = (hint.__origin__, hint.__metadata__) if hasattr(hint, "__metadata__") else (hint, ())
+        if dataclasses.is_dataclass(plain):
+            spell_unions(typing.cast(type, plain))
+        options = typing.get_args(plain)
+        if type(None) in options:
+            made, noted = typing.cast(Any, Union), typing.cast(Any, Annotated)
+            union = made[(None, *(option for option in options if option is not type(None)))]
+            cls.__annotations__[name] = noted[(union, *extras)] if extras else union
 
 
 def optional(cls: type, name: str, doc: str) -> Any:

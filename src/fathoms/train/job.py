@@ -33,7 +33,7 @@ class RunOptions:
     """Decoding threads; 0: one per core."""
     resume: Literal["auto", "never"] = "auto"
     """Go on where the same command left off, or refuse to touch an old run."""
-    allow_change: tuple[str, ...] = ()
+    allow_change: tuple[str, ...] | None = None
     """Settings, such as lr or epochs, and "data", that may differ from the run that goes on; others may not."""
     initial_checkpoint: str | None = None
     """Weights to start from; positions are resized to this run's image size."""

@@ -73,7 +73,7 @@ def go_on(trainer: Trainer) -> None:
 
 def check_same_run(trainer: Trainer, kept: Checkpoint) -> None:
     """Refuse a checkpoint of other settings or other data, with the difference, unless it is allowed by name."""
-    where, allowed = trainer.folder.path, trainer.job.run.allow_change
+    where, allowed = trainer.folder.path, trainer.job.run.allow_change or ()
     changed = changes(kept.state, trainer.job, trainer.world.size)
     refused = [change for change in changed if not _is_allowed(change.partition(":")[0], allowed)]
     if refused:
@@ -91,7 +91,7 @@ def check_same_run(trainer: Trainer, kept: Checkpoint) -> None:
 
 def check_allowed(job: Job) -> None:
     """Refuse to allow a change of what does not exist."""
-    for name in job.run.allow_change:
+    for name in job.run.allow_change or ():
         known = _names(job.identity())
         check_name(
             name, [*known, *(other.rpartition(".")[2] for other in known)], "setting", "--allow-change"
