@@ -1,0 +1,114 @@
+"""What a user gets wrong: one line, exit code 2, before any long work, and nothing left behind."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from fathoms.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere: no such file or folder"),
+        (["--model", "vit_tny_patch16_224"], "no model is called 'vit_tny_patch16_224'; did you mean"),
+        (["--lr", "0"], "train.lr=0.0 is no learning rate"),
+        (["--lr", "-1"], "train.lr=-1.0 is no learning rate"),
+        (["--batch-size", "5000"], "do not fill one step of 5000"),
+        (["--device", "cuda:7"], "this machine has no usable GPU"),
+        (["--output", "/proc/nothing"], "cannot be written"),
+        (["--recipe", "cait"], "no recipe is called 'cait'; did you mean 'cait_400'"),
+        (["--teacher", "vit_digits", "--distillation-type", "hard"], "an untrained teacher teaches noise"),
+        (["--distillation-type", "hard"], "belong together"),
+        (["--freeze", "blocks.99*"], "'blocks.99*' matches no parameter"),
+        (["--attn-extra-loss", "0.1"], "looks at no block"),
+        (["--experiment", "../up"], "use letters, digits"),
+        (["--model", "timm/resnet50", "--depth", "3"], "timm's models have no such switch"),
+        (["--fsdp"], "start them with torchrun"),
+        (
+            ["--fsdp", "--probe-interval", "5"],
+            "--probe-interval looks into fathoms models that are not sharded",
+        ),
+        (["--momentum", "0.9"], "--momentum would not be used: it needs --opt sgd, momentum or muon"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2_and_leave_nothing(tmp_path, capsys, monkeypatch, words, message):
+    if "cuda:7" in words and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--epochs", "1", *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"y_train": [0, 1, 2, -1] * 3}, "y_train holds no labels from 0"),
+        ({"y_train": [0, 1, 2, 7] * 3, "classes": ["a", "b", "c"]}, "labels run to 7 for 3 classes"),
+        ({"y_test": [0, 1, 2, 4] * 3}, "class '3' has no pictures to train on"),
+        ({"y_train": [0.5, 1, 2, 1] * 3}, "y_train"),
+        ({"y_train": [0, 1, 2]}, "12"),
+    ],
+    ids=["negative", "beyond the names", "only in the test", "no whole number", "too few"],
+)
+def test_labels_that_cannot_be_are_refused(tmp_path, capsys, labels, message):
+    images = np.zeros((12, 8, 8, 3), np.uint8)
+    fine = {"x_train": images, "y_train": [0, 1, 2] * 4, "x_test": images, "y_test": [0, 1, 2] * 4}
+    np.savez(tmp_path / "set.npz", **{name: np.array(value) for name, value in (fine | labels).items()})
+    words = ["--model", "vit_digits", "--in-channels", "3", "--batch-size", "4", "--device", "cpu"]
+    assert main(["train", str(tmp_path / "set.npz"), *words, "--output", str(tmp_path / "runs")]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_checkpoint_of_another_architecture_is_refused_before_anything_is_written(tmp_path, capsys):
+    from fathoms import create_model, save_weights
+
+    save_weights(create_model("vit_digits", depth=3), tmp_path / "other.safetensors")
+    words = ["--depth", "2", "--device", "cpu", "--output", str(tmp_path / "runs"), "--initial-checkpoint"]
+    for path, message in (
+        ("other.safetensors", "does not fit the model"),
+        ("none.safetensors", "no such file"),
+        ("model.pth", "no such file"),
+    ):
+        assert main(["train", *words, str(tmp_path / path)]) == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1
+    (tmp_path / "model.pth").write_bytes(b"x")
+    assert main(["train", *words, str(tmp_path / "model.pth")]) == 2
+    assert "only .safetensors files are opened" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_empty_class_folder_and_an_unreadable_file_are_named(photos, tmp_path, capsys):
+    broken = tmp_path / "broken"
+    shutil.copytree(photos, broken)
+    (broken / "train" / "green").mkdir()
+    words = ["--model", "vit_tiny_patch16_224", "--image-size", "32", "--depth", "1", "--batch-size", "8"]
+    words += ["--output", str(tmp_path / "runs"), "--device", "cpu", "--epochs", "1"]
+    assert main(["train", str(broken), *words]) == 2
+    assert "green" in capsys.readouterr().err
+    (broken / "train" / "green").rmdir()
+    (broken / "train" / "red" / "3.jpg").write_bytes(b"not a picture")
+    assert main(["train", str(broken), *words]) == 2
+    assert "red/3.jpg" in capsys.readouterr().err
+
+
+def test_a_checked_data_set_that_changed_is_refused_by_name(photos, tmp_path, capsys):
+    checked = tmp_path / "checked"
+    shutil.copytree(photos, checked)
+    assert main(["data", "check", str(checked)]) in (0, 1)
+    shutil.copy(checked / "train" / "red" / "3.jpg", checked / "train" / "red" / "new.jpg")
+    capsys.readouterr()
+    assert main(["train", str(checked), "--output", str(tmp_path / "runs"), "--device", "cpu"]) == 2
+    assert "red/new.jpg was added since the check" in capsys.readouterr().err

@@ -1,0 +1,141 @@
+"""Runs on photos: LearnableScaler's own lines, a ViT, a CNN, and what validate says of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from fathoms.cli import train as train_command
+from fathoms.cli.main import main
+from fathoms.cli.parse import parse
+from fathoms.train.distributed import World
+from fathoms.train.loop import Trainer
+
+SEED_TRAIN = (
+    "--weight-decay 0.02 --opt lamb --aa rand-m7-mstd0.5 --warmup-epoch 0 --epochs 2 --sched custom --mixup 0.1 "
+    "--cutmix 1 --batch-size 4 --workers 14 --clip-grad 14 --grad-accum-steps 8 --lr 0.005 --amp --amp-dtype bfloat16 "
+    "--torchcompile inductor --epoch-factor 0.8 --epoch-threshold 0.5 --train-feature-decay 0.1 --attn-extra-loss 0.03 "
+    "--attn-extra-loss-layers 6"
+)
+
+
+@pytest.mark.compile
+def test_learnable_scalers_own_lines_run_to_the_end(photos, tmp_path, capsys):
+    """Seed 001's train and validate lines; epochs and batch cut down, two of the 36 blocks, smaller images."""
+    model = ["--model", "vit_learnable_scaler_embed_dim192_patch16_head3_depth24"]
+    small = [
+        "--depth",
+        "2",
+        "--img-size",
+        "32",
+        "--output",
+        str(tmp_path),
+        "--experiment",
+        "seed",
+        "--device",
+        "cpu",
+    ]
+    assert main(["train", str(photos), *model, *SEED_TRAIN.split(), *small]) == 0
+    kept = tmp_path / "seed" / "checkpoints" / "last"
+    line = ["--checkpoint", str(kept), "--amp", "--amp-dtype", "bfloat16", "--torchcompile", "inductor"]
+    capsys.readouterr()
+    assert main(["validate", str(photos / "val"), *line, "--device", "cpu", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])["results"][str(photos / "val")]
+    assert told["images"] == 16
+    assert set(told["per_class"]) == {"blue", "red"}
+
+
+def test_photos_are_learnt_and_validated_with_the_same_result(photos, tmp_path, capsys):
+    words = [
+        str(photos),
+        "--model",
+        "vit_tiny_patch16_224",
+        "--depth",
+        "2",
+        "--dim",
+        "48",
+        "--image-size",
+        "32",
+    ]
+    words += ["--epochs", "6", "--batch-size", "8", "--lr", "0.003", "--crop-pct", "1.0", "--device", "cpu"]
+    assert main(["train", *words, "--output", str(tmp_path), "--experiment", "p", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["best"]["top1"] == 100.0
+    table = str(tmp_path / "confusion.csv")
+    line = ["validate", "--checkpoint", str(tmp_path / "p" / "checkpoints" / "last"), "--device", "cpu"]
+    assert main([*line, "--json", "--confusion", table]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])["results"][str(photos)]
+    assert told["top1"] == summary["last"]["top1"]
+    assert told["loss"] == pytest.approx(summary["last"]["loss"], rel=1e-5)
+    assert (tmp_path / "confusion.csv").read_text().splitlines()[0] == "true class,blue,red"
+
+
+def test_robustness_sets_and_real_labels_are_measured_in_one_command(photos, tmp_path, capsys):
+    """Small folders in the layouts of ImageNet-V2 (numbers) and -R (some of the names), and a ReaL file."""
+    words = [
+        str(photos),
+        "--model",
+        "vit_tiny_patch16_224",
+        "--depth",
+        "1",
+        "--dim",
+        "24",
+        "--image-size",
+        "32",
+    ]
+    words += [
+        "--epochs",
+        "1",
+        "--batch-size",
+        "8",
+        "--device",
+        "cpu",
+        "--output",
+        str(tmp_path),
+        "--experiment",
+        "r",
+    ]
+    assert main(["train", *words]) == 0
+    shutil.copytree(photos / "val" / "blue", tmp_path / "v2" / "0")
+    shutil.copytree(photos / "val" / "red", tmp_path / "v2" / "1")
+    shutil.copytree(photos / "val" / "red", tmp_path / "subset" / "red")
+    (tmp_path / "real.json").write_text(json.dumps([[0, 1]] * 7))
+    capsys.readouterr()
+    line = ["validate", "--checkpoint", str(tmp_path / "r"), "--device", "cpu", "--json"]
+    line += ["--robustness", str(tmp_path / "v2"), str(tmp_path / "subset")]
+    assert main([*line, "--real-labels", str(tmp_path / "real.json")]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert told[str(photos)]["real_top1"] == 100.0
+    assert told[str(tmp_path / "v2")]["top1"] == told[str(photos)]["top1"]
+    assert told[str(tmp_path / "subset")]["top1"] == 100.0
+
+
+@pytest.mark.parametrize("swap", [[], ["--swap-norms", "learnable_scaler"]], ids=["batchnorm", "scaler"])
+def test_a_cnn_of_timms_trains(photos, tmp_path, swap):
+    pytest.importorskip("timm")
+    words = [
+        str(photos),
+        "--model",
+        "timm/resnet10t",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "8",
+        "--device",
+        "cpu",
+    ]
+    words += ["--lr", "1e-5", "--output", str(tmp_path), "--experiment", "cnn", *swap]
+    trainer = Trainer(
+        train_command.make_job(parse(train_command, "train", words)),
+        World(0, 1, torch.device("cpu")),
+        show=False,
+    )
+    kinds = {type(module).__name__ for module in trainer.model.modules()}
+    assert ("LearnableScaler2d" in kinds, "BatchNormAct2d" in kinds or "BatchNorm2d" in kinds) == (
+        bool(swap),
+        not swap,
+    )
+    assert trainer.run().code == 0
