@@ -1,8 +1,8 @@
-"""Talking-heads attention in stages, as torch custom ops: a few images' maps at a time, in one small scratch.
+"""Talking-heads attention in stages, as torch custom ops: some images' maps at a time, in one scratch.
 
 The fully fused kernels (talking_heads.py) make every product again in each of their six passes, because the
-tiles of all heads must meet in registers. Here the maps of a few images go through a scratch of fixed size
-instead, most of which stays in the second-level cache. Nothing of them is kept for the gradient.
+tiles of all heads must meet in registers. Here the maps of as many images as fit go through a scratch of bounded
+size instead. Nothing of them is kept for the gradient.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ import torch
 import triton
 from torch import Tensor
 
-from fathoms.ops.dispatch import interpreting
+from fathoms.ops.triton.around import (
+    bias_gradients,
+    compile_options,
+    empty_gradients,
+    empty_like_rows,
+    launch,
+    rows,
+)
 from fathoms.ops.triton.staged_kernels import inner_kernel, mix_grad_kernel, mix_kernel, outer_kernel
 from fathoms.ops.triton.talking_heads_tiles import channel_parts
 
@@ -68,8 +75,8 @@ def staged_forward(
     scale: float,
 ) -> Tensor:
     """Output (B, H, N, K), stored as (B, N, H, K) for the projection that follows."""
-    q, k, v = _rows(q), _rows(k), _rows(v)
-    out = _empty_like_rows(q)
+    q, k, v = rows(q), rows(k), rows(v)
+    out = empty_like_rows(q)
     wl, ww = logit_weight.contiguous(), prob_weight.contiguous()
     bw = None if prob_bias is None else prob_bias.contiguous()
     (scratch,) = _scratch(q, 1)
@@ -82,7 +89,7 @@ def staged_forward(
 
 @staged_forward.register_fake
 def _(q: Tensor, *_: object) -> Tensor:
-    return _empty_like_rows(q)
+    return empty_like_rows(q)
 
 
 @torch.library.custom_op("fathoms::staged_talking_heads_backward", mutates_args=())
@@ -97,8 +104,8 @@ def staged_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and both mixing matrices. Deterministic: no atomics."""
-    grad, q, k, v = _rows(grad), _rows(q), _rows(k), _rows(v)
-    dq, dk, dv = (_empty_like_rows(q) for _ in range(3))
+    grad, q, k, v = rows(grad), rows(q), rows(k), rows(v)
+    dq, dk, dv = (empty_like_rows(q) for _ in range(3))
     wl, ww = logit_weight.contiguous(), prob_weight.contiguous()
     bw = None if prob_bias is None else prob_bias.contiguous()
     maps, grads = _scratch(q, 2)
@@ -118,10 +125,8 @@ def staged_backward(
 @staged_backward.register_fake
 def _(
     _grad: Tensor, q: Tensor, _k: Tensor, _v: Tensor, logit_weight: Tensor, prob_weight: Tensor, *_: object
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv = (_empty_like_rows(q) for _ in range(3))
-    dwl = logit_weight.new_empty(logit_weight.shape)
-    return dq, dk, dv, dwl, prob_weight.new_empty(prob_weight.shape)
+) -> tuple[Tensor, ...]:
+    return empty_gradients(q, logit_weight, prob_weight)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -134,12 +139,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, logit_weight, logit_bias, prob_weight, prob_bias = ctx.saved_tensors
     dq, dk, dv, dwl, dww = staged_backward(grad, q, k, v, logit_weight, prob_weight, prob_bias, ctx.scale)
-    # The logit bias cancels in the softmax. The other one adds b[g] Σ_n v[g, n] to every row of head g.
-    dbl = None if logit_bias is None else torch.zeros_like(logit_bias)
-    dbw = None
-    if prob_bias is not None:
-        sums = grad.sum(2, dtype=torch.float32) * v.sum(2, dtype=torch.float32)
-        dbw = sums.sum((0, 2)).to(prob_bias.dtype)
+    dbl, dbw = bias_gradients(grad, v, logit_bias, prob_bias)
     return dq, dk, dv, dwl, dbl, dww, dbw, None
 
 
@@ -170,7 +170,7 @@ def _parts(q: Tensor) -> Iterator[slice]:
 def _outer(x: Tensor, y: Tensor, maps: Tensor, scale: float) -> None:
     batch, heads, tokens, _ = x.shape
     tile, compiled = _constants("outer", x)
-    _launch(
+    launch(
         outer_kernel, (triton.cdiv(tokens, tile.rows), heads, batch),
         x, y, maps, *x.stride()[:3], *y.stride()[:3], scale, tokens, _pitch(tokens), **compiled,
     )  # fmt: skip
@@ -179,7 +179,7 @@ def _outer(x: Tensor, y: Tensor, maps: Tensor, scale: float) -> None:
 def _inner(maps: Tensor, z: Tensor, out: Tensor, scale: float, *, transposed: bool) -> None:
     batch, heads, tokens, _ = z.shape
     tile, compiled = _constants("inner", z)
-    _launch(
+    launch(
         inner_kernel, (triton.cdiv(tokens, tile.rows), heads, batch),
         maps, z, out, *z.stride()[:3], *out.stride()[:3], scale, tokens, _pitch(tokens),
         TRANSPOSED=transposed, **compiled,
@@ -189,7 +189,7 @@ def _inner(maps: Tensor, z: Tensor, out: Tensor, scale: float, *, transposed: bo
 def _mix(maps: Tensor, q: Tensor, wl: Tensor, ww: Tensor, bw: Tensor | None) -> None:
     programs, queries, compiled = _mixing("mix", q)
     tokens, bias = q.shape[2], ww if bw is None else bw
-    _launch(
+    launch(
         mix_kernel, (programs,), maps, wl, ww, bias, queries, tokens, _pitch(tokens),
         BIASED=bw is not None, **compiled,
     )  # fmt: skip
@@ -200,7 +200,7 @@ def _mix_grad(maps: Tensor, grads: Tensor, q: Tensor, wl: Tensor, ww: Tensor, bw
     programs, queries, compiled = _mixing("grad", q)
     heads, tokens, bias = q.shape[1], q.shape[2], ww if bw is None else bw
     shares = q.new_empty(2, programs, heads, heads, dtype=torch.float32)
-    _launch(
+    launch(
         mix_grad_kernel, (programs,), maps, grads, wl, ww, bias, shares[0], shares[1], queries, tokens, _pitch(tokens),
         BIASED=bw is not None, **compiled,
     )  # fmt: skip
@@ -212,7 +212,7 @@ def _constants(kernel: Literal["outer", "inner"], x: Tensor) -> tuple[Tile, dict
     tile = TILES[kernel] if x.dtype != torch.float32 else Tile(32, 32, 4, 1)
     first, second = channel_parts(x.shape[3])
     values = {"H": x.shape[1], "K": x.shape[3], "KA": first, "KB": second, "R": tile.rows, "C": tile.columns}
-    return tile, {**values, **_common(tile)}
+    return tile, {**values, **compile_options(tile.warps, tile.stages)}
 
 
 def _mixing(kernel: Literal["mix", "grad"], q: Tensor) -> tuple[int, int, dict[str, Any]]:
@@ -223,30 +223,8 @@ def _mixing(kernel: Literal["mix", "grad"], q: Tensor) -> tuple[int, int, dict[s
     side_by_side = max(1, 16 // padded)
     queries = batch * tokens
     values = {"H": heads, "HP": padded, "F": side_by_side, "C": tile.columns, "TURNS": tile.rows}
-    return triton.cdiv(queries, side_by_side * tile.rows), queries, {**values, **_common(tile)}
-
-
-def _common(tile: Tile) -> dict[str, Any]:
-    return {
-        # Three tf32 products are as exact as float32 and run on the tensor cores; 16-bit inputs ignore this.
-        "PRECISION": "widened" if interpreting() else "tf32x3",
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-        # The default of both Triton 3.6 and 3.9, which would warn that it is to change.
-        "enable_fp_fusion": True,
-    }
-
-
-def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **compiled: Any) -> None:
-    """Start a kernel; to a type checker its parameters are the ones seen on the device."""
-    kernel[grid](*arguments, **compiled)
-
-
-def _rows(x: Tensor) -> Tensor:
-    """`x` with its channels next to each other; views of a packed qkv tensor are taken as they are."""
-    return x if x.stride(3) == 1 else x.contiguous()
-
-
-def _empty_like_rows(q: Tensor) -> Tensor:
-    batch, heads, tokens, channels = q.shape
-    return q.new_empty(batch, tokens, heads, channels).transpose(1, 2)
+    return (
+        triton.cdiv(queries, side_by_side * tile.rows),
+        queries,
+        {**values, **compile_options(tile.warps, tile.stages)},
+    )

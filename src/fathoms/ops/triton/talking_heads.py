@@ -9,6 +9,13 @@ import torch
 import triton
 from torch import Tensor
 
+from fathoms.ops.triton.around import (
+    bias_gradients,
+    empty_gradients,
+    empty_like_rows,
+    launch,
+    rows,
+)
 from fathoms.ops.triton.talking_heads_grad_kernels import apply_grad_kernel, reduce_kernel
 from fathoms.ops.triton.talking_heads_kernels import apply_kernel, lse_kernel
 from fathoms.ops.triton.talking_heads_tiles import constants
@@ -40,7 +47,7 @@ def talking_heads_forward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Output (B, H, N, K), stored as (B, N, H, K) for the projection that follows, and log-sum-exp (B, H, N)."""
-    q, k, v = _rows(q), _rows(k), _rows(v)
+    q, k, v = rows(q), rows(k), rows(v)
     out, lse = _empty_outputs(q)
     wl, ww = logit_weight.contiguous(), prob_weight.contiguous()
     bw = ww if prob_bias is None else prob_bias.contiguous()
@@ -69,8 +76,8 @@ def talking_heads_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and both mixing matrices. Deterministic: no atomics."""
-    grad, q, k, v = _rows(grad), _rows(q), _rows(k), _rows(v)
-    dq, dk, dv = (_empty_like_rows(q) for _ in range(3))
+    grad, q, k, v = rows(grad), rows(q), rows(k), rows(v)
+    dq, dk, dv = (empty_like_rows(q) for _ in range(3))
     wl, ww = logit_weight.contiguous(), prob_weight.contiguous()
     bw = ww if prob_bias is None else prob_bias.contiguous()
     factor = scale * math.log2(math.e)
@@ -85,10 +92,8 @@ def talking_heads_backward(
 @talking_heads_backward.register_fake
 def _(
     _grad: Tensor, q: Tensor, _k: Tensor, _v: Tensor, logit_weight: Tensor, prob_weight: Tensor, *_: object
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv = (_empty_like_rows(q) for _ in range(3))
-    dwl = logit_weight.new_empty(logit_weight.shape)
-    return dq, dk, dv, dwl, prob_weight.new_empty(prob_weight.shape)
+) -> tuple[Tensor, ...]:
+    return empty_gradients(q, logit_weight, prob_weight)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -102,12 +107,7 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ..
     dq, dk, dv, dwl, dww = talking_heads_backward(
         grad, q, k, v, logit_weight, prob_weight, prob_bias, lse, ctx.scale
     )
-    # The logit bias cancels in the softmax. The other one adds b[g] Σ_n v[g, n] to every row of head g.
-    dbl = None if logit_bias is None else torch.zeros_like(logit_bias)
-    dbw = None
-    if prob_bias is not None:
-        sums = grad.sum(2, dtype=torch.float32) * v.sum(2, dtype=torch.float32)
-        dbw = sums.sum((0, 2)).to(prob_bias.dtype)
+    dbl, dbw = bias_gradients(grad, v, logit_bias, prob_bias)
     return dq, dk, dv, dwl, dbl, dww, dbw, None
 
 
@@ -117,7 +117,7 @@ talking_heads_forward.register_autograd(_differentiate, setup_context=_save)
 def _reduce_logits(q: Tensor, k: Tensor, wl: Tensor, lse: Tensor, factor: float) -> None:
     batch, _, tokens, _ = q.shape
     tile, compiled = constants("lse", q)
-    _launch(
+    launch(
         lse_kernel,
         (triton.cdiv(tokens, tile.rows), batch),
         q,
@@ -147,7 +147,7 @@ def _reduce_gradients(
     cuts = triton.cdiv(tokens, tile.rows)
     delta = torch.empty_like(lse)
     shares = q.new_empty(batch * cuts, heads, heads, dtype=torch.float32)
-    _launch(
+    launch(
         reduce_kernel, (cuts, batch),
         q, k, v, grad, wl, ww, lse, delta, shares,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3], factor, tokens,
@@ -172,7 +172,7 @@ def _apply(
 ) -> None:
     batch, heads, tokens, _ = x.shape
     tile, compiled = constants("apply", x)
-    _launch(
+    launch(
         apply_kernel, (triton.cdiv(tokens, tile.rows), triton.cdiv(heads, tile.group), batch),
         x, y, z, wl, ww, bw, lse, out,
         *x.stride()[:3], *y.stride()[:3], *z.stride()[:3], *out.stride()[:3], factor, tokens,
@@ -199,7 +199,7 @@ def _apply_grad(
     tile, compiled = constants("apply_grad", x)
     grid = triton.cdiv(tokens, tile.rows), triton.cdiv(heads, tile.group), batch
     shares = x.new_empty(0 if queries else math.prod(grid), heads, heads, dtype=torch.float32)
-    _launch(
+    launch(
         apply_grad_kernel, grid,
         x, y, u, t, wl, ww, lse, delta, out, shares,
         *x.stride()[:3], *y.stride()[:3], *u.stride()[:3], *t.stride()[:3], *out.stride()[:3],
@@ -209,20 +209,5 @@ def _apply_grad(
     return shares
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **compiled: Any) -> None:
-    """Start a kernel; to a type checker its parameters are the ones seen on the device."""
-    kernel[grid](*arguments, **compiled)
-
-
-def _rows(x: Tensor) -> Tensor:
-    """`x` with its channels next to each other; views of a packed qkv tensor are taken as they are."""
-    return x if x.stride(3) == 1 else x.contiguous()
-
-
-def _empty_like_rows(q: Tensor) -> Tensor:
-    batch, heads, tokens, channels = q.shape
-    return q.new_empty(batch, tokens, heads, channels).transpose(1, 2)
-
-
 def _empty_outputs(q: Tensor) -> tuple[Tensor, Tensor]:
-    return _empty_like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return empty_like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from fathoms.ops.dispatch import interpreting
+from fathoms.ops.triton.around import compile_options
 
 Kernel = Literal["lse", "apply", "reduce", "apply_grad"]
 
@@ -55,14 +55,9 @@ def constants(kernel: Kernel, x: Tensor) -> tuple[Tile, dict[str, Any]]:
         "R": tile.rows,
         "C": tile.columns,
         "EVEN": tokens % tile.columns == 0,
-        # Three tf32 products are as exact as float32 and run on the tensor cores; 16-bit inputs ignore this.
-        "PRECISION": "widened" if interpreting() else "tf32x3",
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
+        **compile_options(tile.warps, tile.stages),
         # Without this ptxas sometimes settles on 32 registers and spills everything else.
         "maxnreg": 255,
-        # The default of both Triton 3.6 and 3.9, which would warn that it is to change.
-        "enable_fp_fusion": True,
     }
     if kernel in ("apply", "apply_grad"):
         values["G"] = tile.group
