@@ -11,6 +11,7 @@ import json as json_format
 import os
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -110,21 +111,28 @@ def tell(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+FILES = (
+    "report.html",
+    "config.toml",
+    "metrics.jsonl",
+    "summary.json",
+    "checkpoints/last",
+    "checkpoints/best",
+)
+
+
 def closing(summary: dict[str, Any]) -> str:
     """What a user wants to know at the end."""
     lines = [f"{summary['status']} after {summary['epoch']} epochs, {summary['seconds']:.0f} s of training"]
-    if summary["last"] is not None:
-        best = summary["best"]
-        lines.append(
-            f"test accuracy {summary['last']['top1']:.2f} % (best {best['top1']:.2f} % at epoch {best['epoch'] + 1})"
-        )
+    last, best, folder = summary["last"], summary["best"], summary["folder"]
+    if last is not None:
+        # Where no evaluation was finite, none is the best.
+        at_best = "" if best is None else f" (best {best['top1']:.2f} % at epoch {best['epoch'] + 1})"
+        lines.append(f"test accuracy {last['top1']:.2f} %{at_best}")
     if summary["reason"]:
         lines.append(summary["reason"])
-    folder = summary["folder"]
-    lines.append(
-        f"run folder {folder}: report.html, config.toml, metrics.jsonl, summary.json, checkpoints/last, "
-        "checkpoints/best"
-    )
+    there = ", ".join(name for name in FILES if (Path(folder) / name).exists())
+    lines.append(f"run folder {folder}: {there}")
     if summary["status"] == "done":
         lines.append(f"next: fathoms validate --checkpoint {folder}")
     return "\n".join(map(printable, lines))

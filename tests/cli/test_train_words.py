@@ -1,0 +1,20 @@
+"""The last lines of a run."""
+
+from __future__ import annotations
+
+from fathoms.cli.train import closing
+
+SUMMARY = {"status": "interrupted", "epoch": 2, "seconds": 3.0, "reason": None, "best": None, "last": None}
+
+
+def test_only_files_that_are_there_are_named(tmp_path):
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "checkpoints" / "last").mkdir(parents=True)
+    told = closing({**SUMMARY, "folder": str(tmp_path)})
+    assert told.splitlines()[-1] == f"run folder {tmp_path}: config.toml, checkpoints/last"
+
+
+def test_a_run_without_a_finite_evaluation_has_no_best(tmp_path):
+    told = closing({**SUMMARY, "folder": str(tmp_path), "last": {"top1": 10.0}})
+    assert "test accuracy 10.00 %\n" in told
+    assert "best" not in told
