@@ -3,7 +3,8 @@
 Each row runs both in one process on the same random images, in turns; the median turn counts. A training step is
 forward, backward and fused AdamW. timm runs as people run it: torch.compile of the whole model (rows marked
 "blocks": of each block, which compiles sooner) under bfloat16 autocast, and for inference with bfloat16 weights.
-fathoms runs as `fathoms bench` does. `--warm` only fills torch's compile cache with timm's side.
+fathoms runs as `fathoms bench` does. `--warm` only fills torch's compile cache, so that a
+later run starts sooner; several may warm at once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import nn
 
 import fathoms
 from fathoms.train.speed import (
+    KEEPS,
     TIMM_SETTINGS,
     Setting,
     device_limits,
@@ -133,6 +135,16 @@ ROWS = {
         other_setting=Setting(),
         names=("lean", "all"),
     ),
+    "cait_s24_224_lean": Row(
+        "train",
+        256,
+        224,
+        functools.partial(ours, "cait_s24_224"),
+        functools.partial(ours, "cait_s24_224"),
+        setting=Setting(keep="lean"),
+        other_setting=Setting(),
+        names=("lean", "all"),
+    ),
     "vit_small": vit("vit_small_patch16_224", 256, 1.2),
     "vit_base": vit("vit_base_patch16_224", 256, 1.1),
     "cait_s24_224_infer": cait("cait_s24_224", "infer", 256, 2.0, other_setting=INFER_BLOCKS),
@@ -151,7 +163,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.md, after every row")
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--warm", action="store_true", help="only compile timm's side, into torch's cache")
+    parser.add_argument("--keep", choices=KEEPS, help="what this library's blocks keep, in every row")
+    parser.add_argument("--warm", action="store_true", help="only compile both sides, into torch's cache")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("no CUDA device; run this where there is one")
@@ -161,12 +174,14 @@ def main() -> None:
     report["rows"] = {}
     for name in arguments.rows:
         began = time.perf_counter()
+        row = ROWS[name]
+        if arguments.keep is not None and row.setting is None:
+            row = replace(row, setting=Setting(keep=arguments.keep))
+        if arguments.warm:
+            warm(row)
+            continue
         try:
-            if arguments.warm:
-                warm(ROWS[name])
-                forget()
-                continue
-            report["rows"][name] = measure(ROWS[name], limits, arguments.turns, arguments.steps)
+            report["rows"][name] = measure(row, limits, arguments.turns, arguments.steps)
         except (RuntimeError, fathoms.FathomsError) as error:
             report["rows"][name] = {"failed": " ".join(str(error).split())[:300]}
         print(f"{name}: {as_line(report['rows'][name])} [{time.perf_counter() - began:.0f} s]", flush=True)
@@ -186,8 +201,10 @@ def make_batch(row: Row) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def warm(row: Row) -> None:
-    """Compile the other side, so that a later process finds it in the cache."""
-    prepare(row.names[1], row.other(), *make_batch(row), row.mode, row.settings()[1])
+    """Compile both sides, so that a later process finds them in the cache."""
+    for name, make, setting in zip(row.names, (row.make, row.other), row.settings(), strict=True):
+        prepare(name, make(), *make_batch(row), row.mode, setting)
+        forget()
 
 
 def measure(row: Row, limits: dict[str, float], turns: int, steps: int) -> dict[str, Any]:
