@@ -11,8 +11,9 @@ from fathoms.errors import ConfigError
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 from fathoms.train.graph import GraphedStep, _Capture
-from fathoms.train.precision import PRECISIONS, WorkingCopy, compile_blocks, kept_for_backward, set_stream
+from fathoms.train.precision import PRECISIONS, compile_blocks, kept_for_backward, set_stream
 from fathoms.train.recipe import Recipe
+from fathoms.train.working_copy import WorkingCopy
 
 CONFIG = ViTConfig(
     image_size=16, patch_size=4, dim=32, heads=2, depth=3, num_classes=5, residual="layerscale", readout="cls"
@@ -38,64 +39,6 @@ def gradients(model, module, copies=None):
     if copies is not None:
         copies.pull_gradients()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
-
-
-def test_copies_are_bfloat16_and_everything_else_is_the_models_own():
-    model = make()
-    module = WorkingCopy(model).module
-    ours, theirs = dict(model.named_parameters()), dict(module.named_parameters())
-    assert ours.keys() == theirs.keys()
-    for name, parameter in theirs.items():
-        linear = isinstance(module.get_submodule(name.rpartition(".")[0]), nn.Linear)
-        assert (parameter.dtype == torch.bfloat16) == linear, name
-        assert (parameter is ours[name]) != linear, name
-    assert all(parameter.dtype == torch.float32 for parameter in ours.values())
-
-
-def test_gradients_reach_the_masters_in_float32_and_agree_with_autocast():
-    plain, copied = make(), make()
-    copies = WorkingCopy(copied)
-    expected, got = gradients(plain, plain), gradients(copied, copies.module, copies)
-    for name, value in expected.items():
-        assert got[name].dtype == torch.float32
-        # The same bfloat16 products; only the weights' own gradients are rounded once more.
-        assert (got[name] - value).norm() <= 0.02 * value.norm() + 1e-6, name
-    assert all(copy.grad is None for copy in copies.copies)
-
-
-def test_pulled_gradients_add_up_over_steps():
-    model = make()
-    copies = WorkingCopy(model)
-    once = {name: grad.clone() for name, grad in gradients(model, copies.module, copies).items()}
-    twice = gradients(model, copies.module, copies)
-    assert all(torch.allclose(twice[name], 2 * once[name], rtol=1e-6) for name in once)
-
-
-def test_pushed_weights_are_the_masters_rounded_once():
-    model = make()
-    copies = WorkingCopy(model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            # Too small a change for bfloat16: it must not be lost in the masters.
-            parameter.mul_(1 + 1e-4)
-    kept = [master.clone() for master in copies.masters]
-    copies.push_weights()
-    for master, copy, before in zip(copies.masters, copies.copies, kept, strict=True):
-        assert torch.equal(master, before)
-        assert torch.equal(copy, master.to(torch.bfloat16))
-
-
-def test_shared_parameters_are_copied_once():
-    layer = nn.Linear(4, 4)
-    copies = WorkingCopy(nn.Sequential(layer, layer))
-    assert copies.module[0].weight is copies.module[1].weight
-    assert len(copies.copies) == 2
-
-
-def test_frozen_parameters_stay_frozen():
-    model = make()
-    model.stem.proj.weight.requires_grad_(False)
-    assert not WorkingCopy(model).module.stem.proj.weight.requires_grad
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

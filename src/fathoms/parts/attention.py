@@ -85,6 +85,10 @@ class SelfAttention(nn.Module):
         q, k, v = self.qkv.weight.detach().chunk(3)
         return [("q", q), ("k", k), ("v", v), ("out", self.proj.weight.detach())]
 
+    def ends(self) -> tuple[list[nn.Linear], nn.Linear]:
+        """The linears at the entry and the one at the exit."""
+        return [self.qkv], self.proj
+
     def flop_count(self, num_tokens: int) -> int:
         """Projections, attention, and the q and k norms where there are any."""
         norms = 2 * self.q_norm.flop_count(num_tokens * self.heads)
@@ -165,6 +169,10 @@ class ClassAttention(nn.Module):
         """The matrices an init rule fills."""
         linears = {"q": self.q, "k": self.k, "v": self.v, "out": self.proj}
         return [(role, linear.weight.detach()) for role, linear in linears.items()]
+
+    def ends(self) -> tuple[list[nn.Linear], nn.Linear]:
+        """The linears at the entry and the one at the exit."""
+        return [self.q, self.k, self.v], self.proj
 
     def flop_count(self, num_tokens: int, num_queries: int = 1) -> int:
         """Multiplications with `num_queries` queries over a context of `num_tokens` tokens."""

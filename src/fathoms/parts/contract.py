@@ -29,6 +29,10 @@ class Branch(Part, Protocol):
         """Each weight matrix with its role, as views that do not track gradients."""
         ...
 
+    def ends(self) -> tuple[list[nn.Linear], nn.Linear]:
+        """The linears that read what enters the branch, all of them, and the one whose output leaves it."""
+        ...
+
     def modules(self) -> Iterator[nn.Module]:
         """All submodules, itself included."""
         ...

@@ -34,6 +34,10 @@ class GeluMLP(nn.Module):
         """The matrices an init rule fills."""
         return [("hidden", self.fc1.weight.detach()), ("out", self.fc2.weight.detach())]
 
+    def ends(self) -> tuple[list[nn.Linear], nn.Linear]:
+        """The linears at the entry and the one at the exit."""
+        return [self.fc1], self.fc2
+
     def flop_count(self, num_tokens: int) -> int:
         """The linears, and two multiplications per hidden element for x * Phi(x / sqrt 2)."""
         curve = 2 * num_tokens * self.fc1.out_features
@@ -66,6 +70,10 @@ class SwiGLU(nn.Module):
         """The matrices an init rule fills."""
         gate, value = self.fc1.weight.detach().chunk(2)
         return [("hidden", gate), ("hidden", value), ("out", self.fc2.weight.detach())]
+
+    def ends(self) -> tuple[list[nn.Linear], nn.Linear]:
+        """The linears at the entry and the one at the exit."""
+        return [self.fc1], self.fc2
 
     def flop_count(self, num_tokens: int) -> int:
         """The linears, and two multiplications per hidden element: x * sigmoid(x), and the gate."""

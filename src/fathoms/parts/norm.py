@@ -6,7 +6,9 @@ it was given, so that a bfloat16 stream under float32 weights loses nothing on t
 
 from __future__ import annotations
 
+import copy
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +21,24 @@ from fathoms.registry import Registry
 NORMS: Registry[Part] = Registry("norm")
 
 
-def _widest(x: Tensor, weight: Tensor) -> Tensor:
-    """`x` in the wider of its own and the weight's dtype."""
-    return x.to(torch.promote_types(x.dtype, weight.dtype))
+def _widest(x: Tensor, weight: Tensor | None) -> Tensor:
+    """`x` in the wider of its own and the weight's dtype; without a weight, in float32 or better."""
+    return x.to(torch.promote_types(x.dtype, torch.float32 if weight is None else weight.dtype))
+
+
+def split_affine(norm: nn.Module) -> tuple[nn.Module, Tensor | None, Tensor | None]:
+    """A norm in parts: y = gain * rest(x) + shift. The norm itself stays as it is.
+
+    What each norm calls its gain and its shift stands in its `affine_names`.
+    """
+    rest = copy.copy(norm)
+    rest._parameters = dict(norm._parameters)
+    names = cast(tuple[str | None, str | None], norm.affine_names)
+    gain, shift = (None if name is None else getattr(norm, name) for name in names)
+    for name in names:
+        if name is not None:
+            rest.register_parameter(name, None)
+    return rest, gain, shift
 
 
 @NORMS.add("layernorm")
@@ -34,13 +51,16 @@ class LayerNorm(nn.LayerNorm):
     Paper: Ba et al. 2016, arXiv:1607.06450.
     """
 
+    affine_names = ("weight", "bias")
+
     def __init__(self, dim: int, eps: float = 1e-6) -> None:
         super().__init__(dim, eps=eps)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """Normalise over the last axis."""
         wide = _widest(x, self.weight)
-        weight, bias = self.weight.to(wide.dtype), self.bias.to(wide.dtype)
+        own: list[Tensor | None] = [self.weight, self.bias]
+        weight, bias = (None if part is None else part.to(wide.dtype) for part in own)
         return F.layer_norm(wide, self.normalized_shape, weight, bias, self.eps).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
@@ -55,13 +75,17 @@ class RMSNorm(nn.RMSNorm):
     Paper: Zhang & Sennrich 2019, arXiv:1910.07467.
     """
 
+    affine_names = ("weight", None)
+
     def __init__(self, dim: int, eps: float = 1e-6) -> None:
         super().__init__(dim, eps=eps)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """Normalise over the last axis."""
-        wide = _widest(x, self.weight)
-        return F.rms_norm(wide, self.normalized_shape, self.weight.to(wide.dtype), self.eps).to(x.dtype)
+        own: Tensor | None = self.weight
+        wide = _widest(x, own)
+        weight = None if own is None else own.to(wide.dtype)
+        return F.rms_norm(wide, self.normalized_shape, weight, self.eps).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
         """Three multiplications an element: the square, the scale, the weight."""
@@ -78,6 +102,8 @@ class ScaleNorm(nn.Module):
     Paper: Nguyen & Salazar 2019, arXiv:1910.05895.
     """
 
+    affine_names = ("g", None)
+
     def __init__(self, dim: int, eps: float = 1e-3) -> None:
         super().__init__()
         self.dim, self.eps = dim, eps
@@ -91,7 +117,9 @@ class ScaleNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """Rescale each token."""
-        return (F.normalize(_widest(x, self.g), dim=-1, eps=self.eps) * self.g).to(x.dtype)
+        own: Tensor | None = self.g
+        unit = F.normalize(_widest(x, own), dim=-1, eps=self.eps)
+        return (unit if own is None else unit * own).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
         """Three multiplications an element: the square, the division by the length, g."""
@@ -101,6 +129,8 @@ class ScaleNorm(nn.Module):
 @NORMS.add("none")
 class NoNorm(nn.Module):
     """No norm at all: y = x."""
+
+    affine_names = (None, None)
 
     def __init__(self, dim: int) -> None:
         super().__init__()

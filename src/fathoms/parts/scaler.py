@@ -27,6 +27,8 @@ class LearnableScaler(nn.Module):
     From: github.com/nghiemtuan/LearnableScaler; with init="ones" it is ResMLP's Affine, arXiv:2105.03404.
     """
 
+    affine_names = ("a", "b")
+
     def __init__(
         self, num_channels: int, eps: float = 1e-6, affine: bool = True, init: ScalerInit = "normal"
     ) -> None:

@@ -16,6 +16,11 @@ def _check_alpha(part: str, init: float) -> float:
     return float(init)
 
 
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Scale and shift the curve; a norm whose affine part was taken out has neither."""
+    return x if weight is None or bias is None else x * weight + bias
+
+
 @NORMS.add("dyt")
 class DyT(nn.Module):
     """Dynamic tanh: y = weight * tanh(alpha * x) + bias, one alpha for all channels.
@@ -26,6 +31,8 @@ class DyT(nn.Module):
 
     Paper: Zhu et al. 2025, arXiv:2503.10622.
     """
+
+    affine_names = ("weight", "bias")
 
     def __init__(self, dim: int, init: float = 0.5) -> None:
         super().__init__()
@@ -43,7 +50,7 @@ class DyT(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """Squash each element."""
-        return (torch.tanh(x * self.alpha) * self.weight + self.bias).to(x.dtype)
+        return _affine(torch.tanh(x * self.alpha), self.weight, self.bias).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
         """Two multiplications an element: alpha and the weight."""
@@ -60,6 +67,8 @@ class Derf(nn.Module):
 
     Paper: Chen et al. 2025, "Stronger Normalization-Free Transformers", arXiv:2512.10938.
     """
+
+    affine_names = ("weight", "bias")
 
     def __init__(self, dim: int, init: float = 0.5) -> None:
         super().__init__()
@@ -79,7 +88,7 @@ class Derf(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """Squash each element."""
-        return (torch.erf(x * self.alpha + self.shift) * self.weight + self.bias).to(x.dtype)
+        return _affine(torch.erf(x * self.alpha + self.shift), self.weight, self.bias).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
         """Two multiplications an element: alpha and the weight."""

@@ -1,4 +1,4 @@
-"""In which precision a step is computed: a policy by name, and bfloat16 copies of the matrices it works with.
+"""In which precision a step is computed, by name, and what is compiled of a model.
 
 | name | matrix products | residual stream | weights |
 |---|---|---|---|
@@ -12,13 +12,12 @@ Norms, scales and tokens stay float32 under every policy, and statistics are alw
 
 from __future__ import annotations
 
-import copy
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch._functorch.config
-from torch import Tensor, nn
+from torch import nn
 
 from fathoms.errors import ConfigError
 from fathoms.models.vit import ViT
@@ -38,62 +37,6 @@ def set_stream(model: nn.Module, precision: str) -> None:
                 "models keep a float32 stream anyway"
             )
         model.stream_dtype = torch.float32
-
-
-class WorkingCopy:
-    """A copy of `model` whose linears and convolutions hold bfloat16 copies of the model's own.
-
-    All other parameters and all buffers are the model's own tensors. Train `module`; before the optimizer
-    steps on the model's parameters, the masters, call `pull_gradients`, and after it `push_weights`. Nothing
-    of this is state: the copies follow from the masters.
-
-    >>> model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
-    >>> copies = WorkingCopy(model)
-    >>> copies.module[0].weight.dtype, copies.module[1].weight is model[1].weight
-    (torch.bfloat16, True)
-    """
-
-    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> None:
-        wide = [*model.parameters(), *model.buffers()]
-        memo: dict[int, Any] = {id(tensor): tensor for tensor in wide}
-        self.masters: list[Tensor] = list(_matrices(model).values())
-        self.copies: list[Tensor] = []
-        for master in self.masters:
-            narrow = nn.Parameter(master.detach().to(dtype), requires_grad=master.requires_grad)
-            self.copies.append(narrow)
-            memo[id(master)] = narrow
-        self.module = copy.deepcopy(model, memo)
-
-    @torch.no_grad()
-    def pull_gradients(self) -> None:
-        """Add the copies' gradients to the masters', in float32, and forget them."""
-        given = [(m, c.grad) for m, c in zip(self.masters, self.copies, strict=True) if c.grad is not None]
-        fresh = [(master, grad) for master, grad in given if master.grad is None]
-        old = [(master.grad, grad) for master, grad in given if master.grad is not None]
-        if fresh:
-            wide = [torch.empty_like(master) for master, _ in fresh]
-            torch._foreach_copy_(wide, [grad for _, grad in fresh])
-            for (master, _), grad in zip(fresh, wide, strict=True):
-                master.grad = grad
-        if old:
-            torch._foreach_add_([grad for grad, _ in old], [grad.to(own.dtype) for own, grad in old])
-        for narrow in self.copies:
-            narrow.grad = None
-
-    @torch.no_grad()
-    def push_weights(self) -> None:
-        """Cast the masters into the copies: one pass over the weights."""
-        torch._foreach_copy_(self.copies, self.masters)
-
-
-def _matrices(model: nn.Module) -> dict[int, nn.Parameter]:
-    """Weights and biases of linears and convolutions, each once."""
-    found: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
-            own: list[Tensor | None] = [module.weight, module.bias]
-            found |= {id(p): p for p in own if isinstance(p, nn.Parameter) and p.dtype == torch.float32}
-    return found
 
 
 def compile_blocks(model: nn.Module, **options: Any) -> None:

@@ -23,11 +23,11 @@ from fathoms.train.graph import WARMUP, GraphedStep
 from fathoms.train.precision import (
     KEEPS,
     PRECISIONS,
-    WorkingCopy,
     compile_blocks,
     kept_for_backward,
     set_stream,
 )
+from fathoms.train.working_copy import WorkingCopy
 
 COMPILES = ("none", "model", "blocks")
 LAUNCHES = ("eager", "graph")

@@ -14,7 +14,8 @@ from fathoms.train.ema import Ema
 from fathoms.train.job import Job
 from fathoms.train.objective import Objective
 from fathoms.train.optim import build_optimizer
-from fathoms.train.precision import WorkingCopy, compile_blocks
+from fathoms.train.precision import compile_blocks
+from fathoms.train.working_copy import WorkingCopy
 
 
 class Wrapped(NamedTuple):

@@ -1,0 +1,183 @@
+"""Factors of channels multiplied into the matrices beside them once a step, instead of into every token.
+
+A norm in front of a linear ends in gain * x + shift, a residual scale behind one multiplies its output. Neither
+needs a pass over the tokens: with W and c the linear's own weight and bias,
+
+    W' = scale W gain,  c' = scale (c + W shift)
+
+makes the same outputs, and from the gradients of W' and c' follow those of all five. A branch of a block then runs
+without per-channel work, and its backward pass without the sums over all tokens that such work needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fathoms.parts.block import Block, Join
+from fathoms.parts.contract import Branch, Part
+from fathoms.parts.norm import split_affine
+from fathoms.parts.residual import RESIDUALS
+
+
+@dataclass(frozen=True)
+class Absorbing:
+    """A linear, and what stands around it: the norm's gain and shift in front, the scale behind."""
+
+    linear: nn.Linear
+    gain: Tensor | None = None
+    shift: Tensor | None = None
+    scale: Tensor | None = None
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for those that can be worked on together."""
+        around = (self.linear.bias, self.gain, self.shift, self.scale)
+        return self.linear.weight.shape, *(None if x is None else x.shape for x in around)
+
+
+def take_factors(module: nn.Module) -> list[Absorbing]:
+    """Take the factors of channels out of every block of `module`, and say which linear each belongs to."""
+    blocks = [part for part in module.modules() if isinstance(part, Block)]
+    return [absorbing for block in blocks for absorbing in _of_block(block)]
+
+
+def _of_block(block: Block) -> Iterator[Absorbing]:
+    for join, branch in ((block.attn_join, block.attn), (block.mlp_join, block.mlp)):
+        first, last = cast(Branch, branch).ends()
+        if all(_is_plain(linear) for linear in first):
+            yield from _entering(join, first)
+        if _is_plain(last):
+            yield from _leaving(join, last)
+
+
+def _is_plain(linear: nn.Linear) -> bool:
+    """Whether it is a matrix in float32 and nothing else; Fixup's linears shift their input, for one."""
+    return type(linear) is nn.Linear and linear.weight.dtype == torch.float32
+
+
+def _entering(join: Join, linears: list[nn.Linear]) -> Iterator[Absorbing]:
+    if join.placement not in ("pre", "pre_post") or join.place == "input":
+        return
+    rest, gain, shift = split_affine(cast(nn.Module, join.norm))
+    if gain is not None or shift is not None:
+        join.norm = cast(Part, rest)
+        for linear in linears:
+            yield Absorbing(linear, gain, shift)
+
+
+def _leaving(join: Join, linear: nn.Linear) -> Iterator[Absorbing]:
+    if join.placement not in ("pre", "post") or join.place != "branch":
+        return
+    # A residual scale is one parameter, for each channel or for all, or none.
+    own = list(cast(nn.Module, join.scale).parameters())
+    if own:
+        join.scale = RESIDUALS.build("none", linear.out_features)
+        yield Absorbing(linear, scale=own[0])
+
+
+class Stack:
+    """Linears of one kind, worked on together: each of them is given its W' and c' as parameters in `dtype`.
+
+    >>> linear, gain = nn.Linear(2, 3), torch.tensor([2.0, 4.0])
+    >>> before = linear.weight
+    >>> Stack([Absorbing(linear, gain)], torch.float32).push()
+    >>> torch.equal(linear.weight, before * gain)
+    True
+    """
+
+    def __init__(self, absorbing: list[Absorbing], dtype: torch.dtype) -> None:
+        self.linears = [each.linear for each in absorbing]
+        # Each of the five of all linears; empty where their kind has none.
+        self.weights = [linear.weight for linear in self.linears]
+        self.biases = _there(linear.bias for linear in self.linears)
+        self.gains = _there(each.gain for each in absorbing)
+        self.shifts = _there(each.shift for each in absorbing)
+        self.scales = _there(each.scale for each in absorbing)
+        trained = any(parameter.requires_grad for parameter in self.parameters())
+        # The matrices as they were at the last push, which their gradients are to be taken at.
+        self.wide = torch.stack([weight.detach() for weight in self.weights])
+        self.narrow = torch.empty_like(self.wide, dtype=dtype)
+        self.narrow_bias = self.narrow.new_zeros(self.narrow.shape[:2])
+        for linear, weight, bias in zip(self.linears, self.narrow, self.narrow_bias, strict=True):
+            linear.weight = nn.Parameter(weight, trained)
+            if self.biases or self.shifts:
+                linear.bias = nn.Parameter(bias, trained)
+
+    def parameters(self) -> list[Tensor]:
+        """All that the copies are made of."""
+        return [*self.weights, *self.biases, *self.gains, *self.shifts, *self.scales]
+
+    @torch.no_grad()
+    def push(self) -> None:
+        """Make W' and c' of what they are made of."""
+        torch.stack([weight.detach() for weight in self.weights], out=self.wide)
+        gain, shift, scale = self._factors()
+        if gain is None:
+            torch.mul(self.wide, 1.0 if scale is None else scale, out=self.narrow)
+        else:
+            torch.mul(self.wide if scale is None else self.wide * scale, gain, out=self.narrow)
+        if self.linears[0].bias is not None:
+            total = self._shifted(shift)
+            self.narrow_bias.copy_((total if scale is None else total * scale).squeeze(2))
+
+    def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each parameter with its gradient, from those of W' and c', which are forgotten."""
+        weight = torch.stack([_gradient(linear.weight) for linear in self.linears])
+        gain, shift, scale = self._factors()
+        # Both as columns of a stack: (linears, out, 1).
+        bias = None
+        if self.linears[0].bias is not None:
+            bias = torch.stack([_gradient(linear.bias) for linear in self.linears]).float().unsqueeze(2)
+        of_weight = weight.float() if gain is None else weight * gain
+        if shift is not None and bias is not None:
+            of_weight = torch.baddbmm(of_weight, bias, shift)
+        if scale is not None:
+            of_scale = (of_weight * self.wide).sum(2, keepdim=True)
+            if bias is not None and self.biases:
+                of_scale += bias * torch.stack(self.biases).unsqueeze(2)
+            yield from _rows(self.scales, of_scale)
+            of_weight, weight = of_weight * scale, weight * scale
+            bias = None if bias is None else bias * scale
+        if gain is not None:
+            yield from _rows(self.gains, (weight * self.wide).sum(1, keepdim=True))
+        if bias is not None and self.shifts:
+            yield from _rows(self.shifts, bias.transpose(1, 2) @ self.wide)
+        if bias is not None and self.biases:
+            yield from _rows(self.biases, bias)
+        yield from zip(self.weights, of_weight, strict=True)
+
+    def _factors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Gain and shift of each linear as a row, the scale as a column."""
+        gain = torch.stack(self.gains).detach().unsqueeze(1) if self.gains else None
+        shift = torch.stack(self.shifts).detach().unsqueeze(1) if self.shifts else None
+        scale = torch.stack(self.scales).detach().unsqueeze(2) if self.scales else None
+        return gain, shift, scale
+
+    def _shifted(self, shift: Tensor | None) -> Tensor:
+        """The bias that a shift of the input makes of the linear's own: c + W shift, as columns."""
+        moved = 0.0 if shift is None else self.wide @ shift.transpose(1, 2)
+        return torch.stack(self.biases).unsqueeze(2) + moved if self.biases else cast(Tensor, moved)
+
+
+def _there(parts: Iterable[Tensor | None]) -> list[Tensor]:
+    return [part for part in parts if part is not None]
+
+
+def _gradient(parameter: Tensor | None) -> Tensor:
+    """The gradient that has come for a copy, zero where nothing used it; the copy then has none."""
+    assert parameter is not None
+    gradient, parameter.grad = parameter.grad, None
+    return torch.zeros_like(parameter) if gradient is None else gradient
+
+
+def _rows(parameters: list[Tensor], gradients: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each parameter with its part of a stack of gradients; one that serves all channels takes their sum."""
+    gradients = gradients.flatten(1)
+    if parameters[0].numel() == 1:
+        gradients = gradients.sum(1, keepdim=True)
+    return zip(parameters, gradients, strict=True)

@@ -1,0 +1,92 @@
+"""The bfloat16 model that a step runs on: cast once from its float32 masters, its blocks without per-channel work."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fathoms.train.absorb import Absorbing, Stack, take_factors
+
+
+class WorkingCopy:
+    """A copy of `model` whose linears and convolutions hold bfloat16 copies of the model's own.
+
+    In its blocks the gain and shift of norms and the residual scales are part of those matrices (see `absorb`).
+    All other parameters and all buffers are the model's own tensors. Train `module`; before the optimizer
+    steps on the model's parameters, the masters, call `pull_gradients`, and after it `push_weights`. Nothing
+    of this is state: the copies follow from the masters.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    >>> copies = WorkingCopy(model)
+    >>> copies.module[0].weight.dtype, copies.module[1].weight is model[1].weight
+    (torch.bfloat16, True)
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> None:
+        shared: dict[int, Any] = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+        self.module = copy.deepcopy(model, shared)
+        kinds: dict[object, list[Absorbing]] = defaultdict(list)
+        for absorbing in take_factors(self.module):
+            kinds[absorbing.kind].append(absorbing)
+        self.stacks = [Stack(alike, dtype) for alike in kinds.values()]
+        self.masters: list[Tensor] = []
+        self.copies: list[Tensor] = []
+        done = {linear for stack in self.stacks for linear in stack.linears}
+        self._copy([part for part in self.module.modules() if part not in done], dtype)
+        self.push_weights()
+
+    def _copy(self, parts: list[nn.Module], dtype: torch.dtype) -> None:
+        """Put copies in the place of the float32 weights and biases of linears and convolutions."""
+        made: dict[int, nn.Parameter] = {}
+        for part in parts:
+            if not isinstance(part, nn.Linear | nn.modules.conv._ConvNd):
+                continue
+            for name, own in part.named_parameters(recurse=False):
+                if own.dtype != torch.float32:
+                    continue
+                if id(own) not in made:
+                    made[id(own)] = nn.Parameter(own.detach().to(dtype), requires_grad=own.requires_grad)
+                    self.masters.append(own)
+                    self.copies.append(made[id(own)])
+                part.register_parameter(name, made[id(own)])
+
+    @torch.no_grad()
+    def pull_gradients(self) -> None:
+        """Add the copies' gradients to the masters', in float32, and forget them."""
+        given = [(m, c.grad) for m, c in zip(self.masters, self.copies, strict=True) if c.grad is not None]
+        wide = [torch.empty_like(master) for master, _ in given]
+        if given:
+            torch._foreach_copy_(wide, [grad for _, grad in given])
+        _add_gradients(zip([master for master, _ in given], wide, strict=True))
+        for narrow in self.copies:
+            narrow.grad = None
+        for stack in self.stacks:
+            _add_gradients(stack.gradients())
+
+    @torch.no_grad()
+    def push_weights(self) -> None:
+        """Cast the masters into the copies: one pass over the weights."""
+        if self.copies:
+            torch._foreach_copy_(self.copies, self.masters)
+        for stack in self.stacks:
+            stack.push()
+
+
+def _add_gradients(given: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Give parameters their gradients, or add to those they have."""
+    old, new = [], []
+    for parameter, gradient in given:
+        if not parameter.requires_grad:
+            continue
+        if parameter.grad is None:
+            parameter.grad = gradient
+        else:
+            old.append(parameter.grad)
+            new.append(gradient)
+    if old:
+        torch._foreach_add_(old, new)

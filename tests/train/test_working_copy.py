@@ -1,0 +1,136 @@
+"""The bfloat16 model a step runs on: its matrices follow from the masters, and its gradients reach all of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fathoms.errors import ConfigError
+from fathoms.models.config import ViTConfig
+from fathoms.models.vit import ViT
+from fathoms.parts import NORMS
+from fathoms.parts.residual import PLACEMENTS, RESIDUALS
+from fathoms.train.working_copy import WorkingCopy
+
+CONFIG = ViTConfig(
+    image_size=16, patch_size=4, dim=32, heads=2, depth=3, num_classes=5, residual="layerscale", readout="cls"
+)
+FACTORS = ("norm.weight", "norm.bias", "norm.a", "norm.b", "norm.g", "scale.gamma", "scale.alpha")
+
+
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(6, 3, 16, 16, generator=generator), torch.randint(0, 5, (6,), generator=generator)
+
+
+def make(**switches):
+    """A model whose factors are far from one and zero, so that a lost one shows."""
+    torch.manual_seed(0)
+    model = ViT(CONFIG.replace(**switches))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(FACTORS) or name.endswith(".bias"):
+                parameter.copy_(0.5 + torch.rand_like(parameter))
+    return model
+
+
+def gradients(model, module, copies=None, autocast=True):
+    """Gradients of a model's own parameters, computed through `module`."""
+    images, labels = batch()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        loss = F.cross_entropy(module(images).float(), labels)
+    loss.backward()
+    if copies is not None:
+        copies.pull_gradients()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_linears_are_bfloat16_and_everything_else_is_the_models_own():
+    model = make()
+    module = WorkingCopy(model).module
+    ours, theirs = dict(model.named_parameters()), dict(module.named_parameters())
+    assert {name for name in ours.keys() - theirs.keys() if not name.endswith(FACTORS)} == set()
+    for name, parameter in theirs.items():
+        linear = isinstance(module.get_submodule(name.rpartition(".")[0]), nn.Linear)
+        assert (parameter.dtype == torch.bfloat16) == linear, name
+        assert (parameter is ours[name]) != linear, name
+    assert all(parameter.dtype == torch.float32 for parameter in ours.values())
+
+
+def test_blocks_of_the_copy_have_no_factors_of_channels():
+    model = make()
+    names = [name for name, _ in WorkingCopy(model).module.blocks.named_parameters()]
+    assert [name for name in names if name.endswith(FACTORS)] == []
+    assert any(name.endswith(FACTORS) for name, _ in model.blocks.named_parameters())
+
+
+COMBINATIONS = [*itertools.product(NORMS, ("layerscale",), PLACEMENTS, ("cls", "class_attention"))]
+COMBINATIONS += [*itertools.product(("layernorm",), RESIDUALS, PLACEMENTS, ("cls",))]
+
+
+@pytest.mark.parametrize(("norm", "residual", "placement", "readout"), COMBINATIONS)
+def test_outputs_and_gradients_are_those_of_the_model(norm, residual, placement, readout):
+    switches = {"norm": norm, "residual": residual, "attn_placement": placement, "mlp_placement": placement}
+    try:
+        plain, copied = (make(**switches, readout=readout) for _ in range(2))
+    except ConfigError:
+        return  # refused combinations are tested with the model
+    copies = WorkingCopy(copied, torch.float32)
+    images, _ = batch()
+    assert torch.allclose(copies.module(images), plain(images), rtol=1e-4, atol=1e-5)
+    expected = gradients(plain, plain, autocast=False)
+    got = gradients(copied, copies.module, copies, autocast=False)
+    for name, value in expected.items():
+        # A gradient that cancels to zero, as that of a key's bias, is rounding on both sides.
+        floor = 1e-5 * max(x.norm() for x in expected.values())
+        assert (got[name] - value).norm() <= 1e-4 * value.norm() + floor, name
+
+
+def test_gradients_reach_the_masters_in_float32_and_agree_with_autocast():
+    plain, copied = make(), make()
+    copies = WorkingCopy(copied)
+    expected, got = gradients(plain, plain), gradients(copied, copies.module, copies)
+    for name, value in expected.items():
+        assert got[name].dtype == torch.float32
+        # The same bfloat16 products; only the weights' own gradients are rounded once more.
+        assert (got[name] - value).norm() <= 0.02 * value.norm() + 1e-6, name
+    assert all(copy.grad is None for copy in copies.copies)
+
+
+def test_pulled_gradients_add_up_over_steps():
+    model = make()
+    copies = WorkingCopy(model)
+    once = {name: grad.clone() for name, grad in gradients(model, copies.module, copies).items()}
+    twice = gradients(model, copies.module, copies)
+    assert all(torch.allclose(twice[name], 2 * once[name], rtol=1e-6) for name in once)
+
+
+def test_pushed_weights_are_the_masters_rounded_once():
+    model = make()
+    copies = WorkingCopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Too small a change for bfloat16: it must not be lost in the masters.
+            parameter.mul_(1 + 1e-4)
+    kept = [master.clone() for master in copies.masters]
+    copies.push_weights()
+    for master, copy, before in zip(copies.masters, copies.copies, kept, strict=True):
+        assert torch.equal(master, before)
+        assert torch.equal(copy, master.to(torch.bfloat16))
+
+
+def test_shared_parameters_are_copied_once():
+    layer = nn.Linear(4, 4)
+    copies = WorkingCopy(nn.Sequential(layer, layer))
+    assert copies.module[0].weight is copies.module[1].weight
+    assert len(copies.copies) == 2
+
+
+def test_frozen_parameters_stay_frozen():
+    model = make()
+    model.stem.proj.weight.requires_grad_(False)
+    assert not WorkingCopy(model).module.stem.proj.weight.requires_grad
