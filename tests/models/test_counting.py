@@ -95,11 +95,12 @@ def elementwise(model):
         block += 2 * 3 * tokens * dim
     if config.position == "learned_rope":
         block += 4 * tokens * dim
-    total = config.depth * block + tokens * per_norm
+    # The final norm sees the tokens that are read.
+    total = config.depth * block + (tokens if config.readout == "mean" else 1) * per_norm
     if config.readout == "class_attention":
         keys = patches + 1
         step = keys * per_norm + per_norm + 2 * hidden + scaled + dim + heads * keys
-        total += config.class_attention_depth * step + per_norm
+        total += config.class_attention_depth * step
     return total
 
 
@@ -107,7 +108,7 @@ def elementwise(model):
     "options",
     [
         {},
-        {"norm": "learnable_scaler"},
+        {"norm": "learnable_scaler", "readout": "mean"},
         {"norm": "dyt", "residual": "layerscale"},
         {"attention": "talking_heads", "residual": "layerscale", "readout": "class_attention"},
         {"norm": "rmsnorm", "qk_norm": "rmsnorm", "position": "learned_rope", "registers": 4},

@@ -159,11 +159,15 @@ class ViT(nn.Module):
 
     def forward_features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
         """All tokens after the read-out's last block and the final norm."""
+        return self.norm(self.readout.finish(self._stream(images), self.config.registers))
+
+    def _stream(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
+        """The tokens after the last block."""
         tokens = self._embed(images)
         rotation = None if self.rope is None else self.rope()
         for block in self.blocks:
             tokens = self._run(block, tokens, rotation)
-        return self.norm(self.readout.finish(tokens, self.config.registers))
+        return tokens
 
     def forward_heads(self, tokens: Float[Tensor, "B N D"]) -> tuple[Tensor, ...]:
         """The logits of each head: one, or with a distillation token two."""
@@ -179,8 +183,9 @@ class ViT(nn.Module):
         return logits[0] if len(logits) == 1 else (logits[0] + logits[1]) / 2
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C_out"]:
-        """Logits of each image."""
-        return self.forward_head(self.forward_features(images))
+        """Logits of each image; the final norm sees only the tokens that are read."""
+        read = self.readout.read(self._stream(images), self.config.registers)
+        return self.forward_head(self.norm(read))
 
     def forward_intermediates(
         self,
@@ -231,13 +236,13 @@ class ViT(nn.Module):
         patches = self.grid**2
         tokens = patches + self.num_prefix_tokens
         rope = 0 if self.rope is None else self.rope.flop_count(config.heads)
-        last = patches + config.queries if config.readout == "class_attention" else tokens
+        read = tokens if config.readout == "mean" else config.queries
         heads = [head for head in (self.head, self.head_dist) if isinstance(head, nn.Linear)]
         return (
             self.stem.flop_count(patches)
             + sum(block.flop_count(tokens) + rope for block in cast(Iterable[Block], self.blocks))
             + self.readout.flop_count(patches)
-            + self.norm.flop_count(last)
+            + self.norm.flop_count(read)
             + sum(linear_flops(head, 1) for head in heads)
         )
 

@@ -56,6 +56,10 @@ class Readout(Protocol):
         """The tokens after the read-out's own work."""
         ...
 
+    def read(self, tokens: Tensor, registers: int) -> Tensor:
+        """Of the tokens after the read-out's own work, those that `pool` looks at, in the same order."""
+        ...
+
     def pool(self, tokens: Tensor, registers: int) -> Tensor:
         """The vectors the heads read, one for each."""
         ...

@@ -1,7 +1,8 @@
 """How an image's answer is read from its tokens: class token, mean, or class attention.
 
 A read-out acts three times: `start` may put query tokens in front before the first block, `finish` runs
-after the last one, and `pool` picks the vectors that the heads read, one for each head.
+after the last one, and `pool` picks the vectors that the heads read, one for each head. `read` is `finish` for
+whoever wants the answer only: it leaves out the tokens that `pool` would not look at.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class ClassToken(nn.Module):
         del registers
         return tokens
 
+    def read(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B Q D"]:
+        """The queries alone."""
+        return self.pool(tokens, registers)
+
     def pool(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B Q D"]:
         """The queries."""
         del registers
@@ -93,6 +98,10 @@ class MeanToken(nn.Module):
         """Nothing is left to do."""
         del registers
         return tokens
+
+    def read(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B N D"]:
+        """All tokens, since the norm comes before the mean."""
+        return self.finish(tokens, registers)
 
     def pool(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B 1 D"]:
         """The mean over the patches."""
@@ -143,11 +152,15 @@ class ClassAttentionReadout(nn.Module):
 
     def finish(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B M D"]:
         """Let the queries read the patches; they come back in front of them."""
+        return torch.cat([self.read(tokens, registers), tokens[:, registers:]], dim=1)
+
+    def read(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B Q D"]:
+        """The queries, after they have read the patches."""
         patches = tokens[:, registers:]
         queries = self.queries.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
         for block in self.blocks:
             queries = block(queries, patches)
-        return torch.cat([queries, patches], dim=1)
+        return queries
 
     def pool(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B Q D"]:
         """The queries."""

@@ -112,7 +112,7 @@ class WithPenalties(nn.Module):
             else:
                 tokens, own = self._run(block, tokens, rotation, sharpen)
             penalty = penalty + own
-        tokens = vit.norm(vit.readout.finish(tokens, vit.config.registers))
+        tokens = vit.norm(vit.readout.read(tokens, vit.config.registers))
         return vit.forward_heads(tokens), penalty
 
     def _run(
