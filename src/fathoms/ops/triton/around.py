@@ -1,4 +1,4 @@
-"""What both forms of talking-heads attention need around their kernels: layouts, launches, simple gradients."""
+"""What kernels need around them: launches; and for talking-heads attention layouts and simple gradients."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from fathoms.ops.dispatch import interpreting
 
 
 def compile_options(warps: int, stages: int) -> dict[str, Any]:
-    """What every kernel is compiled with."""
+    """What every kernel with matrix products is compiled with."""
+    # Three tf32 products are as exact as float32 and run on the tensor cores; 16-bit inputs ignore this.
+    return {"PRECISION": "widened" if interpreting() else "tf32x3", **launch_options(warps, stages)}
+
+
+def launch_options(warps: int, stages: int) -> dict[str, Any]:
+    """What every kernel is started with."""
     return {
-        # Three tf32 products are as exact as float32 and run on the tensor cores; 16-bit inputs ignore this.
-        "PRECISION": "widened" if interpreting() else "tf32x3",
         "num_warps": warps,
         "num_stages": stages,
         # The default of both Triton 3.6 and 3.9, which would warn that it is to change.
