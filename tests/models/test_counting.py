@@ -97,6 +97,8 @@ def elementwise(model):
         block += 4 * tokens * dim
     # The final norm sees the tokens that are read.
     total = config.depth * block + (tokens if config.readout == "mean" else 1) * per_norm
+    if config.readout == "mean":
+        total += dim
     if config.readout == "class_attention":
         keys = patches + 1
         step = keys * per_norm + per_norm + 2 * hidden + scaled + dim + heads * keys

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fathoms.ops.gelu import bias_gelu
 from fathoms.parts.contract import Branch
 from fathoms.parts.layers import PLAIN, Layers, linear_flops
 from fathoms.registry import Registry
@@ -42,6 +43,18 @@ class GeluMLP(nn.Module):
         """The linears, and two multiplications per hidden element for x * Phi(x / sqrt 2)."""
         curve = 2 * num_tokens * self.fc1.out_features
         return linear_flops(self.fc1, num_tokens) + curve + linear_flops(self.fc2, num_tokens)
+
+
+class BiasedGelu(nn.Module):
+    """gelu(x + bias), with the bias of the linear in front: its gradient then costs no pass of its own."""
+
+    def __init__(self, bias: nn.Parameter) -> None:
+        super().__init__()
+        self.bias = bias
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Shift and bend."""
+        return bias_gelu(x, self.bias)
 
 
 @MLPS.add("swiglu")

@@ -103,10 +103,13 @@ class Stack:
         self.wide = torch.stack([weight.detach() for weight in self.weights])
         self.narrow = torch.empty_like(self.wide, dtype=dtype)
         self.narrow_bias = self.narrow.new_zeros(self.narrow.shape[:2])
-        for linear, weight, bias in zip(self.linears, self.narrow, self.narrow_bias, strict=True):
-            linear.weight = nn.Parameter(weight, trained)
-            if self.biases or self.shifts:
-                linear.bias = nn.Parameter(bias, trained)
+        self.weight_copies = [nn.Parameter(weight, trained) for weight in self.narrow]
+        for linear, weight in zip(self.linears, self.weight_copies, strict=True):
+            linear.weight = weight
+        biased = bool(self.biases or self.shifts)
+        self.bias_copies = [nn.Parameter(bias, trained) for bias in self.narrow_bias] if biased else []
+        for linear, bias in zip(self.linears, self.bias_copies, strict=biased):
+            linear.bias = bias
 
     def parameters(self) -> list[Tensor]:
         """All that the copies are made of."""
@@ -121,18 +124,18 @@ class Stack:
             torch.mul(self.wide, 1.0 if scale is None else scale, out=self.narrow)
         else:
             torch.mul(self.wide if scale is None else self.wide * scale, gain, out=self.narrow)
-        if self.linears[0].bias is not None:
+        if self.bias_copies:
             total = self._shifted(shift)
             self.narrow_bias.copy_((total if scale is None else total * scale).squeeze(2))
 
     def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Each parameter with its gradient, from those of W' and c', which are forgotten."""
-        weight = torch.stack([_gradient(linear.weight) for linear in self.linears])
+        weight = torch.stack([_gradient(copy) for copy in self.weight_copies])
         gain, shift, scale = self._factors()
         # Both as columns of a stack: (linears, out, 1).
         bias = None
-        if self.linears[0].bias is not None:
-            bias = torch.stack([_gradient(linear.bias) for linear in self.linears]).float().unsqueeze(2)
+        if self.bias_copies:
+            bias = torch.stack([_gradient(copy) for copy in self.bias_copies]).float().unsqueeze(2)
         of_weight = weight.float() if gain is None else weight * gain
         if shift is not None and bias is not None:
             of_weight = torch.baddbmm(of_weight, bias, shift)
@@ -168,9 +171,8 @@ def _there(parts: Iterable[Tensor | None]) -> list[Tensor]:
     return [part for part in parts if part is not None]
 
 
-def _gradient(parameter: Tensor | None) -> Tensor:
+def _gradient(parameter: nn.Parameter) -> Tensor:
     """The gradient that has come for a copy, zero where nothing used it; the copy then has none."""
-    assert parameter is not None
     gradient, parameter.grad = parameter.grad, None
     return torch.zeros_like(parameter) if gradient is None else gradient
 

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fathoms.parts.mlp import BiasedGelu, GeluMLP
 from fathoms.train.absorb import Absorbing, Stack, take_factors
 
 
 class WorkingCopy:
     """A copy of `model` whose linears and convolutions hold bfloat16 copies of the model's own.
 
-    In its blocks the gain and shift of norms and the residual scales are part of those matrices (see `absorb`).
+    In its blocks the gain and shift of norms and the residual scales are part of those matrices (see `absorb`), and
+    GELUs add the bias in front of them.
     All other parameters and all buffers are the model's own tensors. Train `module`; before the optimizer
     steps on the model's parameters, the masters, call `pull_gradients`, and after it `push_weights`. Nothing
     of this is state: the copies follow from the masters.
@@ -38,6 +40,7 @@ class WorkingCopy:
         self.copies: list[Tensor] = []
         done = {linear for stack in self.stacks for linear in stack.linears}
         self._copy([part for part in self.module.modules() if part not in done], dtype)
+        _move_biases(self.module)
         self.push_weights()
 
     def _copy(self, parts: list[nn.Module], dtype: torch.dtype) -> None:
@@ -75,6 +78,15 @@ class WorkingCopy:
             torch._foreach_copy_(self.copies, self.masters)
         for stack in self.stacks:
             stack.push()
+
+
+def _move_biases(module: nn.Module) -> None:
+    """Let GELUs add the biases of the linears in front of them."""
+    for mlp in module.modules():
+        if not isinstance(mlp, GeluMLP) or type(mlp.fc1) is not nn.Linear or type(mlp.act) is not nn.GELU:
+            continue
+        mlp.act = BiasedGelu(mlp.fc1.bias)
+        mlp.fc1.register_parameter("bias", None)
 
 
 def _add_gradients(given: Iterable[tuple[Tensor, Tensor]]) -> None:
