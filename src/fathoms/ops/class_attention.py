@@ -18,7 +18,7 @@ Form = Literal["auto", "absorbed", "reference"]
 
 def class_attention(
     q: Float[Tensor, "B H Q K"],
-    queries: Float[Tensor, "B Q D"],
+    queries: Float[Tensor, "B Q D"] | None,
     context: Float[Tensor, "B N D"],
     key_weight: Float[Tensor, "E D"],
     key_bias: Float[Tensor, " E"] | None,
@@ -39,12 +39,13 @@ def class_attention(
 
     Args:
         q: The queries, projected, split into heads and normed.
+        queries: What the queries read of each other; None if the context holds it.
         impl: "absorbed", "reference", or "auto": absorbed where `pays` says so.
 
     Paper: Touvron et al. 2021, arXiv:2103.17239.
     """
     check_name(impl, get_args(Form), "implementation", "class_attention")
-    if impl == "reference" or (impl == "auto" and not pays(q.shape[2], q.shape[1], queries.shape[2])):
+    if impl == "reference" or (impl == "auto" and not pays(q.shape[2], q.shape[1], context.shape[2])):
         return class_attention_reference(q, queries, context, key_weight, key_bias, value_weight, value_bias)
     return _absorbed(q, queries, context, key_weight, key_bias, value_weight, value_bias)
 
@@ -56,7 +57,7 @@ def pays(queries: int, heads: int, dim: int) -> bool:
 
 def class_attention_reference(
     q: Float[Tensor, "B H Q K"],
-    queries: Float[Tensor, "B Q D"],
+    queries: Float[Tensor, "B Q D"] | None,
     context: Float[Tensor, "B N D"],
     key_weight: Float[Tensor, "E D"],
     key_bias: Float[Tensor, " E"] | None,
@@ -64,15 +65,16 @@ def class_attention_reference(
     value_bias: Float[Tensor, " E"] | None,
 ) -> Float[Tensor, "B H Q K"]:
     """The same with keys and values, through torch's fused attention."""
-    k = torch.cat([F.linear(x, key_weight, key_bias) for x in (queries, context)], dim=1)
-    v = torch.cat([F.linear(x, value_weight, value_bias) for x in (queries, context)], dim=1)
+    read = [context] if queries is None else [queries, context]
+    k = torch.cat([F.linear(x, key_weight, key_bias) for x in read], dim=1)
+    v = torch.cat([F.linear(x, value_weight, value_bias) for x in read], dim=1)
     k, v = (x.unflatten(-1, (q.shape[1], -1)).transpose(1, 2) for x in (k, v))
     return attend(q, k, v)
 
 
 def _absorbed(
     q: Tensor,
-    queries: Tensor,
+    queries: Tensor | None,
     context: Tensor,
     key_weight: Tensor,
     key_bias: Tensor | None,
@@ -84,11 +86,11 @@ def _absorbed(
     wide = torch.promote_types(dtype, torch.float32)
     context = context.to(dtype)
     with as_written(q):
-        own = queries.to(wide)
+        own = (context[:, :0] if queries is None else queries).to(wide)
         key, value = (weight.to(wide).unflatten(0, (heads, width)) for weight in (key_weight, value_weight))
         asked = torch.einsum("bhqk,hkd->bhqd", q.to(wide) * width**-0.5, key).flatten(1, 2)
         gathered, probs = _gather(asked, asked @ own.mT, context, key_bias)
-        seen = (gathered + probs[..., :count] @ own).unflatten(1, (heads, count))
+        seen = (gathered + probs[..., : own.shape[1]] @ own).unflatten(1, (heads, count))
         out = torch.einsum("bhqd,hkd->bhqk", seen, value)
         if value_bias is not None:
             out = out + value_bias.to(wide).unflatten(0, (heads, 1, width))

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fathoms.errors import FathomsError
 from fathoms.parts.attention import ClassAttention
 from fathoms.surgery.batches import answers
+from fathoms.surgery.faster import OneQueryAttention
 
 # Operations on a parameter that change its shape or dtype and none of its numbers.
 _RESHAPES = {
@@ -83,7 +84,7 @@ def trace(model: nn.Module, images: Tensor) -> Traced:
     # functional_call leaves its inputs behind in a module that has two names, so it gets a copy.
     model = copy.deepcopy(model)
     for module in model.modules():
-        if isinstance(module, ClassAttention):
+        if isinstance(module, ClassAttention | OneQueryAttention):
             # Where no key and no value is made, there is no linear for a scale to go into.
             module.impl = "reference"
     parameters = dict(model.named_parameters())
