@@ -6,6 +6,10 @@ in stages (what impl="auto" takes), fully fused, and plain attention without mix
 graph, so that they show the device and not the host; `*_launched_ms` are the same calls launched one by one.
 The floor is the longest of: matrix products at the measured matrix rate, mixing at the fp32 rate, exponentials at
 16 per clock and multiprocessor, and each input and output moved once at the measured copy rate.
+
+Class attention of one query, in the same way: with keys and values (eager and torch.compile) and absorbed (eager, what
+impl="auto" takes, and torch.compile). Its floor is the context read once forward, and once more and its gradient
+written backward, at the measured copy rate.
 """
 
 from __future__ import annotations
@@ -19,10 +23,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from fathoms.ops.class_attention import class_attention, class_attention_reference
 from fathoms.ops.talking_heads import talking_heads, talking_heads_reference
 
 SHAPES = [(256, 8, 196, 48), (64, 8, 576, 48), (256, 4, 196, 48), (64, 6, 576, 48), (32, 16, 576, 48)]
 NAMES = ("dq", "dk", "dv", "d_logit_weight", "d_logit_bias", "d_prob_weight", "d_prob_bias")
+# Images, tokens of the context, channels, heads: CaiT-S24 at 224 and at 384 pixels.
+CLASS_SHAPES = [(256, 196, 384, 8), (64, 576, 384, 8)]
+CLASS_NAMES = ("dq", "d_queries", "d_context", "d_key_weight", "d_key_bias", "d_value_weight", "d_value_bias")
+# The softmax cancels these: their gradients are zero, and no error is relative to that.
+CANCELLED = ("d_logit_bias", "d_key_bias")
 # Multiply-adds per clock and multiprocessor outside the tensor cores, and exponentials (CUDA programming guide, 9.0).
 FP32_PER_CLOCK, EXP_PER_CLOCK = 128, 16
 # Clocks per millisecond of an H200 under load, as nvidia-smi showed it.
@@ -35,21 +45,33 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    parser.add_argument("--shape", type=int, nargs=4, action="append", metavar=("B", "H", "N", "K"))
+    parser.add_argument("--op", choices=("talking_heads", "class_attention"), help="only this one")
+    parser.add_argument(
+        "--shape", type=int, nargs=4, action="append", metavar=("B", "H", "N", "K"), help="of talking heads"
+    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("no CUDA device; run this where there is one")
+    if arguments.shape and arguments.op == "class_attention":
+        parser.error("--shape is of talking heads; leave it out")
     limits = measure_limits()
-    rows = []
-    for shape in arguments.shape or SHAPES:
-        rows.append(measure(tuple(shape), limits))
-        print(as_line(rows[-1]), flush=True)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for op, shapes, measure, as_line in (
+        ("talking_heads", arguments.shape or SHAPES, measure_talking_heads, talking_heads_line),
+        ("class_attention", CLASS_SHAPES, measure_class_attention, class_attention_line),
+    ):
+        if arguments.op not in (None, op):
+            continue
+        rows[op] = []
+        for shape in shapes:
+            rows[op].append(measure(tuple(shape), limits))
+            print(as_line(rows[op][-1]), flush=True)
     if arguments.json:
         report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **limits}
-        print(json.dumps({**report, "talking_heads": rows}))
+        print(json.dumps({**report, **rows}))
 
 
-def measure(shape: tuple[int, int, int, int], limits: dict[str, float]) -> dict[str, Any]:
+def measure_talking_heads(shape: tuple[int, int, int, int], limits: dict[str, float]) -> dict[str, Any]:
     """Every form at one shape."""
     torch.compiler.reset()
     scale = shape[3] ** -0.5
@@ -64,21 +86,50 @@ def measure(shape: tuple[int, int, int, int], limits: dict[str, float]) -> dict[
     }
     row: dict[str, Any] = {"shape": shape, "floor": floor(shape, limits)}
     for name, form in forms.items():
-        used = leaves[:3] if name == "sdpa" else leaves
-        row[name] = {
-            "forward_launched_ms": time_ms(lambda form=form, used=used: forward(form, used)),
-            "training_launched_ms": time_ms(lambda form=form, used=used: train(form, used, grad)),
-            "forward_ms": replay_ms(lambda form=form, used=used: forward(form, used)),
-            "training_ms": replay_ms(lambda form=form, used=used: train(form, used, grad)),
-            "peak_mib": peak_mib(lambda form=form, used=used: train(form, used, grad)),
-        }
-    row["errors"] = errors(forms, shape, scale)
+        row[name] = timings(form, leaves[:3] if name == "sdpa" else leaves, grad)
+    compared = {name: forms[name] for name in ("staged", "fused", "eager")}
+    row["errors"] = errors(compared, forms["eager"], NAMES, *make_inputs((4, *shape[1:])))
     for key in ("forward_ms", "training_ms"):
         row[f"speedup_{key[:-3]}"] = row["compiled"][key] / row["staged"][key]
         row[f"speedup_over_timm_{key[:-3]}"] = row["compiled_timm"][key] / row["staged"][key]
         row[f"times_sdpa_{key[:-3]}"] = row["staged"][key] / row["sdpa"][key]
         row[f"share_of_floor_{key[:-3]}"] = row["floor"][key] / row["staged"][key]
     return row
+
+
+def measure_class_attention(shape: tuple[int, int, int, int], limits: dict[str, float]) -> dict[str, Any]:
+    """Every form at one shape, with one query."""
+    torch.compiler.reset()
+    leaves, grad = make_class_inputs(shape)
+    forms: dict[str, Callable[..., Tensor]] = {
+        "plain": class_attention_reference,
+        "compiled": torch.compile(class_attention_reference, dynamic=False),
+        "absorbed": lambda *x: class_attention(*x, impl="absorbed"),
+        "absorbed_compiled": torch.compile(lambda *x: class_attention(*x, impl="absorbed"), dynamic=False),
+    }
+    context_ms = leaves[2].nbytes / (limits["copy_tbps"] * 1e9)
+    row: dict[str, Any] = {
+        "shape": shape,
+        "floor": {"forward_ms": context_ms, "training_ms": 3 * context_ms},
+        **{name: timings(form, leaves, grad) for name, form in forms.items()},
+    }
+    row["errors"] = errors(forms, forms["plain"], CLASS_NAMES, *make_class_inputs((4, *shape[1:])))
+    for key in ("forward_ms", "training_ms"):
+        row[f"speedup_{key[:-3]}"] = row["compiled"][key] / row["absorbed_compiled"][key]
+        row[f"speedup_eager_{key[:-3]}"] = row["plain"][key] / row["absorbed"][key]
+        row[f"share_of_floor_{key[:-3]}"] = row["floor"][key] / row["absorbed_compiled"][key]
+    return row
+
+
+def timings(form: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> dict[str, float]:
+    """Time of a pass and of one with its gradients, and the memory of that."""
+    return {
+        "forward_launched_ms": time_ms(lambda: forward(form, leaves)),
+        "training_launched_ms": time_ms(lambda: train(form, leaves, grad)),
+        "forward_ms": replay_ms(lambda: forward(form, leaves)),
+        "training_ms": replay_ms(lambda: train(form, leaves, grad)),
+        "peak_mib": peak_mib(lambda: train(form, leaves, grad)),
+    }
 
 
 def timm_form(
@@ -101,6 +152,19 @@ def make_inputs(shape: tuple[int, int, int, int]) -> tuple[list[Tensor], Tensor]
     leaves = [q, k, v, weights[0], biases[0], weights[1], biases[1]]
     grad = torch.randn(batch, tokens, heads, channels, **options).transpose(1, 2)
     return [x.detach().requires_grad_() for x in leaves], grad
+
+
+def make_class_inputs(shape: tuple[int, int, int, int]) -> tuple[list[Tensor], Tensor]:
+    """One query an image, its context and the projections of keys and values, all in bfloat16, and a gradient."""
+    batch, tokens, dim, heads = shape
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    q = torch.randn(batch, 1, heads, dim // heads, **options).transpose(1, 2)
+    read = [torch.randn(batch, count, dim, **options) for count in (1, tokens)]
+    weights = [torch.randn(dim, dim, **options) * dim**-0.5 for _ in range(2)]
+    biases = [0.1 * torch.randn(dim, **options) for _ in range(2)]
+    leaves = [q, *read, weights[0], biases[0], weights[1], biases[1]]
+    return [x.detach().requires_grad_() for x in leaves], torch.randn_like(q)
 
 
 def forward(form: Callable[..., Tensor], leaves: list[Tensor]) -> Tensor:
@@ -140,27 +204,32 @@ def peak_mib(work: Callable[[], object]) -> float:
 
 
 def errors(
-    forms: dict[str, Callable[..., Tensor]], shape: tuple[int, int, int, int], scale: float
+    forms: dict[str, Callable[..., Tensor]],
+    reference: Callable[..., Tensor],
+    names: tuple[str, ...],
+    leaves: list[Tensor],
+    grad: Tensor,
 ) -> dict[str, dict[str, float]]:
-    """Relative errors against float64 on four images, both kernels beside the unfused bfloat16 form."""
-    leaves, grad = make_inputs((4, *shape[1:]))
+    """Relative errors of each form in bfloat16 against the reference in float64."""
     exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
-    exact = outcome(lambda *x: talking_heads_reference(*x, scale=scale), exact_leaves, grad.double())
+    exact = outcome(reference, names, exact_leaves, grad.double())
     result = {}
-    for name in ("staged", "fused", "eager"):
-        values = outcome(forms[name], leaves, grad)
+    for name, form in forms.items():
+        values = outcome(form, names, leaves, grad)
         result[name] = {
             key: ((values[key].double() - exact[key]).norm() / exact[key].norm()).item()
             for key in exact
-            if key != "d_logit_bias"
+            if key not in CANCELLED
         }
     return result
 
 
-def outcome(form: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> dict[str, Tensor]:
+def outcome(
+    form: Callable[..., Tensor], names: tuple[str, ...], leaves: list[Tensor], grad: Tensor
+) -> dict[str, Tensor]:
     """Output and gradients by name."""
     out = form(*leaves)
-    return {"out": out.detach(), **dict(zip(NAMES, torch.autograd.grad(out, leaves, grad), strict=True))}
+    return {"out": out.detach(), **dict(zip(names, torch.autograd.grad(out, leaves, grad), strict=True))}
 
 
 def measure_limits() -> dict[str, float]:
@@ -199,18 +268,32 @@ def floor(shape: tuple[int, int, int, int], limits: dict[str, float]) -> dict[st
     }
 
 
-def as_line(row: dict[str, Any]) -> str:
-    """One shape for a reader."""
+def talking_heads_line(row: dict[str, Any]) -> str:
+    """One shape of talking heads for a reader."""
+    over_timm = f"over timm {row['speedup_over_timm_forward']:.2f}/{row['speedup_over_timm_training']:.2f}"
+    forms = ("eager", "compiled", "compiled_timm", "staged", "fused", "sdpa")
+    return as_line(row, forms, over_timm, "staged", "eager")
+
+
+def class_attention_line(row: dict[str, Any]) -> str:
+    """One shape of class attention for a reader."""
+    eager = f"eager {row['speedup_eager_forward']:.2f}/{row['speedup_eager_training']:.2f}"
+    forms = ("plain", "compiled", "absorbed", "absorbed_compiled")
+    return as_line(row, forms, eager, "absorbed_compiled", "plain")
+
+
+def as_line(row: dict[str, Any], forms: tuple[str, ...], other: str, own: str, plain: str) -> str:
+    """One shape for a reader: times, memory, speed-ups, and the worst error of `own` beside that of `plain`."""
     cells = [f"{tuple(row['shape'])!s:22}"]
-    for name in ("eager", "compiled", "compiled_timm", "staged", "fused", "sdpa"):
+    for name in forms:
         form = row[name]
         cells.append(
             f"{name} {form['forward_ms']:.3f}/{form['training_ms']:.3f} ms {form['peak_mib']:.0f} MiB"
         )
     cells.append(f"speedup {row['speedup_forward']:.2f}/{row['speedup_training']:.2f}")
-    cells.append(f"over timm {row['speedup_over_timm_forward']:.2f}/{row['speedup_over_timm_training']:.2f}")
+    cells.append(other)
     cells.append(f"floor {row['share_of_floor_forward']:.0%}/{row['share_of_floor_training']:.0%}")
-    worst = max(row["errors"]["staged"][key] / row["errors"]["eager"][key] for key in row["errors"]["staged"])
+    worst = max(row["errors"][own][key] / row["errors"][plain][key] for key in row["errors"][own])
     return "  ".join([*cells, f"worst error {worst:.2f} of unfused"])
 
 

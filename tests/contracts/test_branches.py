@@ -117,6 +117,29 @@ def test_class_attention_writes_the_queries_and_reads_the_context():
     assert context.grad.any()
 
 
+def test_class_attention_calls_linears_that_do_more_than_multiply():
+    """A hook on its keys is called, and each form gives the same answer."""
+    torch.manual_seed(0)
+    attention = ClassAttention(48, 4)
+    inputs = torch.randn(2, 2, 48), torch.randn(2, 9, 48)
+    absorbed = attention(*inputs)
+    seen = []
+    handle = attention.k.register_forward_hook(lambda _module, _inputs, out: seen.append(out.shape))
+    hooked = attention(*inputs)
+    handle.remove()
+    assert seen == [(2, 2, 48), (2, 9, 48)]
+    assert torch.allclose(hooked, absorbed, atol=1e-6)
+    shifted = ClassAttention(48, 4, layers=SHIFTED)
+    for linear in (shifted.k, shifted.v):
+        torch.nn.init.constant_(linear.pre.shift, 0.5)
+    moved = shifted(*inputs)
+    torch.nn.init.zeros_(shifted.v.pre.shift)
+    assert not torch.allclose(shifted(*inputs), moved)
+    shifted.impl = "absorbed"
+    with pytest.raises(FathomsError, match='impl="absorbed" cannot run: k or v is more than a plain linear'):
+        shifted(*inputs)
+
+
 def test_swiglu_has_about_as_many_weights_as_gelu():
     count = {name: sum(p.numel() for p in MLPS.build(name, 384).parameters()) for name in MLPS}
     assert count["swiglu"] == pytest.approx(count["gelu"], rel=0.01)

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fathoms
 from fathoms import FathomsError, ViT, ViTConfig
-from fathoms.parts import PatchEmbed
+from fathoms.parts import ClassAttention, PatchEmbed
 
 # CaiT's table: parameters in millions, multiplications in billions at the image size of the name.
 # Each figure is rounded where the paper rounds it.
@@ -42,7 +42,17 @@ def meta(name, **options):
 
 
 def matmul_count(model):
-    """Multiplications in matrix products, by torch's own counter, which counts additions too."""
+    """Multiplications in matrix products, by torch's own counter, which counts additions too.
+
+    Class attention makes keys and values here, as papers count them.
+    """
+    for module in model.modules():
+        if isinstance(module, ClassAttention):
+            module.impl = "reference"
+    return matmuls_as_run(model)
+
+
+def matmuls_as_run(model):
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         config, device = model.config, model.head.weight.device
         model(torch.randn(1, config.in_channels, config.image_size, config.image_size, device=device))
@@ -122,6 +132,17 @@ def test_flop_count_is_the_matmuls_of_torchs_counter_plus_the_elementwise_terms(
         ViTConfig(image_size=48, patch_size=8, dim=48, heads=4, depth=3, num_classes=10, **options)
     ).eval()
     assert model.flop_count() == matmul_count(model) + elementwise(model)
+
+
+def test_class_attention_as_it_runs_spares_the_keys_and_values():
+    """Of 2 N D² a block are left 2 N D H for N patches, and 2 D² for the query itself."""
+    model = meta("cait_xxs24_224", depth=1)
+    dim, heads, patches, blocks = 192, 4, 196, 2
+    spared = matmuls_as_run(model)
+    keys_and_values = 2 * (patches + 1) * dim**2 + 2 * (patches + 1) * dim
+    absorbed = 2 * dim**2 + 2 * (patches + 1) * dim * heads
+    assert matmul_count(model) - spared == blocks * (keys_and_values - absorbed)
+    assert model.flop_count() > matmul_count(model)
 
 
 def test_the_stem_counts_its_norms():

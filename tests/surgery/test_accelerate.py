@@ -163,9 +163,31 @@ def test_dropout_of_attention_is_left_to_the_original():
     ] * 2
 
 
-def test_class_attention_without_biases_and_with_dropped_probabilities():
+@pytest.mark.parametrize("size", [1.0, 30.0])
+def test_class_attention_in_bfloat16_errs_no_more_than_the_original(size):
+    """At most 1.2 times as far from float64, output and gradients; the key bias has no gradient but zero."""
+    torch.manual_seed(0)
+    old = cait().blocks_token_only[0].attn.bfloat16()
+    with torch.no_grad():
+        old.q.weight *= size
+    x = (torch.randn(4, 1, 192) + torch.randn(4, 65, 192)).bfloat16()
+    grad = torch.randn(4, 1, 192).bfloat16()
+
+    def outcome(module, dtype=torch.bfloat16):
+        given = [x.detach().to(dtype).requires_grad_()]
+        given += [p for name, p in module.named_parameters() if name != "k.bias"]
+        out = module(given[0])
+        return [out.detach(), *torch.autograd.grad(out, given, grad.to(dtype))]
+
+    exact = outcome(copy.deepcopy(old).double(), torch.float64)
+    for own, plain, truth in zip(outcome(OneQueryAttention(old)), outcome(old), exact, strict=True):
+        assert (own - truth).norm() <= 1.2 * (plain - truth).norm()
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_class_attention_with_and_without_biases_and_with_dropped_probabilities(biases):
     """Dropout is the same function of the same probabilities, so with one seed both drop alike."""
-    model = cait(qkv_bias=False, attn_drop_rate=0.5)
+    model = cait(qkv_bias=biases, attn_drop_rate=0.5)
     old = model.blocks_token_only[0].attn
     old.fused_attn = False
     new = OneQueryAttention(old).train()
@@ -176,6 +198,9 @@ def test_class_attention_without_biases_and_with_dropped_probabilities():
     torch.manual_seed(3)
     # The maps have one axis more in the original; the numbers drawn for them come in the same order.
     assert torch.allclose(new(x), expected, rtol=1e-4, atol=1e-4)
+    new(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in new.parameters())
+    assert torch.allclose(new.eval()(x), old.eval()(x), rtol=1e-4, atol=1e-4)
 
 
 def test_an_accelerated_model_folds_and_copies():
@@ -183,6 +208,7 @@ def test_an_accelerated_model_folds_and_copies():
     accelerate(model)
     folded, report = fold(model)
     assert report.difference < 1e-5
+    assert report.left == ()
     assert torch.equal(copy.deepcopy(folded)(images()), folded(images()))
     assert any(isinstance(module, FusedTalkingHeads) for module in folded.modules())
 

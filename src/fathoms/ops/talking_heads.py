@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fathoms.errors import ShapeError
+from fathoms.ops.autocast import product_dtype
 from fathoms.ops.dispatch import Impl, choose, why_not_triton
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -44,10 +45,8 @@ def talking_heads(
     Paper: Shazeer et al. 2020, arXiv:2003.02436.
     """
     _check_shapes(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias)
-    device = q.device.type
-    # A meta tensor, which has sizes and no numbers, knows no autocast.
-    if device != "meta" and torch.is_autocast_enabled(device) and q.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device)
+    dtype = product_dtype(q)
+    if dtype != q.dtype:
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     kernels = {"staged": _why_not_staged(q), "triton": _why_not_fused(q) if impl == "triton" else None}
     chosen = choose("talking_heads", impl, q, kernels)

@@ -6,13 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fathoms.errors import ConfigError
+from fathoms.errors import BackendError, ConfigError
+from fathoms.ops.class_attention import Form, class_attention
 from fathoms.ops.softmax import attend
 from fathoms.ops.talking_heads import talking_heads
 from fathoms.parts.contract import Branch
 from fathoms.parts.init import STD
-from fathoms.parts.layers import PLAIN, Layers, linear_flops
-from fathoms.parts.norm import NORMS
+from fathoms.parts.layers import PLAIN, Layers, is_bare, linear_flops
+from fathoms.parts.norm import NORMS, NoNorm
 from fathoms.parts.position import Rotation, rotate
 from fathoms.registry import Registry
 
@@ -137,10 +138,14 @@ class TalkingHeadsAttention(SelfAttention):
 class ClassAttention(nn.Module):
     """A few query tokens read all tokens: q from the queries, k and v from queries and context.
 
-    The context is read and never written, and never copied next to the queries.
+    The context is read and never written. Where queries are few, its keys and values are never made: `impl` is
+    that of `fathoms.ops.class_attention`. They are made where each key is normed, and where `k` or `v` is more than
+    a plain linear or has hooks.
 
     Paper: Touvron et al. 2021, arXiv:2103.17239.
     """
+
+    impl: Form = "auto"
 
     def __init__(
         self, dim: int, heads: int, qkv_bias: bool = True, qk_norm: str = "none", layers: Layers = PLAIN
@@ -159,11 +164,25 @@ class ClassAttention(nn.Module):
         self, queries: Float[Tensor, "B Q D"], context: Float[Tensor, "B N D"]
     ) -> Float[Tensor, "B Q D"]:
         """What each query gathers from the queries and the context."""
-        k = torch.cat([self.k(queries), self.k(context)], dim=1)
-        v = torch.cat([self.v(queries), self.v(context)], dim=1)
-        q, k, v = (_split_heads(t, self.heads) for t in (self.q(queries), k, v))
-        out = attend(self.q_norm(q), self.k_norm(k), v)
+        q = self.q_norm(_split_heads(self.q(queries), self.heads))
+        reason = self._why_not_absorbed()
+        if reason is None:
+            weights = self.k.weight, self.k.bias, self.v.weight, self.v.bias
+            out = class_attention(q, queries, context, *weights, impl=self.impl)
+        elif self.impl == "absorbed":
+            raise BackendError(f'class_attention: impl="absorbed" cannot run: {reason}; use impl="auto"')
+        else:
+            k = torch.cat([self.k(queries), self.k(context)], dim=1)
+            v = torch.cat([self.v(queries), self.v(context)], dim=1)
+            out = attend(q, self.k_norm(_split_heads(k, self.heads)), _split_heads(v, self.heads))
         return self.proj(_merge_heads(out))
+
+    def _why_not_absorbed(self) -> str | None:
+        if not isinstance(self.k_norm, NoNorm):
+            return "each key is normed"
+        return (
+            None if is_bare(self.k) and is_bare(self.v) else "k or v is more than a plain linear or has hooks"
+        )
 
     def roles(self) -> list[tuple[str, Tensor]]:
         """The matrices an init rule fills."""
@@ -175,7 +194,10 @@ class ClassAttention(nn.Module):
         return [self.q, self.k, self.v], self.proj
 
     def flop_count(self, num_tokens: int, num_queries: int = 1) -> int:
-        """Multiplications with `num_queries` queries over a context of `num_tokens` tokens."""
+        """Multiplications with `num_queries` queries over a context of `num_tokens` tokens.
+
+        They are those of the keys and values, as papers count them, also where `impl` spares them.
+        """
         keys = num_queries + num_tokens
         norms = self.heads * (num_queries + keys)
         return (

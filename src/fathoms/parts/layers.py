@@ -15,6 +15,17 @@ def linear_flops(linear: nn.Linear, num_tokens: int) -> int:
     return num_tokens * linear.in_features * linear.out_features
 
 
+def is_bare(linear: nn.Module) -> bool:
+    """Whether a call of the linear does nothing but W x + b, so that its weights say all that it does."""
+    hooks = (
+        linear._forward_pre_hooks,
+        linear._forward_hooks,
+        linear._backward_pre_hooks,
+        linear._backward_hooks,
+    )
+    return type(linear) is nn.Linear and not any(hooks)
+
+
 class Shift(nn.Module):
     """Add one learned number to every element: y = x + shift."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fathoms.ops.class_attention import Form, class_attention
 from fathoms.ops.scale_add import scale_add
 from fathoms.ops.talking_heads import talking_heads
 
@@ -36,14 +36,15 @@ class FusedTalkingHeads(nn.Module):
 
 
 class OneQueryAttention(nn.Module):
-    """timm's and DeiT's class attention with its key and value projections moved to the one query.
+    """timm's and DeiT's class attention through `fathoms.ops.class_attention`: no keys and no values are made.
 
-    With a single query, q·(W_k x + b_k) = (W_kᵀ q)·x + q·b_k, and the values' projection leaves the sum over
-    tokens. Nothing of size N D² is left: two N D² become 2 N D H, and the keys and values are never stored.
+    Where probabilities are dropped in training, the same is written out, for they no longer sum to one.
 
     Args:
         old: A module with `q`, `k`, `v`, `proj`, `num_heads` and `scale`, whose query is the first token.
     """
+
+    impl: Form = "auto"
 
     def __init__(self, old: Any) -> None:
         super().__init__()
@@ -53,20 +54,31 @@ class OneQueryAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B 1 D"]:
         """What the first token gathers from all tokens."""
-        heads = self.num_heads
-        q = self.q(x[:, 0]).unflatten(-1, (heads, -1)) * self.scale
-        key = self.k.weight.unflatten(0, (heads, -1)).to(q.dtype)
-        value = self.v.weight.unflatten(0, (heads, -1)).to(q.dtype)
-        tokens = x.to(q.dtype)
-        logits = torch.einsum("bhk,hkd->bhd", q, key) @ tokens.transpose(1, 2)
+        q = self.q(x[:, :1]).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        if self.training and getattr(self.attn_drop, "p", 0.0) > 0.0:
+            out = self._dropped(q * self.scale, x)
+        else:
+            weights = self.k.weight, self.k.bias, self.v.weight, self.v.bias
+            # The operation divides by sqrt K; whoever built the module may have another scale.
+            factor = self.scale * q.shape[-1] ** 0.5
+            out = class_attention(q if factor == 1.0 else q * factor, None, x, *weights, impl=self.impl)
+        return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
+
+    def _dropped(self, q: Tensor, x: Tensor) -> Tensor:
+        key, value = (
+            layer.weight.unflatten(0, (self.num_heads, -1)).to(q.dtype) for layer in (self.k, self.v)
+        )
+        tokens = x.to(q.dtype)[:, None]
+        logits = q @ key @ tokens.mT
         if self.k.bias is not None:
-            logits = logits + (q * self.k.bias.unflatten(0, (heads, -1)).to(q.dtype)).sum(-1, keepdim=True)
+            logits = logits + q @ self.k.bias.unflatten(0, (self.num_heads, -1, 1)).to(q.dtype)
         probs = self.attn_drop(logits.softmax(-1).to(q.dtype))
-        out = torch.einsum("bhd,hkd->bhk", probs @ tokens, value)
-        if self.v.bias is not None:
-            # Dropped probabilities no longer sum to one, so their sum weighs the bias.
-            out = out + probs.sum(-1, keepdim=True) * self.v.bias.unflatten(0, (heads, -1)).to(q.dtype)
-        return self.proj_drop(self.proj(out.flatten(1)[:, None]))
+        out = probs @ tokens @ value.mT
+        if self.v.bias is None:
+            return out
+        return out + probs.sum(-1, keepdim=True) * self.v.bias.unflatten(0, (self.num_heads, 1, -1)).to(
+            q.dtype
+        )
 
 
 class OnePassBlock(nn.Module):

@@ -12,7 +12,9 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fathoms.errors import FathomsError
+from fathoms.parts.attention import ClassAttention
 from fathoms.surgery.batches import answers
+from fathoms.surgery.faster import OneQueryAttention
 
 # Operations on a parameter that change its shape or dtype and none of its numbers.
 _RESHAPES = {
@@ -81,6 +83,10 @@ def trace(model: nn.Module, images: Tensor) -> Traced:
     """
     # functional_call leaves its inputs behind in a module that has two names, so it gets a copy.
     model = copy.deepcopy(model)
+    for module in model.modules():
+        if isinstance(module, ClassAttention | OneQueryAttention):
+            # Where no key and no value is made, there is no linear for a scale to go into.
+            module.impl = "reference"
     parameters = dict(model.named_parameters())
 
     def forward(weights: dict[str, Tensor], batch: Tensor) -> list[Tensor]:
