@@ -6,6 +6,9 @@ in stages (what impl="auto" takes), fully fused, and plain attention without mix
 graph, so that they show the device and not the host; `*_launched_ms` are the same calls launched one by one.
 The floor is the longest of: matrix products at the measured matrix rate, mixing at the fp32 rate, exponentials at
 16 per clock and multiprocessor, and each input and output moved once at the measured copy rate.
+
+GELU of a layer's output and its bias, likewise: eager, torch.compile and fused. Its floor is the bytes alone: one read
+and one write forward, two reads and one write backward.
 """
 
 from __future__ import annotations
@@ -19,9 +22,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from fathoms.ops.gelu import bias_gelu, bias_gelu_reference
 from fathoms.ops.talking_heads import talking_heads, talking_heads_reference
 
 SHAPES = [(256, 8, 196, 48), (64, 8, 576, 48), (256, 4, 196, 48), (64, 6, 576, 48), (32, 16, 576, 48)]
+# Tokens of 256 images at 196 patches and a class token; four times 384 and 192 channels.
+GELU_SHAPES = [(50432, 1536), (50432, 768)]
 NAMES = ("dq", "dk", "dv", "d_logit_weight", "d_logit_bias", "d_prob_weight", "d_prob_bias")
 # Multiply-adds per clock and multiprocessor outside the tensor cores, and exponentials (CUDA programming guide, 9.0).
 FP32_PER_CLOCK, EXP_PER_CLOCK = 128, 16
@@ -44,9 +50,13 @@ def main() -> None:
     for shape in arguments.shape or SHAPES:
         rows.append(measure(tuple(shape), limits))
         print(as_line(rows[-1]), flush=True)
+    gelu_rows = []
+    for tokens, channels in GELU_SHAPES:
+        gelu_rows.append(measure_gelu(tokens, channels, limits))
+        print(gelu_line(gelu_rows[-1]), flush=True)
     if arguments.json:
         report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **limits}
-        print(json.dumps({**report, "talking_heads": rows}))
+        print(json.dumps({**report, "talking_heads": rows, "bias_gelu": gelu_rows}))
 
 
 def measure(shape: tuple[int, int, int, int], limits: dict[str, float]) -> dict[str, Any]:
@@ -212,6 +222,48 @@ def as_line(row: dict[str, Any]) -> str:
     cells.append(f"floor {row['share_of_floor_forward']:.0%}/{row['share_of_floor_training']:.0%}")
     worst = max(row["errors"]["staged"][key] / row["errors"]["eager"][key] for key in row["errors"]["staged"])
     return "  ".join([*cells, f"worst error {worst:.2f} of unfused"])
+
+
+def measure_gelu(tokens: int, channels: int, limits: dict[str, float]) -> dict[str, Any]:
+    """gelu(x + bias) in every form, at one shape."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    x, grad = torch.randn(2, tokens, channels, **options)
+    leaves = [x.detach().requires_grad_(), torch.randn(channels, **options).requires_grad_()]
+    forms: dict[str, Callable[..., Tensor]] = {
+        "eager": bias_gelu_reference,
+        "compiled": torch.compile(bias_gelu_reference, dynamic=False),
+        "fused": lambda *x: bias_gelu(*x, impl="triton"),
+    }
+    once = grad.nbytes / (limits["copy_tbps"] * 1e9)
+    row: dict[str, Any] = {
+        "shape": (tokens, channels),
+        "floor": {"forward_ms": 2 * once, "training_ms": 5 * once},
+    }
+    for name, form in forms.items():
+        # The first calls compile, which a CUDA graph cannot hold.
+        forward(form, leaves)
+        train(form, leaves, grad)
+        row[name] = {
+            "forward_ms": replay_ms(lambda form=form: forward(form, leaves)),
+            "training_ms": replay_ms(lambda form=form: train(form, leaves, grad)),
+        }
+    for key in ("forward_ms", "training_ms"):
+        row[f"speedup_{key[:-3]}"] = row["compiled"][key] / row["fused"][key]
+        row[f"share_of_floor_{key[:-3]}"] = row["floor"][key] / row["fused"][key]
+    return row
+
+
+def gelu_line(row: dict[str, Any]) -> str:
+    """One shape of GELU for a reader."""
+    forms = [
+        f"{name} {row[name]['forward_ms']:.3f}/{row[name]['training_ms']:.3f} ms"
+        for name in ("eager", "compiled", "fused")
+    ]
+    speedup = f"speedup {row['speedup_forward']:.2f}/{row['speedup_training']:.2f}"
+    share = f"floor {row['share_of_floor_forward']:.0%}/{row['share_of_floor_training']:.0%}"
+    return "  ".join([f"bias_gelu {tuple(row['shape'])}", *forms, speedup, share])
 
 
 if __name__ == "__main__":
