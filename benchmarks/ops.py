@@ -10,6 +10,9 @@ The floor is the longest of: matrix products at the measured matrix rate, mixing
 Class attention of one query, in the same way: with keys and values (eager and torch.compile) and absorbed (eager, what
 impl="auto" takes, and torch.compile). Its floor is the context read once forward, and once more and its gradient
 written backward, at the measured copy rate.
+
+GELU of a layer's output and its bias, likewise: eager, torch.compile and fused. Its floor is the bytes alone: one read
+and one write forward, two reads and one write backward.
 """
 
 from __future__ import annotations
@@ -24,9 +27,12 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from fathoms.ops.class_attention import class_attention, class_attention_reference
+from fathoms.ops.gelu import bias_gelu, bias_gelu_reference
 from fathoms.ops.talking_heads import talking_heads, talking_heads_reference
 
 SHAPES = [(256, 8, 196, 48), (64, 8, 576, 48), (256, 4, 196, 48), (64, 6, 576, 48), (32, 16, 576, 48)]
+# Tokens of 256 images at 196 patches and a class token; four times 384 and 192 channels.
+GELU_SHAPES = [(50432, 1536), (50432, 768)]
 NAMES = ("dq", "dk", "dv", "d_logit_weight", "d_logit_bias", "d_prob_weight", "d_prob_bias")
 # Images, tokens of the context, channels, heads: CaiT-S24 at 224 and at 384 pixels.
 CLASS_SHAPES = [(256, 196, 384, 8), (64, 576, 384, 8)]
@@ -45,20 +51,23 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    parser.add_argument("--op", choices=("talking_heads", "class_attention"), help="only this one")
+    parser.add_argument(
+        "--op", choices=("talking_heads", "class_attention", "bias_gelu"), help="only this one"
+    )
     parser.add_argument(
         "--shape", type=int, nargs=4, action="append", metavar=("B", "H", "N", "K"), help="of talking heads"
     )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("no CUDA device; run this where there is one")
-    if arguments.shape and arguments.op == "class_attention":
+    if arguments.shape and arguments.op not in (None, "talking_heads"):
         parser.error("--shape is of talking heads; leave it out")
     limits = measure_limits()
     rows: dict[str, list[dict[str, Any]]] = {}
     for op, shapes, measure, as_line in (
         ("talking_heads", arguments.shape or SHAPES, measure_talking_heads, talking_heads_line),
         ("class_attention", CLASS_SHAPES, measure_class_attention, class_attention_line),
+        ("bias_gelu", GELU_SHAPES, measure_gelu, gelu_line),
     ):
         if arguments.op not in (None, op):
             continue
@@ -295,6 +304,43 @@ def as_line(row: dict[str, Any], forms: tuple[str, ...], other: str, own: str, p
     cells.append(f"floor {row['share_of_floor_forward']:.0%}/{row['share_of_floor_training']:.0%}")
     worst = max(row["errors"][own][key] / row["errors"][plain][key] for key in row["errors"][own])
     return "  ".join([*cells, f"worst error {worst:.2f} of unfused"])
+
+
+def measure_gelu(shape: tuple[int, int], limits: dict[str, float]) -> dict[str, Any]:
+    """gelu(x + bias) in every form, at one shape."""
+    torch.compiler.reset()
+    tokens, channels = shape
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    x, grad = torch.randn(2, tokens, channels, **options)
+    leaves = [x.detach().requires_grad_(), torch.randn(channels, **options).requires_grad_()]
+    forms: dict[str, Callable[..., Tensor]] = {
+        "eager": bias_gelu_reference,
+        "compiled": torch.compile(bias_gelu_reference, dynamic=False),
+        "fused": lambda *x: bias_gelu(*x, impl="triton"),
+    }
+    once = grad.nbytes / (limits["copy_tbps"] * 1e9)
+    row: dict[str, Any] = {
+        "shape": shape,
+        "floor": {"forward_ms": 2 * once, "training_ms": 5 * once},
+    }
+    for name, form in forms.items():
+        row[name] = timings(form, leaves, grad)
+    for key in ("forward_ms", "training_ms"):
+        row[f"speedup_{key[:-3]}"] = row["compiled"][key] / row["fused"][key]
+        row[f"share_of_floor_{key[:-3]}"] = row["floor"][key] / row["fused"][key]
+    return row
+
+
+def gelu_line(row: dict[str, Any]) -> str:
+    """One shape of GELU for a reader."""
+    forms = [
+        f"{name} {row[name]['forward_ms']:.3f}/{row[name]['training_ms']:.3f} ms"
+        for name in ("eager", "compiled", "fused")
+    ]
+    speedup = f"speedup {row['speedup_forward']:.2f}/{row['speedup_training']:.2f}"
+    share = f"floor {row['share_of_floor_forward']:.0%}/{row['share_of_floor_training']:.0%}"
+    return "  ".join([f"bias_gelu {tuple(row['shape'])}", *forms, speedup, share])
 
 
 if __name__ == "__main__":
