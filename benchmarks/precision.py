@@ -77,7 +77,9 @@ def train(arguments: argparse.Namespace, folder: Path, policy: str, seed: int) -
     if done.returncode:
         raise SystemExit(f"{policy}, seed {seed}: ended with {done.returncode}\n{done.stderr[-2000:]}")
     summary = json.loads((folder / f"{policy}-{seed}" / "summary.json").read_text())
-    return summary["last"]["top1"]
+    top1 = summary["last"]["top1"]
+    print(f"{policy}, seed {seed}: {top1:.2f} %", file=sys.stderr, flush=True)
+    return top1
 
 
 def compare(accuracies: dict[str, list[float]]) -> dict[str, Any]:
