@@ -25,7 +25,6 @@ from torch import nn
 
 import fathoms
 from fathoms.train.speed import (
-    KEEPS,
     TIMM_SETTINGS,
     Setting,
     device_limits,
@@ -125,26 +124,6 @@ ROWS = {
         other_setting=Setting(),
         names=("learnable_scaler", "layernorm"),
     ),
-    "vit_192x36_lean": Row(
-        "train",
-        256,
-        224,
-        functools.partial(ours, LAYERNORM),
-        functools.partial(ours, LAYERNORM),
-        setting=Setting(keep="lean"),
-        other_setting=Setting(),
-        names=("lean", "all"),
-    ),
-    "cait_s24_224_lean": Row(
-        "train",
-        256,
-        224,
-        functools.partial(ours, "cait_s24_224"),
-        functools.partial(ours, "cait_s24_224"),
-        setting=Setting(keep="lean"),
-        other_setting=Setting(),
-        names=("lean", "all"),
-    ),
     "vit_small": vit("vit_small_patch16_224", 256, 1.2),
     "vit_base": vit("vit_base_patch16_224", 256, 1.1),
     "cait_s24_224_infer": cait("cait_s24_224", "infer", 256, 2.0, other_setting=INFER_BLOCKS),
@@ -163,7 +142,6 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.md, after every row")
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--keep", choices=KEEPS, help="what this library's blocks keep, in every row")
     parser.add_argument("--warm", action="store_true", help="only compile both sides, into torch's cache")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -175,8 +153,6 @@ def main() -> None:
     for name in arguments.rows:
         began = time.perf_counter()
         row = ROWS[name]
-        if arguments.keep is not None and row.setting is None:
-            row = replace(row, setting=Setting(keep=arguments.keep))
         if arguments.warm:
             warm(row)
             continue

@@ -18,47 +18,11 @@ from pathlib import Path
 from typing import Any
 
 POLICIES = ("bf16", "autocast_fp32_stream")
-MODEL = [
-    "--image-size",
-    "32",
-    "--patch-size",
-    "4",
-    "--dim",
-    "192",
-    "--heads",
-    "3",
-    "--depth",
-    "6",
-    "--readout",
-    "mean",
-]
-TRAINING = [
-    *(
-        "--batch-size",
-        "1024",
-        "--lr",
-        "0.001",
-        "--warmup-epochs",
-        "2",
-        "--sched-on-updates",
-        "--clip-grad",
-        "1",
-    ),
-    *(
-        "--crop",
-        "pad",
-        "--crop-pct",
-        "1",
-        "--mean",
-        "0.4914",
-        "0.4822",
-        "0.4465",
-        "--std",
-        "0.247",
-        "0.2435",
-        "0.2616",
-    ),
-]
+CIFAR = {
+    **{"image-size": "32", "patch-size": "4", "dim": "192", "heads": "3", "depth": "6", "readout": "mean"},
+    **{"batch-size": "1024", "lr": "0.001", "warmup-epochs": "2", "clip-grad": "1", "sched-on-updates": ""},
+    **{"crop": "pad", "crop-pct": "1", "mean": "0.4914 0.4822 0.4465", "std": "0.247 0.2435 0.2616"},
+}
 
 
 def main() -> None:
@@ -101,24 +65,14 @@ def main() -> None:
 def train(arguments: argparse.Namespace, folder: Path, policy: str, seed: int) -> float:
     """The held-out accuracy of one run, in a process of its own."""
     data = [] if arguments.data is None else [arguments.data, *MODEL, *TRAINING]
-    words = [
-        *data,
-        "--epochs",
-        str(arguments.epochs),
-        "--eval-interval",
-        str(arguments.epochs),
-        *arguments.words,
-    ]
-    words += [
-        "--precision",
-        policy,
-        "--seed",
-        str(seed),
-        "--output",
-        str(folder),
-        "--experiment",
-        f"{policy}-{seed}",
-    ]
+    options = {
+        "epochs": arguments.epochs,
+        "eval-interval": arguments.epochs,
+        "precision": policy,
+        "seed": seed,
+    }
+    options |= {"output": folder, "experiment": f"{policy}-{seed}"}
+    words = [*data, *arguments.words, *(f"--{name}={value}" for name, value in options.items())]
     done = subprocess.run(
         [sys.executable, "-m", "fathoms", "train", *words], capture_output=True, text=True, check=False
     )

@@ -38,7 +38,7 @@ class Args:
     """What torch.compile takes as one."""
     launch: Literal["eager", "graph"] | None = None
     """Launch kernels one by one, or a step as one CUDA graph; without it, graph on a GPU."""
-    keep: Literal["all", "lean"] = "all"
+    keep: Literal["lean", "all"] = "lean"
     """What a compiled forward pass keeps for the backward pass; lean makes element-wise results again."""
     against: Literal["timm"] | None = None
     """Also measure timm's model of the same name, as people run it, in turns with this one."""

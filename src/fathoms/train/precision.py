@@ -52,9 +52,11 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
 
 
 def kept_for_backward(keep: str) -> AbstractContextManager[None]:
-    """What is compiled inside keeps all that torch would, or with "lean" nothing that is cheap to make again.
-
-    Lean blocks keep 10 tensors of the stream's size instead of 16, and write those six again in the backward pass.
-    """
+    """What is compiled inside keeps all that torch would, or with "lean" nothing that is cheap to make again."""
     check_name(keep, KEEPS, "amount", "keep")
     return torch._functorch.config.patch(ban_recompute_materialized_backward=keep == "all")
+
+
+def keep_lean() -> None:
+    """Let all that is compiled from now on keep little: a model is compiled at its first call, which is far away."""
+    torch._functorch.config.ban_recompute_materialized_backward = False

@@ -48,7 +48,7 @@ class Setting:
     precision: str = "bf16"
     compile: str = "blocks"
     launch: str = "graph"
-    keep: str = "all"
+    keep: str = "lean"
 
     def __post_init__(self) -> None:
         check_name(self.precision, PRECISIONS, "precision", "bench.precision")
@@ -59,8 +59,8 @@ class Setting:
 
 # As people run timm's models: compiled whole, under autocast; for inference in bfloat16 throughout.
 TIMM_SETTINGS = {
-    "train": Setting("autocast", "model", "eager"),
-    "infer": Setting("bf16", "model", "eager"),
+    "train": Setting("autocast", "model", "eager", "all"),
+    "infer": Setting("bf16", "model", "eager", "all"),
 }
 
 

@@ -14,7 +14,7 @@ from fathoms.train.ema import Ema
 from fathoms.train.job import Job
 from fathoms.train.objective import Objective
 from fathoms.train.optim import build_optimizer
-from fathoms.train.precision import compile_blocks
+from fathoms.train.precision import compile_blocks, keep_lean
 from fathoms.train.working_copy import WorkingCopy
 
 
@@ -46,6 +46,8 @@ def wrap(job: Job, world: World, model: nn.Module, objective: Objective) -> Wrap
             raise ConfigError("--precision bf16 copies whole weights; with --fsdp use autocast")
         copies = WorkingCopy(student)
         student = copies.module
+    if recipe.torchcompile is not None:
+        keep_lean()
     if recipe.torchcompile is not None and recipe.compile_scope == "blocks":
         compile_blocks(student, backend=recipe.torchcompile, dynamic=False)
     if world.size > 1 and not job.run.fsdp:
