@@ -195,7 +195,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path):
         assert checkpoints.newest(folder) == folder / "previous"
     shutil.rmtree(folder / "previous")
     with (
-        pytest.raises(FathomsError, match="no checkpoint is whole"),
+        pytest.raises(FathomsError, match="no checkpoint is whole; remove the folder"),
         pytest.warns(UserWarning, match="damaged"),
     ):
         checkpoints.newest(folder)

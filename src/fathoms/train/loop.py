@@ -74,7 +74,12 @@ class Trainer:
         self.watch = Watch(world)
         self.guard = Guard(job.run, scaled=self.scaler.is_enabled())
         self.gate = Gate(self.model, self.optimizer)
-        self.saver = Saver(self.folder, job.run.checkpoint_hist, world.device)
+        self.saver = Saver(
+            self.folder,
+            job.run.checkpoint_hist,
+            world.device,
+            lambda line: self.progress.say(f"warning: {line}"),
+        )
         self.progress = Progress(0, 0, show=False)
         self.notices: list[str] = []
         self.stop = StopRequest()
@@ -251,7 +256,7 @@ class Trainer:
         self.scaler.unscale_(self.optimizer)
         norm = self._gradient_norm()
         self._settle()
-        self.saver.check(self.progress.say)
+        self.saver.check()
         steps = (self.step - 1 - (self.step - 1) % self.recipe.grad_accum_steps, self.step)
         loss = self.fresh[0] / self.fresh[3]
         hold = self.watch.post(self.updates, self.epoch, steps, loss, norm, self.stop.vote)
