@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from fathoms.data import LoaderError
 from fathoms.train import loop
 from fathoms.train.guard import Guard
 from fathoms.train.job import RunOptions
@@ -130,6 +131,40 @@ def test_rollbacks_come_to_an_end(lab, spoil):
     spoil(trainer, {(0, step) for step in range(3, 8)}, trainer.model.blocks[0].mlp, nan_output)
     assert trainer.run().code == DIVERGED
     assert [row["act"] for row in lab.lines("guard.jsonl")] == ["rollback", "rollback", "stop"]
+
+
+def test_a_signal_or_a_lost_loader_right_after_a_bad_update_leaves_a_run_that_goes_on(lab, spoil):
+    """The host learns of a bad update one update later, when there may be none."""
+    for name in ("signal", "loader"):
+        trainer = lab.trainer("--guard", "rollback", "--recovery-interval", "4", name=name)
+        spoil(trainer, {(0, 5)}, trainer.model.blocks[0].mlp, nan_output)
+        update, epochs = trainer._update, trainer.data.train.epoch
+
+        def signalled(batch, trainer=trainer, update=update):
+            update(batch)
+            if trainer.updates == 6:
+                trainer.stop.code = 143
+
+        def failing(epoch, start=0, epochs=epochs):
+            for batch in epochs(epoch, start):
+                if batch.step == 6:
+                    raise LoaderError("loader: gave up")
+                yield batch
+
+        if name == "signal":
+            trainer._update = signalled
+            assert trainer.run().code == 143
+            assert lab.state(name)["guard"]["passed_over"] == [5]
+        else:
+            trainer.data.train.epoch = failing
+            with pytest.raises(LoaderError):
+                trainer.run()
+        assert lab.state(name)["updates"] == 4
+        trainer = lab.trainer("--guard", "rollback", "--recovery-interval", "4", name=name)
+        spoil(trainer, {(0, 5)}, trainer.model.blocks[0].mlp, nan_output)
+        assert trainer.run().code == 0
+        assert lab.summary(name)["guard"]["rollbacks"] == 1
+    assert lab.same("signal", "loader")
 
 
 def test_a_spike_is_noted_and_may_be_rolled_back(lab, spoil):

@@ -54,6 +54,12 @@ def test_a_changed_setting_is_refused_with_the_difference_and_allowed_by_name(la
     assert len(lab.metrics("cut")) == 6
 
 
+def test_an_average_cannot_begin_in_the_middle(lab):
+    interrupted(lab)
+    with pytest.raises(FathomsError, match=r"last: holds no average; leave --model-ema out"):
+        lab.train("--model-ema", "--allow-change", "model_ema", name="cut")
+
+
 def test_changed_data_is_refused_and_allowed_by_name(lab, tmp_path, capsys):
     """F8: one pixel of one picture."""
     lab.data = shutil.copy(lab.data, tmp_path / "own.npz")

@@ -167,9 +167,14 @@ class Trainer:
         return self.stop.code if self.world.size == 1 else self.stop.agreed
 
     def _save_what_is_done(self) -> None:
-        """A loader that gave up loses no update: the run goes on from here when its cause is removed."""
-        if self.world.size == 1 and self.step % self.recipe.grad_accum_steps == 0:
-            self.save()
+        """A loader that gave up loses no update: the run goes on from the last one when its cause is removed.
+
+        Where the last one is bad and would be rolled back, the checkpoint to go back to is there already.
+        """
+        if self.world.size == 1:
+            self.step -= self.step % self.recipe.grad_accum_steps
+            with contextlib.suppress(RollBack):
+                self.save()
             self.saver.wait()
 
     def _prepare_rollback(self) -> None:
@@ -198,6 +203,8 @@ class Trainer:
             if interval and self.updates % interval == 0 and self.step < steps:
                 self.save()
             if self.stop_code is not None and self.step < steps:
+                # What the last update asks for, a rollback above all, comes before the last save.
+                self._settle()
                 self.seconds += time.monotonic() - began
                 return
         self._settle()

@@ -73,6 +73,8 @@ def restore(
     moments = checkpoint.tensors.get("optimizer", {})
     load_named_state(optimizer, moments, checkpoint.state["optimizer"])
     if ema is not None:
+        if "ema" not in checkpoint.tensors:
+            raise WeightsError(f"{where}: holds no average; leave --model-ema out, as this run began")
         put_weights(ema.module, checkpoint.tensors["ema"], f"{where}/ema")
     if checkpoint.state["scaler"]:
         scaler.load_state_dict(checkpoint.state["scaler"])
