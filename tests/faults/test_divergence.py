@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -76,6 +77,16 @@ def test_a_bad_number_stops_the_run_before_the_weights_and_names_layer_and_batch
     assert len(row["cause"]["files"]) == 32
     assert all(name.startswith("train[") for name in row["cause"]["files"])
     assert not (lab.folder() / "checkpoints" / "best").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--train-feature-decay", "0.1")], ids=["plain", "penalties"])
+def test_a_fault_of_the_copies_in_bfloat16_is_found_in_them(lab, spoil, more):
+    trainer = lab.trainer("--precision", "bf16", *more)
+    copy = trainer.copies.module
+    block = copy.get_submodule("vit.blocks.1" if more else "blocks.1")
+    spoil(SimpleNamespace(model=copy, data=trainer.data), {(0, 3)}, block.mlp, nan_output)
+    assert trainer.run().code == DIVERGED
+    assert "first in the output of blocks.1.mlp;" in lab.summary()["reason"]
 
 
 def test_a_skipped_update_is_as_if_its_batch_had_not_been_and_too_many_stop_the_run(lab, spoil):

@@ -9,6 +9,7 @@ from torch import Tensor
 from fathoms.data import Batch
 from fathoms.train.diagnose import diagnose, sentence
 from fathoms.train.guard import DivergedError, Finding, RollBack
+from fathoms.train.penalties import WithPenalties
 from fathoms.train.watch import Seen
 
 if TYPE_CHECKING:
@@ -43,9 +44,12 @@ def respond(trainer: Trainer, seen: Seen, finding: Finding) -> None:
 
 def _cause(trainer: Trainer, seen: Seen) -> dict[str, Any]:
     data = trainer.data.train
+    # What has computed the update: the model, or its copies in lower precision.
+    student = trainer.objective.student if trainer.copies is None else trainer.copies.module
+    model = student.vit if isinstance(student, WithPenalties) else student
 
     def replay(step: int) -> tuple[Tensor, Batch]:
         batch = next(iter(data.epoch(seen.epoch, step)))
-        return trainer.compute_loss(trainer.objective.student, batch)[0], batch
+        return trainer.compute_loss(student, batch)[0], batch
 
-    return diagnose(trainer.model, replay, range(*seen.steps), data.source.where, trainer.world)
+    return diagnose(model, replay, range(*seen.steps), data.source.where, trainer.world)
