@@ -111,9 +111,11 @@ def guard_cost(steps: Steps, rounds: int, count: int) -> dict[str, Any]:
     for run in ways.values():
         seconds(run, 3, steps.device)
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds):
-        # Another order each round, so that a slow drift does not favour one of them.
-        for name in sorted(ways, key=lambda name, shift=number: (len(name) * (shift + 1)) % 7):
+    names = list(ways)
+    for _ in range(rounds):
+        # Another goes first in each round, so that a slow drift does not favour one of them.
+        names.append(names.pop(0))
+        for name in names:
             times[name].append(seconds(ways[name], count, steps.device))
     steps.settle()
     middle = {name: statistics.median(values) for name, values in times.items()}
