@@ -39,7 +39,7 @@ def test_a_run_killed_three_times_ends_as_the_undisturbed_one():
 
 
 def test_mutated_files_are_read_or_refused_and_nothing_else():
-    code, told = script("fuzz", "--cases", "700", "--seed", "1")
+    code, told = script("fuzz", "--cases", "800", "--seed", "1")
     assert (code, told["findings"]) == (0, [])
     assert all(target["cases"] == 100 for target in told["targets"].values())
     # A mutation that never leaves a readable file would test one `if` over and over.
