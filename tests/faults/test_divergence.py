@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from fathoms.data import LoaderError
-from fathoms.train import loop
 from fathoms.train.guard import Guard
 from fathoms.train.job import RunOptions
 from fathoms.train.loop import DIVERGED
@@ -29,23 +28,23 @@ def nan_gradient(output):
 
 def everything(trainer):
     """All that an update may change."""
-    moments, record = named_state(trainer.optimizer)
+    moments, record = named_state(trainer.learner.optimizer)
     tensors = {**dict(trainer.model.named_parameters()), **moments}
-    if trainer.ema is not None:
-        tensors |= {f"ema/{name}": value for name, value in trainer.ema.state_dict().items()}
+    if trainer.learner.ema is not None:
+        tensors |= {f"ema/{name}": value for name, value in trainer.learner.ema.state_dict().items()}
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}, json.dumps(record)
 
 
 def note_before_update(trainer, number):
     """A place that gets everything as it is right before update `number` is taken."""
-    kept, step = [], trainer.gate.step
+    kept, step = [], trainer.stepper.gate.step
 
     def noted(hold):
-        if trainer.updates == number:
+        if trainer.course.updates == number:
             kept.append(everything(trainer))
         step(hold)
 
-    trainer.gate.step = noted
+    trainer.stepper.gate.step = noted
     return kept
 
 
@@ -82,7 +81,7 @@ def test_a_bad_number_stops_the_run_before_the_weights_and_names_layer_and_batch
 @pytest.mark.parametrize("more", [(), ("--train-feature-decay", "0.1")], ids=["plain", "penalties"])
 def test_a_fault_of_the_copies_in_bfloat16_is_found_in_them(lab, spoil, more):
     trainer = lab.trainer("--precision", "bf16", *more)
-    copy = trainer.copies.module
+    copy = trainer.learner.copies.module
     block = copy.get_submodule("vit.blocks.1" if more else "blocks.1")
     spoil(SimpleNamespace(model=copy, data=trainer.data), {(0, 3)}, block.mlp, nan_output)
     assert trainer.run().code == DIVERGED
@@ -128,7 +127,7 @@ def test_a_rollback_halves_the_rate_passes_over_the_batch_and_ends_the_same_twic
     # Killed after the rollback, the run goes on to the same end.
     trainer = lab.trainer(*words, name="cut")
     spoil(trainer, {(0, 5)}, trainer.model.blocks[0].mlp, nan_output)
-    monkeypatch.setattr(loop, "finish_epoch", lambda _trainer, _rate: 1 / 0)
+    monkeypatch.setattr(trainer, "_finish_epoch", lambda _rate: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.run()
     monkeypatch.undo()
@@ -153,7 +152,7 @@ def test_a_signal_or_a_lost_loader_right_after_a_bad_update_leaves_a_run_that_go
 
         def signalled(batch, trainer=trainer, update=update):
             update(batch)
-            if trainer.updates == 6:
+            if trainer.course.updates == 6:
                 trainer.stop.code = 143
 
         def failing(epoch, start=0, epochs=epochs):
@@ -194,7 +193,7 @@ def test_best_is_never_a_model_whose_evaluation_is_not_finite(lab):
     trainer = lab.trainer()
     trainer.model.head.register_forward_hook(
         lambda module, _inputs, output: (
-            output if module.training or trainer.epoch < 2 else output * float("nan")
+            output if module.training or trainer.course.epoch < 2 else output * float("nan")
         )
     )
     assert trainer.run().code == 0
