@@ -266,19 +266,14 @@ def sigterm(data: Path, base: Path) -> Row:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     code = process.wait(timeout=60)
-    whole = fault_of_plain(base / "term" / "checkpoints" / "last")
+    # This run keeps no average.
+    whole = fault(base / "term" / "checkpoints" / "last", ("model", "optimizer"))
     return {
         "fault": "SIGTERM",
         "fathoms": f"exit {code}, status {summary(base, 'term')['status']}, checkpoint whole: {whole is None}",
         "timm": NOT_RUN,
         "timm measured with": "",
     }
-
-
-def fault_of_plain(folder: Path) -> str | None:
-    """Why a checkpoint of a run without averages is not whole."""
-    told = fault(folder)
-    return None if told is None or "lists only" in told else told
 
 
 def truncated_jpeg(data: Path, base: Path) -> Row:

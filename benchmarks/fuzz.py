@@ -43,6 +43,8 @@ CHUNK = 2000
 HANG = 5.0
 # What a child may take beyond what it holds when it starts.
 ROOM = 2 << 30
+# What is noted before the first case.
+BEFORE = b"\xff" * 8
 
 
 class HangError(BaseException):
@@ -113,10 +115,15 @@ def _too_long(_number: int, _frame: Any) -> None:
     raise HangError
 
 
+NONE = {"accepted": 0, "refused": 0, "findings": [], "slowest": 0.0, "peak_mb": 0, "grown_mb": 0}
+
+
 def in_child(name: str, first: int, count: int, seed: int, base: Path) -> dict[str, Any]:
-    """Run some cases in a child; one that dies is a finding, and the case it died at is known."""
+    """Run some cases in a child; where it dies, the case is a finding, and those around it run in children anew."""
+    if count < 1:
+        return NONE
     note, answer = base / "note", base / "answer"
-    note.write_bytes(bytes(8))
+    note.write_bytes(BEFORE)
     answer.unlink(missing_ok=True)
     sys.stdout.flush()
     pid = os.fork()
@@ -135,19 +142,18 @@ def in_child(name: str, first: int, count: int, seed: int, base: Path) -> dict[s
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status == 0:
         return json.loads(answer.read_text())
+    if note.read_bytes() == BEFORE:
+        raise RuntimeError(f"{name}: the undamaged file cannot be read; see the error above")
     (case,) = struct.unpack("<Q", note.read_bytes())
-    finding = {"target": name, "case": case, "what": f"the process ended with {status}"}
-    done = {"accepted": 0, "refused": max(0, case - first), "findings": [finding], "slowest": 0.0}
-    rest = first + count - case - 1
-    told = (
-        in_child(name, case + 1, rest, seed, base)
-        if rest > 0
-        else {"findings": [], "peak_mb": 0, "grown_mb": 0}
-    )
-    for key in ("accepted", "refused"):
-        done[key] += told.get(key, 0)
-    done["findings"] += told["findings"]
-    return {**told, **done}
+    died = {**NONE, "findings": [{"target": name, "case": case, "what": f"the process ended with {status}"}]}
+    earlier = in_child(name, first, case - first, seed, base)
+    return both(both(earlier, died), in_child(name, case + 1, first + count - case - 1, seed, base))
+
+
+def both(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """Counts and findings added up, of the rest the larger."""
+    added = ("accepted", "refused", "findings")
+    return {key: a[key] + b[key] if key in added else max(a[key], b[key]) for key in NONE}
 
 
 def main() -> int:
@@ -167,8 +173,7 @@ def main() -> int:
     # In memory where that can be had: a file that is written a hundred thousand times wears a disk out.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     base, home = Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory)), Path.cwd()
-    began, cases, findings = time.monotonic(), {}, []
-    peak, grown, slowest = 0, 0, 0.0
+    began, cases, told = time.monotonic(), {}, NONE
     try:
         for name in names:
             cases[name] = {"cases": 0, "accepted": 0, "refused": 0}
@@ -176,35 +181,34 @@ def main() -> int:
                 if time.monotonic() - began > args.seconds:
                     break
                 count = min(CHUNK, args.first + share - first)
-                told = in_child(name, first, count, args.seed, base)
+                own = in_child(name, first, count, args.seed, base)
                 cases[name]["cases"] += count
                 for key in ("accepted", "refused"):
-                    cases[name][key] += told[key]
-                findings += told["findings"]
-                peak, grown = max(peak, told["peak_mb"]), max(grown, told["grown_mb"])
-                slowest = max(slowest, told["slowest"])
-            print(f"{name}: {cases[name]}, {len(findings)} findings so far", file=sys.stderr, flush=True)
+                    cases[name][key] += own[key]
+                told = both(told, own)
+            print(
+                f"{name}: {cases[name]}, {len(told['findings'])} findings so far", file=sys.stderr, flush=True
+            )
     finally:
         os.chdir(home)
         shutil.rmtree(base, ignore_errors=True)
-    kinds = {"hangs": "hang", "stray_files": "stray", "crashes": ""}
+    kinds = [finding["what"].partition(" ")[0] for finding in told["findings"]]
+    hangs, stray = kinds.count("hang:"), kinds.count("stray")
     result: dict[str, Any] = {
-        "cases": sum(told["cases"] for told in cases.values()),
+        "cases": sum(counts["cases"] for counts in cases.values()),
         "seed": args.seed,
         "targets": cases,
-        **{
-            kind: sum(start in finding["what"] for finding in findings) if start else 0
-            for kind, start in kinds.items()
-        },
-        "findings": findings[:50],
-        "peak_memory_mb": peak,
-        "memory_grown_mb": grown,
-        "slowest_case_seconds": round(slowest, 3),
+        "hangs": hangs,
+        "stray_files": stray,
+        "crashes": len(kinds) - hangs - stray,
+        "findings": told["findings"][:50],
+        "peak_memory_mb": told["peak_mb"],
+        "memory_grown_mb": told["grown_mb"],
+        "slowest_case_seconds": round(told["slowest"], 3),
         "seconds": round(time.monotonic() - began, 1),
     }
-    result["crashes"] = len(findings) - result["hangs"] - result["stray_files"]
     print(json.dumps(result) if args.json else "\n".join(f"{key}: {value}" for key, value in result.items()))
-    return 1 if findings else 0
+    return 1 if kinds else 0
 
 
 if __name__ == "__main__":

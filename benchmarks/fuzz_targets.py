@@ -23,6 +23,8 @@ import fathoms
 from fathoms import ViT, ViTConfig
 from fathoms.data import choose_decoder, open_source
 from fathoms.data.manifest import verify_manifest
+from fathoms.report.page import render
+from fathoms.report.read import read_run
 from fathoms.train import checkpoint as checkpoints
 from fathoms.train.recipe import Recipe
 from fathoms.train.recipe_file import read_recipe, recipe_names, recipe_options
@@ -321,6 +323,56 @@ class Indices:
         verify_manifest(self.pack / "manifest.json", source)
 
 
+class Reports:
+    """What a run folder holds besides its checkpoints, and the page about it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "run"
+        self.folder.mkdir()
+        row = {"epoch": 0, "step": 4, "split": "train", "loss": 2.3, "top1": 10.0, "lr": 0.001}
+        site = {
+            "block": "blocks.0",
+            "branch": "attn",
+            "stream": 1.0,
+            "ratio": 0.1,
+            "gradient": 0.2,
+            "weights": 3,
+        }
+        self.tables: dict[str, Any] = {
+            "config.toml": {
+                "classes": ["a", "b"],
+                "model": {"name": "vit", "depth": 2},
+                "recipe": {"lr": 0.1},
+            },
+            "summary.json": {"status": "done", "best": {"top1": 9.0, "epoch": 0}, "seconds": 3.5, "epoch": 1},
+            "environment.json": {"python": "3.11", "versions": {"torch": "2.11"}},
+            "metrics.jsonl": [row, {**row, "split": "val"}, {**row, "epoch": 1, "loss": 1.9}],
+            "probe.jsonl": [{"step": 2, "sites": [site, site]}, {"step": 4, "sites": [site, site]}],
+        }
+        self.files = {name: self._text(name, table) for name, table in self.tables.items()}
+        self.good = joined(self.files)
+
+    def _text(self, name: str, table: Any) -> bytes:
+        if name.endswith(".toml"):
+            return to_toml(table).encode("utf-8", "surrogatepass")
+        return b"\n".join([*map(as_json, table), b""]) if isinstance(table, list) else as_json(table)
+
+    def make(self, rng: random.Random) -> bytes:
+        """One of the files bent or damaged."""
+        files, name = dict(self.files), rng.choice(list(self.files))
+        files[name] = damaged(files[name], rng, list(files.values()))
+        if rng.random() < 0.7:
+            with contextlib.suppress(Exception):
+                files[name] = self._text(name, bent(self.tables[name], rng))
+        return joined(files)
+
+    def read(self, data: bytes) -> None:
+        """Draw the page."""
+        for name, content in split(data).items():
+            (self.folder / name).write_bytes(content)
+        render(read_run(self.folder))
+
+
 TARGETS: dict[str, Callable[[Path], Any]] = {
     "recipe": Recipes,
     "weights": Weights,
@@ -329,4 +381,5 @@ TARGETS: dict[str, Callable[[Path], Any]] = {
     "archive": Archives,
     "arrays": Arrays,
     "index": Indices,
+    "report": Reports,
 }

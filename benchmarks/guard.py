@@ -32,6 +32,7 @@ from fathoms.train.run_folder import RunFolder
 from fathoms.train.saver import Saver
 from fathoms.train.state import gather
 from fathoms.train.watch import Watch
+from fathoms.train.wrap import Learner
 
 CPU_SWITCHES = {"dim": 96, "heads": 2, "depth": 4, "image_size": 64}
 
@@ -111,9 +112,11 @@ def guard_cost(steps: Steps, rounds: int, count: int) -> dict[str, Any]:
     for run in ways.values():
         seconds(run, 3, steps.device)
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds):
-        # Another order each round, so that a slow drift does not favour one of them.
-        for name in sorted(ways, key=lambda name, shift=number: (len(name) * (shift + 1)) % 7):
+    names = list(ways)
+    for _ in range(rounds):
+        # Another goes first in each round, so that a slow drift does not favour one of them.
+        names.append(names.pop(0))
+        for name in names:
             times[name].append(seconds(ways[name], count, steps.device))
     steps.settle()
     middle = {name: statistics.median(values) for name, values in times.items()}
@@ -135,10 +138,11 @@ def save_stall(steps: Steps, folder: Path, count: int) -> dict[str, Any]:
     sizes = file_sizes(steps.model, steps.opt, averaged=False)
     saver.copies.reserve(sum(sizes.values()) + (1 << 22))
     scaler = torch.amp.GradScaler(steps.device.type, enabled=False)
+    learner = Learner(steps.model, steps.model, None, None, steps.optimizer, scaler)
 
     def save() -> None:
         values = {"updates": steps.updates}
-        saver.save(lambda take: gather(steps.model, steps.optimizer, None, scaler, values, take))
+        saver.save(lambda take: gather(learner, values, take))
 
     stalls, until_whole = [], []
     usual = statistics.median(seconds(steps.guarded, 5, steps.device) for _ in range(3))

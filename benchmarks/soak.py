@@ -93,13 +93,11 @@ def temporary(checkpoints: Path) -> list[str]:
         return []
 
 
-def fault(folder: Path) -> str | None:
+def fault(folder: Path, needed: tuple[str, ...] = ("model", "ema", "optimizer")) -> str | None:
     """Why a checkpoint is not whole, or None; with code of its own, not the trainer's."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
-        if not {"model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json"} <= set(
-            manifest
-        ):
+        if not {"state.json", *(f"{name}.safetensors" for name in needed)} <= set(manifest):
             return f"the manifest lists only {sorted(manifest)}"
         for name, wanted in manifest.items():
             if hashlib.sha256((folder / name).read_bytes()).hexdigest() != wanted:

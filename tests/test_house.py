@@ -63,6 +63,19 @@ def test_every_promise_names_tests_that_exist():
         assert (ROOT / script).is_file()
 
 
+def test_what_security_promises_names_tests_that_exist():
+    text = (ROOT / "SECURITY.md").read_text()
+    files = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(re.findall(r"(test_\w+\.py)", text)) <= set(files)
+    # "…" stands for the file of the row above.
+    file, named = "", 0
+    for found in re.finditer(r"(…|[\w/]+\.py)::(\w+)`", text):
+        file = file if found[1] == "…" else found[1].rpartition("/")[2]
+        assert f"def {found[2]}(" in files[file], found[0]
+        named += 1
+    assert named > 10
+
+
 def test_import_fathoms_adds_little_to_import_torch():
     """Under 0.3 s, best of three, in seconds of the process itself, whatever else the machine does."""
     code = (
@@ -88,31 +101,10 @@ def test_public_docstring_examples_run():
     import doctest
     import importlib
 
-    tried = 0
-    for name in (
-        "registry",
-        "models.config",
-        "models.vit",
-        "models.zoo",
-        "models.groups",
-        "parts.block",
-        "parts.residual",
-        "probes.signal",
-        "surgery.fold",
-        "surgery.swap",
-        "surgery.taper",
-        "train.ema",
-        "train.loss",
-        "train.optim",
-        "train.optim_state",
-        "train.penalties",
-        "train.progressive",
-        "train.recipe",
-        "train.recipe_file",
-        "train.schedule",
-        "train.spikes",
-    ):
-        result = doctest.testmod(importlib.import_module(f"fathoms.{name}"))
+    shown = [path for path in SOURCES if ">>> " in path.read_text()]
+    assert len(shown) > 20
+    for path in shown:
+        name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        result = doctest.testmod(importlib.import_module(name))
+        assert result.attempted, name
         assert result.failed == 0, name
-        tried += result.attempted
-    assert tried > 10

@@ -81,6 +81,12 @@ def test_a_shifted_crop_is_padded_with_black(photo):
     assert (resize_boxes(torch.from_numpy(flat), place, 32)[0].permute(1, 2, 0).numpy() == expected).all()
 
 
+def test_a_shift_leaves_something_of_a_tiny_picture():
+    boxes, _, _ = boxes_for([(3, 5)] * 200, CropOptions(mode="pad", padding=4))
+    assert set(boxes[:, 0]) == {-2, -1, 0, 1, 2}
+    assert set(boxes[:, 1]) == set(range(-4, 5))
+
+
 def test_a_pixel_outside_the_box_never_matters(photo):
     picture = np.asarray(photo(1, 50, 60)).copy()
     box = np.array([[10, 12, 20, 25]])

@@ -2,7 +2,9 @@
 
 import io
 import struct
+import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -132,6 +134,16 @@ def declare_size(data, height, width):
     """Rewrite the size in a JPEG's frame header."""
     at = data.index(b"\xff\xc0") + 5
     return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
+
+
+def test_threads_that_decode_leave_the_warnings_of_others_alone(photo, encoded):
+    """`catch_warnings` in eight threads at once left the process deaf to every warning."""
+    data, decoder = encoded(photo(1, 40, 40), "PNG"), choose_decoder("pillow")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: decoder.decode(data), range(1000)))
+    # Every warning is an error in these tests, as long as the filters are as they were.
+    with pytest.raises(UserWarning, match="heard"):
+        warnings.warn("heard", stacklevel=1)
 
 
 def test_bombs_are_refused_before_they_are_decoded(decoder, photo, encoded):

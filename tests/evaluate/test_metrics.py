@@ -69,10 +69,14 @@ def test_a_subset_of_classes_is_judged_among_themselves():
         evaluate(Fixed(), batches(logits, torch.tensor([1, 0])), 2)
 
 
-def test_the_models_mode_is_restored():
+def test_the_mode_of_every_module_is_restored():
     model = Fixed().train()
     evaluate(model, batches(torch.eye(3), torch.arange(3)), 3)
     assert model.training
+    # A wrapper is new and in training mode; what it wraps must not follow it there.
+    model.eval()
+    evaluate(FewerChannels(model, 3), batches(torch.eye(3), torch.arange(3)), 3)
+    assert not model.training
 
 
 def test_grey_models_see_one_channel():

@@ -101,6 +101,16 @@ def test_rollout_of_one_block_is_its_map_with_the_skip_left_out():
     assert torch.allclose(maps.flatten(1), expected, atol=1e-5)
 
 
+def test_talking_heads_are_drawn_with_the_bias_of_their_mixing():
+    """A bias far above every probability makes all patches equal, and so it makes the map."""
+    vit = model(depth=1, attention="talking_heads")
+    with torch.no_grad():
+        vit.blocks[0].attn.qkv.weight.mul_(20)
+        vit.blocks[0].attn.proj_w.bias.fill_(1e4)
+    maps = attention_maps(vit, torch.randn(2, 1, 8, 8))
+    assert torch.allclose(maps, torch.full_like(maps, 1 / 16), atol=1e-5)
+
+
 def test_a_grey_model_sees_a_colour_picture_as_the_grey_one_it_was_trained_on(folder):
     """Three equal channels, normalised each by its own numbers, of which training takes the first."""
     pixels = np.repeat(np.random.default_rng(0).integers(0, 255, (8, 8, 1), dtype=np.uint8), 3, 2)
@@ -127,6 +137,9 @@ def test_mistakes_are_said(tmp_path, folder):
     with pytest.raises(FathomsError, match="no such file or folder"):
         predicted(tmp_path)
     (tmp_path / "photos").mkdir()
+    # Not a format that is decoded, and a file that is hidden.
+    (tmp_path / "photos" / "scan.tif").write_bytes(b"II")
+    (tmp_path / "photos" / "._a.png").write_bytes(b"")
     with pytest.raises(FathomsError, match="no picture"):
         predicted(tmp_path)
     (tmp_path / "names.txt").write_text("one\ntwo\n")

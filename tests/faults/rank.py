@@ -21,7 +21,7 @@ def place(name):
 
 
 def counted(trainer, batch):
-    here = (trainer.world.rank, trainer.updates)
+    here = (trainer.world.rank, trainer.course.updates)
     if here == place("KILL") and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         os.kill(os.getpid(), signal.SIGKILL)
     if here == place("STOP"):

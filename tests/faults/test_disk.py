@@ -19,7 +19,7 @@ def at_update(trainer, number, act):
     update = trainer._update
 
     def counted(batch):
-        if trainer.updates == number:
+        if trainer.course.updates == number:
             act()
         update(batch)
 
@@ -78,12 +78,12 @@ def fill(left):
     with filler.open("wb") as file:
         file.write(bytes(max(free, 0)))
 def counted(batch):
-    if trainer.updates == 7:
+    if trainer.course.updates == 7:
         # Less than one checkpoint is left: older ones must go.
         trainer.saver.wait()
         told["before"] = sorted(path.name for path in place.iterdir())
         fill(200_000)
-    if trainer.updates == 9:
+    if trainer.course.updates == 9:
         trainer.saver.wait()
         told["pruned"] = sorted(path.name for path in place.iterdir())
         told["updates"] = json.loads((place / "last" / "state.json").read_text())["updates"]

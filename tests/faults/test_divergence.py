@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fathoms.train import loop
+from fathoms.data import LoaderError
 from fathoms.train.guard import Guard
 from fathoms.train.job import RunOptions
 from fathoms.train.loop import DIVERGED
@@ -27,23 +28,23 @@ def nan_gradient(output):
 
 def everything(trainer):
     """All that an update may change."""
-    moments, record = named_state(trainer.optimizer)
+    moments, record = named_state(trainer.learner.optimizer)
     tensors = {**dict(trainer.model.named_parameters()), **moments}
-    if trainer.ema is not None:
-        tensors |= {f"ema/{name}": value for name, value in trainer.ema.state_dict().items()}
+    if trainer.learner.ema is not None:
+        tensors |= {f"ema/{name}": value for name, value in trainer.learner.ema.state_dict().items()}
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}, json.dumps(record)
 
 
 def note_before_update(trainer, number):
     """A place that gets everything as it is right before update `number` is taken."""
-    kept, step = [], trainer.gate.step
+    kept, step = [], trainer.stepper.gate.step
 
     def noted(hold):
-        if trainer.updates == number:
+        if trainer.course.updates == number:
             kept.append(everything(trainer))
         step(hold)
 
-    trainer.gate.step = noted
+    trainer.stepper.gate.step = noted
     return kept
 
 
@@ -75,6 +76,16 @@ def test_a_bad_number_stops_the_run_before_the_weights_and_names_layer_and_batch
     assert len(row["cause"]["files"]) == 32
     assert all(name.startswith("train[") for name in row["cause"]["files"])
     assert not (lab.folder() / "checkpoints" / "best").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--train-feature-decay", "0.1")], ids=["plain", "penalties"])
+def test_a_fault_of_the_copies_in_bfloat16_is_found_in_them(lab, spoil, more):
+    trainer = lab.trainer("--precision", "bf16", *more)
+    copy = trainer.learner.copies.module
+    block = copy.get_submodule("vit.blocks.1" if more else "blocks.1")
+    spoil(SimpleNamespace(model=copy, data=trainer.data), {(0, 3)}, block.mlp, nan_output)
+    assert trainer.run().code == DIVERGED
+    assert "first in the output of blocks.1.mlp;" in lab.summary()["reason"]
 
 
 def test_a_skipped_update_is_as_if_its_batch_had_not_been_and_too_many_stop_the_run(lab, spoil):
@@ -116,7 +127,7 @@ def test_a_rollback_halves_the_rate_passes_over_the_batch_and_ends_the_same_twic
     # Killed after the rollback, the run goes on to the same end.
     trainer = lab.trainer(*words, name="cut")
     spoil(trainer, {(0, 5)}, trainer.model.blocks[0].mlp, nan_output)
-    monkeypatch.setattr(loop, "finish_epoch", lambda _trainer, _rate: 1 / 0)
+    monkeypatch.setattr(trainer, "_finish_epoch", lambda _rate: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.run()
     monkeypatch.undo()
@@ -130,6 +141,40 @@ def test_rollbacks_come_to_an_end(lab, spoil):
     spoil(trainer, {(0, step) for step in range(3, 8)}, trainer.model.blocks[0].mlp, nan_output)
     assert trainer.run().code == DIVERGED
     assert [row["act"] for row in lab.lines("guard.jsonl")] == ["rollback", "rollback", "stop"]
+
+
+def test_a_signal_or_a_lost_loader_right_after_a_bad_update_leaves_a_run_that_goes_on(lab, spoil):
+    """The host learns of a bad update one update later, when there may be none."""
+    for name in ("signal", "loader"):
+        trainer = lab.trainer("--guard", "rollback", "--recovery-interval", "4", name=name)
+        spoil(trainer, {(0, 5)}, trainer.model.blocks[0].mlp, nan_output)
+        update, epochs = trainer._update, trainer.data.train.epoch
+
+        def signalled(batch, trainer=trainer, update=update):
+            update(batch)
+            if trainer.course.updates == 6:
+                trainer.stop.code = 143
+
+        def failing(epoch, start=0, epochs=epochs):
+            for batch in epochs(epoch, start):
+                if batch.step == 6:
+                    raise LoaderError("loader: gave up")
+                yield batch
+
+        if name == "signal":
+            trainer._update = signalled
+            assert trainer.run().code == 143
+            assert lab.state(name)["guard"]["passed_over"] == [5]
+        else:
+            trainer.data.train.epoch = failing
+            with pytest.raises(LoaderError):
+                trainer.run()
+        assert lab.state(name)["updates"] == 4
+        trainer = lab.trainer("--guard", "rollback", "--recovery-interval", "4", name=name)
+        spoil(trainer, {(0, 5)}, trainer.model.blocks[0].mlp, nan_output)
+        assert trainer.run().code == 0
+        assert lab.summary(name)["guard"]["rollbacks"] == 1
+    assert lab.same("signal", "loader")
 
 
 def test_a_spike_is_noted_and_may_be_rolled_back(lab, spoil):
@@ -148,7 +193,7 @@ def test_best_is_never_a_model_whose_evaluation_is_not_finite(lab):
     trainer = lab.trainer()
     trainer.model.head.register_forward_hook(
         lambda module, _inputs, output: (
-            output if module.training or trainer.epoch < 2 else output * float("nan")
+            output if module.training or trainer.course.epoch < 2 else output * float("nan")
         )
     )
     assert trainer.run().code == 0

@@ -23,7 +23,7 @@ def stop_after(trainer, updates):
 
     def counted(batch):
         update(batch)
-        if trainer.updates == updates:
+        if trainer.course.updates == updates:
             trainer.stop.code = 143
 
     trainer._update = counted
@@ -52,6 +52,18 @@ def test_a_changed_setting_is_refused_with_the_difference_and_allowed_by_name(la
     # The same command once more has nothing left to allow, and is no mistake.
     assert lab.train(*allowed, name="cut").code == 0
     assert len(lab.metrics("cut")) == 6
+
+
+def test_a_checkpoint_in_the_middle_of_an_epoch_has_its_time(lab):
+    interrupted(lab, "--recovery-interval", "2", updates=3)
+    before = lab.state("cut", "previous")["seconds"]
+    assert 0 < before < lab.state("cut")["seconds"]
+
+
+def test_an_average_cannot_begin_in_the_middle(lab):
+    interrupted(lab)
+    with pytest.raises(FathomsError, match=r"last: holds no average; leave --model-ema out"):
+        lab.train("--model-ema", "--allow-change", "model_ema", name="cut")
 
 
 def test_changed_data_is_refused_and_allowed_by_name(lab, tmp_path, capsys):
@@ -92,13 +104,13 @@ def test_schedules_and_averages_go_on_where_they_were(lab, cut):
         seen = rates.setdefault(name, {})
         for last in (True,) if name == "whole" else (False, True):
             trainer = lab.trainer(*words, name=name)
-            step = trainer.gate.step
+            step = trainer.stepper.gate.step
 
             def noted(hold, trainer=trainer, step=step, seen=seen):
-                seen[trainer.updates] = trainer.optimizer.param_groups[0]["lr"]
+                seen[trainer.course.updates] = trainer.learner.optimizer.param_groups[0]["lr"]
                 step(hold)
 
-            trainer.gate.step = noted
+            trainer.stepper.gate.step = noted
             if not last:
                 stop_after(trainer, cut)
             assert trainer.run().code == (0 if last else 143)

@@ -39,7 +39,7 @@ def test_a_run_killed_three_times_ends_as_the_undisturbed_one():
 
 
 def test_mutated_files_are_read_or_refused_and_nothing_else():
-    code, told = script("fuzz", "--cases", "700", "--seed", "1")
+    code, told = script("fuzz", "--cases", "800", "--seed", "1")
     assert (code, told["findings"]) == (0, [])
     assert all(target["cases"] == 100 for target in told["targets"].values())
     # A mutation that never leaves a readable file would test one `if` over and over.
@@ -73,6 +73,7 @@ def test_the_soak_sees_a_flipped_bit_a_missing_file_and_a_lost_row(soak, tmp_pat
     (last / "ema.safetensors").write_bytes(b"12345679")
     assert soak.differences(whole, killed) == ["checkpoints/last/ema.safetensors", "metrics.jsonl"]
     assert soak.fault(last) == "ema.safetensors has another sha256"
+    assert soak.fault(last, ("model", "optimizer")) == "ema.safetensors has another sha256"
     (last / "model.safetensors").unlink()
     assert soak.look(killed / "checkpoints")[1]
 
@@ -115,6 +116,24 @@ def test_the_fuzzer_names_the_case_at_which_the_process_died(tmp_path, monkeypat
                 fuzz.os.kill(fuzz.os.getpid(), fuzz.signal.SIGKILL)
 
     monkeypatch.setattr(fuzz, "TARGETS", {"fatal": lambda _folder: Fatal()})
-    told = fuzz.in_child("fatal", 0, 6, 0, tmp_path)
-    assert told["findings"]
+    told = fuzz.in_child("fatal", 0, 12, 0, tmp_path)
+    made = {case: Fatal().make(fuzz.random.Random(f"0/fatal/{case}")) for case in range(12)}
+    fatal = [case for case, data in made.items() if data == b"\x00"]
+    assert [finding["case"] for finding in told["findings"]] == fatal
+    assert 1 < len(fatal) < 11
     assert all("the process ended with -9" in finding["what"] for finding in told["findings"])
+    # Those before and after a death are counted as what they were.
+    assert (told["accepted"], told["refused"]) == (12 - len(fatal), 0)
+
+
+def test_the_fuzzer_stops_where_not_even_the_good_file_is_read(tmp_path, monkeypatch, capfd):
+    fuzz = module("fuzz")
+
+    class Broken(Careless):
+        def read(self, _data):
+            raise KeyError("from the start")
+
+    monkeypatch.setattr(fuzz, "TARGETS", {"broken": lambda _folder: Broken()})
+    with pytest.raises(RuntimeError, match="broken: the undamaged file cannot be read"):
+        fuzz.in_child("broken", 0, 6, 0, tmp_path)
+    assert "from the start" in capfd.readouterr().err

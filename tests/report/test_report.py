@@ -137,6 +137,17 @@ def test_ticks_are_few_round_and_enclose_the_values(span):
     assert marks[-1] >= 1.1 * span * (1 - 1e-6)
 
 
+@pytest.mark.parametrize("losses", [(0, 5e-324), (-1e300, 1e300), (10**16, 10**16 + 2), (10**400, 1), (3, 3)])
+def test_numbers_at_the_ends_of_arithmetic_are_drawn_or_left_out(folder, losses):
+    rows = [{"epoch": epoch, "split": "train", "loss": loss} for epoch, loss in enumerate(losses)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert not page(folder).open
+    made = chart.draw("loss", "Loss", {"train": ("train", read_run(folder).series("train", "loss"))})
+    assert made is not None
+    assert 2 <= len(made.y_ticks) <= 8
+    assert all(len(text) <= 20 for _, text in made.y_ticks)
+
+
 def test_the_heat_map_has_a_cell_for_every_site_and_measurement(folder):
     run = read_run(folder)
     made = heatmap.draw("gradients", "gradient", run.probes)

@@ -19,7 +19,8 @@ from fathoms.cli import train as train_command
 from fathoms.cli.parse import parse
 from fathoms.train import checkpoint as checkpoints
 from fathoms.train.distributed import World
-from fathoms.train.loop import Trainer, step_seed
+from fathoms.train.loop import Trainer
+from fathoms.train.step import step_seed
 
 TINY = [
     "--depth",
@@ -123,7 +124,7 @@ def kill_after(trainer, updates):
     update = trainer._update
 
     def counted(batch):
-        if trainer.updates == updates:
+        if trainer.course.updates == updates:
             raise Killed
         update(batch)
 
@@ -195,7 +196,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path):
         assert checkpoints.newest(folder) == folder / "previous"
     shutil.rmtree(folder / "previous")
     with (
-        pytest.raises(FathomsError, match="no checkpoint is whole"),
+        pytest.raises(FathomsError, match="no checkpoint is whole; remove the folder"),
         pytest.warns(UserWarning, match="damaged"),
     ):
         checkpoints.newest(folder)

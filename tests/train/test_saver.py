@@ -123,7 +123,8 @@ def test_an_error_of_the_thread_comes_up_in_training(folder, monkeypatch):
 
 def test_an_old_checkpoint_that_cannot_be_deleted_is_told_and_left(folder, monkeypatch):
     """F12; the folder is renamed first, so that it is never mistaken for a checkpoint."""
-    saver = Saver(folder, 1, torch.device("cpu"))
+    told = []
+    saver = Saver(folder, 1, torch.device("cpu"), told.append)
     saver.save(lambda _take: kept(1))
     saver.wait()
     rmtree = checkpoints.shutil.rmtree
@@ -135,15 +136,20 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_told_and_left(folder, monke
 
     monkeypatch.setattr(checkpoints.shutil, "rmtree", stubborn)
     saver.save(lambda _take: kept(2))
-    saver.close()
-    told = []
-    saver.check(told.append)
+    saver.wait()
     assert len(told) == 1
     assert "an old checkpoint cannot be deleted (Permission denied)" in told[0]
     assert updates_in(folder.checkpoints / "last") == 2
     monkeypatch.undo()
     checkpoints.tidy(folder.checkpoints)
     assert names(folder) == ["last"]
+
+
+def test_the_same_update_may_be_saved_again(folder):
+    """A signal right after a save saves it a second time; the older one of two makes room for the newer."""
+    for updates in (1, 2, 2, 2, 3, 4):
+        checkpoints.save(folder.checkpoints, kept(updates), keep=4)
+    assert names(folder) == ["last", "previous", "update-00000001", "update-00000002"]
 
 
 def test_what_a_killed_save_leaves_is_cleared_and_a_nameless_best_gets_its_name(folder):

@@ -127,12 +127,11 @@ def make_loader(args: Args, trained: Any, source: Any, world: Any) -> Any:
     from fathoms.evaluate.look import Look
 
     look = Look.of(trained.recipe, crop_pct=args.crop_pct, interpolation=args.interpolation)
-    said = args.crop_pct is not None or trained.recipe.get("crop_pct") is not None
     return eval_loader(
         source,
         trained.image_size,
         args.batch_size,
-        crop_pct=look.crop_pct if said else None,
+        crop_pct=look.crop_pct,
         interpolation=look.interpolation,
         mean=look.mean,
         std=look.std,
@@ -165,6 +164,7 @@ def real_accuracy(args: Args, model: Any, loader: Any, labels: dict[int, Any], w
 
     dtype = getattr(torch, args.amp_dtype) if args.amp else None
     right = counted = 0
+    model.eval()
     with torch.no_grad():
         for batch in loader.epoch(0):
             with torch.autocast(world.device.type, dtype=dtype, enabled=dtype is not None):

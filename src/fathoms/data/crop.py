@@ -80,8 +80,9 @@ def resized_boxes(sizes: np.ndarray, keys: np.ndarray, options: CropOptions) -> 
 
 @CROPS.add("pad")
 def padded_boxes(sizes: np.ndarray, keys: np.ndarray, options: CropOptions) -> np.ndarray:
-    """The whole picture moved by up to `padding` pixels; what comes in from outside is black."""
-    place = np.floor(uniforms(keys, 2, 2 * TRIES) * (2 * options.padding + 1)) - options.padding
+    """The whole picture moved by up to `padding` pixels, never out of sight; what comes in from outside is black."""
+    reach = np.minimum(options.padding, sizes - 1)
+    place = np.floor(uniforms(keys, 2, 2 * TRIES) * (2 * reach + 1)) - reach
     return np.concatenate([place.astype(np.int64), sizes], axis=1)
 
 

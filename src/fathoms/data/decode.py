@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -25,7 +24,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from fathoms.data.errors import BadImageError
-from fathoms.data.header import FORMATS, MAX_PIXELS, ImageHeader, read_header
+from fathoms.data.header import FORMATS, MAX_PIXELS, ImageHeader, hush_pillow, read_header
 from fathoms.data.turbojpeg import HOW_TO_GET, load_turbojpeg
 from fathoms.errors import BackendError
 from fathoms.registry import check_name
@@ -116,18 +115,15 @@ def _pillow_region(data: bytes, header: ImageHeader, box: Box) -> np.ndarray:
     from PIL import Image
 
     top, left, height, width = box
+    hush_pillow()
     try:
-        with warnings.catch_warnings():
-            # The size was checked against our own limit; other remarks (a broken EXIF block, a
-            # palette with transparency) do not touch the pixels.
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                if image.size != (header.width, header.height):
-                    raise BadImageError("its pixels do not have the size its header declares")
-                if image.mode.startswith("I") or image.mode == "F":
-                    return _from_16_bit(np.asarray(image), box)
-                region = image.convert("RGB").crop((left, top, left + width, top + height))
-                return np.asarray(region)
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.size != (header.width, header.height):
+                raise BadImageError("its pixels do not have the size its header declares")
+            if image.mode.startswith("I") or image.mode == "F":
+                return _from_16_bit(np.asarray(image), box)
+            region = image.convert("RGB").crop((left, top, left + width, top + height))
+            return np.asarray(region)
     except BadImageError:
         raise
     # Pillow's plugins raise anything from SyntaxError to struct.error on damaged input.

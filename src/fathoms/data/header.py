@@ -7,6 +7,7 @@ declares an absurd size is refused before a byte is allocated for it.
 from __future__ import annotations
 
 import io
+import re
 import struct
 import warnings
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ MAX_SEGMENTS = 4096
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 
 _ORIENTATION_TAG = 0x0112
+_PILLOW = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
 
 @dataclass(frozen=True)
@@ -145,15 +147,13 @@ def _read_other(data: bytes, max_pixels: int) -> ImageHeader:
     """Let Pillow read the header of PNG, WebP, BMP or GIF."""
     from PIL import Image, UnidentifiedImageError
 
+    hush_pillow()
     try:
-        with warnings.catch_warnings():
-            # Pillow only warns between 89 and 179 million pixels; the size is checked right after.
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                width, height = image.size
-                check_size(width, height, max_pixels)
-                orientation = image.getexif().get(_ORIENTATION_TAG, 1)
-                mode, kind = image.mode, image.format or "?"
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            check_size(width, height, max_pixels)
+            orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+            mode, kind = image.mode, image.format or "?"
     except BadImageError:
         raise
     except Image.DecompressionBombError as error:
@@ -165,6 +165,17 @@ def _read_other(data: bytes, max_pixels: int) -> ImageHeader:
     if not isinstance(orientation, int) or not 1 <= orientation <= 8:
         orientation = 1
     return ImageHeader(kind, width, height, orientation, mode=mode)
+
+
+def hush_pillow() -> None:
+    """Let Pillow's warnings go unsaid, for good.
+
+    They are about sizes, which are checked here, and about what does not touch the pixels: a broken EXIF block, a
+    palette with transparency. `catch_warnings` is not for threads: two that decode at once would leave the whole
+    process without warnings.
+    """
+    if _PILLOW not in warnings.filters:
+        warnings.filterwarnings("ignore", module=_PILLOW[3].pattern)
 
 
 def _first_line(error: BaseException) -> str:

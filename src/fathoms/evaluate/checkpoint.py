@@ -104,6 +104,7 @@ def run_config(folder: Path) -> tuple[Path, dict[str, Any]] | None:
         raise ConfigError(f"{path}: model is a table; this is no config of a run")
     for key in table["model"]:
         check_name(key, (*FIELDS, "name"), "option", f"{path}: [model]")
+    _checked(table, path)
     return run, table | {"classes": check_names(table.get("classes"), str(path), ConfigError)}
 
 

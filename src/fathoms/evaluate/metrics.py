@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ class Tally:
         self.label_map = None if label_map is None else torch.tensor(label_map, device=device)
         self.sums = torch.zeros(5, dtype=torch.float64, device=device)
         self.confusion = torch.zeros(classes * classes, dtype=torch.float64, device=device)
-        self.bins = torch.zeros(3, BINS, dtype=torch.float64, device=device)
+        self.bins = torch.zeros(2, BINS, dtype=torch.float64, device=device)
 
     def add(self, logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> None:
         """Count a batch; a label of -1 marks a picture that could not be read."""
@@ -87,7 +87,7 @@ class Tally:
         # A model that diverged is not sure of anything; NaN would be no bin at all.
         confidence = logits.softmax(dim=1).amax(dim=1).double().nan_to_num(nan=0.0)
         bin_index = (confidence * BINS).long().clamp(max=BINS - 1)
-        for row, values in enumerate((torch.ones_like(confidence), confidence, first)):
+        for row, values in enumerate((confidence, first)):
             self.bins[row].index_add_(0, bin_index, values * weight)
 
     def result(self) -> Evaluation:
@@ -100,14 +100,14 @@ class Tally:
             raise ConfigError("evaluate: no picture could be read; run `fathoms data check`")
         table = self.confusion.reshape(self.classes, self.classes)
         totals, right = table.sum(dim=1).tolist(), table.diagonal().tolist()
-        count, confidence, correct = self.bins
+        confidence, correct = self.bins
         calibration = 100 * (confidence - correct).abs().sum().item() / images
         return Evaluation(
             images=int(images),
             loss=loss / images,
             top1=100 * top1 / images,
             top5=100 * top5 / images,
-            calibration_error=calibration if count.sum() else 0.0,
+            calibration_error=calibration,
             per_class=tuple(100 * r / t if t else None for r, t in zip(right, totals, strict=True)),
             confusion=tuple(tuple(int(value) for value in row) for row in table.tolist()),
             skipped=int(skipped),
@@ -135,9 +135,8 @@ def evaluate(
     device: torch.device | str = "cpu",
     amp_dtype: torch.dtype | None = None,
     label_map: Sequence[int] | None = None,
-    advance: Callable[[int], object] | None = None,
 ) -> Evaluation:
-    """Run a model over batches in evaluation mode and count; the model's mode is restored.
+    """Run a model over batches in evaluation mode and count; the mode of each of its modules is restored.
 
     Args:
         model: Images to logits.
@@ -146,18 +145,16 @@ def evaluate(
         device: Where batches are.
         amp_dtype: Precision of autocast; None is full precision.
         label_map: See `Tally`.
-        advance: Told how many images were done, for a progress bar.
     """
     tally = Tally(classes, device, label_map)
-    training = model.training
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         for batch in batches:
             with torch.autocast(torch.device(device).type, dtype=amp_dtype, enabled=amp_dtype is not None):
                 logits = model(batch.images)
             tally.add(logits, batch.labels)
-            if advance is not None:
-                advance(len(batch))
     finally:
-        model.train(training)
+        for module, mode in modes.items():
+            module.training = mode
     return tally.result()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
 from fathoms.models.vit import ViT
@@ -18,10 +18,14 @@ def _self_map(attention: SelfAttention, x: Tensor, rotation: Any) -> Tensor:
     q, k, _ = attention.project(x, rotation)
     logits = q @ k.transpose(-2, -1) * (attention.dim // attention.heads) ** -0.5
     if isinstance(attention, TalkingHeadsAttention):
-        logits = torch.einsum("gh,bhmn->bgmn", attention.proj_l.weight, logits)
-        probs = torch.einsum("gh,bhmn->bgmn", attention.proj_w.weight, logits.softmax(-1)).abs()
+        probs = _mixed(_mixed(logits, attention.proj_l).softmax(-1), attention.proj_w).abs()
         return (probs / probs.sum(-1, keepdim=True)).mean(1)
     return logits.softmax(-1).mean(1)
+
+
+def _mixed(maps: Float[Tensor, "B H N M"], mixer: nn.Linear) -> Float[Tensor, "B H N M"]:
+    """The maps with a linear across the heads."""
+    return mixer(maps.movedim(1, -1)).movedim(-1, 1)
 
 
 def _class_map(attention: ClassAttention, queries: Tensor, context: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from fathoms.data.decode import choose_decoder
 from fathoms.data.errors import BadImageError
 from fathoms.data.header import MAX_FILE
 from fathoms.data.resize import evaluation_pixels
+from fathoms.data.sources.base import IMAGE_SUFFIXES, is_image
 from fathoms.errors import FathomsError
 from fathoms.evaluate.look import Look
 from fathoms.export.attention import attention_maps
@@ -21,7 +22,6 @@ from fathoms.models.vit import ViT
 from fathoms.reading import read_names, read_plain
 
 LOOK = Look()
-ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,15 @@ def list_pictures(paths: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found += sorted(p for p in path.rglob("*") if p.suffix.lower() in ENDINGS)
+            found += sorted(p for p in path.rglob("*") if is_image(p.name))
         elif path.is_file():
             found.append(path)
         else:
             raise FathomsError(f"{path}: no such file or folder; give pictures or folders of them")
     if not found:
-        raise FathomsError(f"no picture ({', '.join(ENDINGS)}) is there; give files or folders of them")
+        raise FathomsError(
+            f"no picture ({', '.join(IMAGE_SUFFIXES)}) is there; give files or folders of them"
+        )
     return found
 
 

@@ -40,6 +40,16 @@ class LoadReport:
     skipped: tuple[str, ...]
 
 
+def read_tensors(path: Path, name: str) -> State:
+    """The tensors of a safetensors file; `name` is what an error calls it."""
+    check_header(path, name)
+    try:
+        return load_file(path)
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise WeightsError(f"{name}: not a readable safetensors file ({reason}); fetch it again") from error
+
+
 def _read(source: str | Path | Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
     """The name of a source and its tensors."""
     if isinstance(source, Mapping):
@@ -48,12 +58,7 @@ def _read(source: str | Path | Mapping[str, object]) -> tuple[str, Mapping[str, 
         path, name = hub.fetch(str(source))
     else:
         path, name = Path(source), str(source)
-    check_header(path, name)
-    try:
-        return name, load_file(path)
-    except (safetensors.SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise WeightsError(f"{name}: not a readable safetensors file ({reason}); fetch it again") from error
+    return name, read_tensors(path, name)
 
 
 def _list(names: Sequence[str]) -> str:

@@ -46,8 +46,10 @@ def nice_step(span: float, count: int) -> float:
 
 def ticks(low: float, high: float, count: int) -> list[float]:
     """Round numbers that enclose low to high."""
-    if high <= low:
-        pad = abs(low) * 0.1 or 1.0
+    size = max(abs(low), abs(high))
+    # What differs by less is one number to the eye, and below the second limit to the arithmetic too.
+    if high - low < max(1e-9 * size, 1e-300):
+        pad = 0.1 * size if size > 1e-300 else 1.0
         low, high = low - pad, high + pad
     step = nice_step(high - low, count)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -56,8 +58,8 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 def label(value: float, step: float) -> str:
     """A tick's text, with as many digits as the step needs."""
-    if value and (step < 1e-4 or abs(value) >= 1e6):
-        return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+    if step < 1e-4 or abs(value) >= 1e6:
+        return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e") if value else "0"
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     return f"{value:,.{digits}f}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -42,11 +43,7 @@ def render(run: RunRecord) -> str:
         heatmap.draw("Branch over stream", "ratio", run.probes),
     ]
     style, script = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("run.css", "run.js"))
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters |= {"href": quote, "size": file_size}
-    return environment.get_template("run.html").render(
+    return _template().render(
         run=run,
         reason=run.summary.get("reason"),
         headline=headline(run),
@@ -61,6 +58,15 @@ def render(run: RunRecord) -> str:
         policy=policy(style, script),
         data=Markup(embedded({made.key: hover(made) for made in charts})),
     )
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {"href": quote, "size": file_size}
+    return environment.get_template("run.html")
 
 
 def _charts(run: RunRecord) -> list[chart.Chart | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,9 @@ from fathoms.errors import ConfigError
 from fathoms.reading import MAX_JSON, read_json, read_plain, read_toml
 
 Row = dict[str, Any]
+
+MOST = 1e300
+"""Sums and differences of numbers up to this are finite too."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,9 @@ class RunRecord:
 
 
 def number(value: Any, otherwise: Any = None) -> Any:
-    """The value if it is a finite number."""
+    """The value if it is a number that can be drawn."""
     plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if plain and math.isfinite(value) else otherwise
+    return float(value) if plain and abs(value) <= MOST else otherwise
 
 
 def table(value: Any) -> dict[str, Any]:

@@ -82,7 +82,11 @@ def save(checkpoints: Path, checkpoint: Checkpoint, keep: int = 2, tell: Tell = 
         raise
     if previous.exists():
         if keep > 2:
-            previous.rename(checkpoints / f"{OLDER}{_updates(previous):08d}")
+            older = checkpoints / f"{OLDER}{_updates(previous):08d}"
+            # A signal right after a save, or a step back to a checkpoint, saves the same update once more.
+            if older.exists():
+                remove(older, tell)
+            previous.rename(older)
         else:
             remove(previous, tell)
     if last.exists():
@@ -196,5 +200,7 @@ def newest(checkpoints: Path) -> Path | None:
             return folder
         warnings.warn(f"{folder}: damaged ({reason}); looking at the one before it", stacklevel=2)
     if any(folder.is_dir() for folder in folders):
-        raise WeightsError(f"{checkpoints}: no checkpoint is whole; start anew with --resume never")
+        raise WeightsError(
+            f"{checkpoints}: no checkpoint is whole; remove the folder or choose another --experiment"
+        )
     return None

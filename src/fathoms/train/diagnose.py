@@ -29,7 +29,7 @@ def diagnose(
     """The step, rank, loss, first bad layer, first bad gradient and files of a bad update.
 
     Args:
-        model: What is trained; its gradients and statistics are left as they are.
+        model: What has computed the update; its gradients and statistics are left as they are.
         replay: The loss and the batch of a step, computed once more.
         steps: The steps of the update.
         where: The name of a sample.

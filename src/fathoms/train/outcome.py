@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
-if TYPE_CHECKING:
-    from fathoms.train.loop import Trainer
+from fathoms.train.course import Course
+from fathoms.train.guard import Guard
+from fathoms.train.scene import Scene
 
 FAILED = 2
 """Exit code of a run that could not go on for a reason outside it."""
@@ -24,22 +26,24 @@ class Outcome:
     code: int
 
 
-def end(trainer: Trainer, status: str, code: int, reason: str | None = None) -> Outcome:
-    """Write summary.json."""
-    peak = torch.cuda.max_memory_allocated() if trainer.world.device.type == "cuda" else None
+def write_end(
+    scene: Scene, course: Course, guard: Guard, model: nn.Module, status: str, reason: str | None
+) -> dict[str, Any]:
+    """Write summary.json; what it says."""
+    peak = torch.cuda.max_memory_allocated() if scene.world.device.type == "cuda" else None
     summary = {
         "status": status,
         "reason": reason,
-        "best": trainer.best,
-        "last": trainer.last,
-        "epoch": trainer.epoch,
-        "updates": trainer.updates,
-        "seconds": trainer.seconds,
-        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
+        "best": course.best,
+        "last": course.last,
+        "epoch": course.epoch,
+        "updates": course.updates,
+        "seconds": course.seconds,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "peak_memory": peak,
-        "guard": trainer.guard.summary(),
-        "bad_images": dict(sorted(trainer.data.train.stats.bad.items())),
-        "folder": str(trainer.folder.path),
+        "guard": guard.summary(),
+        "bad_images": dict(sorted(scene.data.train.stats.bad.items())),
+        "folder": str(scene.folder.path),
     }
-    trainer.folder.write_summary(summary)
-    return Outcome(summary, code)
+    scene.folder.write_summary(summary)
+    return summary

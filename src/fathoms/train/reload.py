@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
-from fathoms.errors import ConfigError, WeightsError
+from fathoms.errors import ConfigError
 from fathoms.evaluate.checkpoint import load_trained, run_config, weights_file
+from fathoms.models.weights import read_tensors
 from fathoms.surgery.swap import swap_norms
 from fathoms.train.foreign import build_timm, timm_size
 from fathoms.train.job import TIMM
@@ -51,10 +50,6 @@ def load_run(checkpoint: str, model: str | None = None, *, ema: bool = True, **o
     if table.get("swap_norms") is not None:
         swap_norms(built, str(table["swap_norms"]), how="reset")
     weights = weights_file(path, ema) if path.is_dir() else path
-    try:
-        state = load_file(weights)
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{weights}: no readable weights ({' '.join(str(error).split())})") from error
-    put_weights(built, state, str(weights))
+    put_weights(built, read_tensors(weights, str(weights)), str(weights))
     told = (table["classes"], table.get("recipe", {}), table.get("data"))
     return Loaded(built.eval(), timm_size(name), 3, *told)

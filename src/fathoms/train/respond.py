@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
 from fathoms.data import Batch
 from fathoms.train.diagnose import diagnose, sentence
 from fathoms.train.guard import DivergedError, Finding, RollBack
+from fathoms.train.penalties import WithPenalties
+from fathoms.train.scene import Scene
+from fathoms.train.step import Stepper
 from fathoms.train.watch import Seen
 
-if TYPE_CHECKING:
-    from fathoms.train.loop import Trainer
 
-
-def respond(trainer: Trainer, seen: Seen, finding: Finding) -> None:
+def respond(scene: Scene, stepper: Stepper, seen: Seen, finding: Finding, say: Callable[[str], None]) -> None:
     """Append to guard.jsonl, say it, and raise what the decision asks for."""
     row: dict[str, Any] = {
         "kind": finding.kind,
@@ -27,25 +28,26 @@ def respond(trainer: Trainer, seen: Seen, finding: Finding) -> None:
     if finding.kind == "spike":
         why = f"loss {seen.loss:.4g} is a spike, {finding.score:.0f} deviations above the median"
     else:
-        row["cause"] = _cause(trainer, seen)
+        row["cause"] = _cause(scene, stepper, seen)
         why = sentence(row["cause"])
-    trainer.folder.append("guard.jsonl", row)
+    scene.folder.append("guard.jsonl", row)
     where = f"epoch {seen.epoch}, update {seen.update}, "
     if finding.act == "stop":
         raise DivergedError(
             f"{where}{why}; the weights are those before this step; "
             "lower --lr, or add --warmup-epochs or --clip-grad"
         )
-    trainer.progress.say(f"guard: {where}{why}: {finding.act}")
+    say(f"guard: {where}{why}: {finding.act}")
     if finding.act == "rollback":
         raise RollBack
 
 
-def _cause(trainer: Trainer, seen: Seen) -> dict[str, Any]:
-    data = trainer.data.train
+def _cause(scene: Scene, stepper: Stepper, seen: Seen) -> dict[str, Any]:
+    data, student = scene.data.train, stepper.computing
+    model = student.vit if isinstance(student, WithPenalties) else student
 
     def replay(step: int) -> tuple[Tensor, Batch]:
         batch = next(iter(data.epoch(seen.epoch, step)))
-        return trainer.compute_loss(trainer.objective.student, batch)[0], batch
+        return stepper.loss(student, batch), batch
 
-    return diagnose(trainer.model, replay, range(*seen.steps), data.source.where, trainer.world)
+    return diagnose(model, replay, range(*seen.steps), data.source.where, scene.world)

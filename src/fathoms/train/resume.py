@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -11,70 +11,66 @@ from fathoms.models.config import ViTConfig
 from fathoms.registry import check_name
 from fathoms.train import checkpoint as checkpoints
 from fathoms.train.checkpoint import Checkpoint
+from fathoms.train.course import Course
 from fathoms.train.distributed import gather_objects, sum_over_ranks
+from fathoms.train.guard import Guard
 from fathoms.train.job import Job, differences
 from fathoms.train.recipe import Recipe
+from fathoms.train.scene import Scene
 from fathoms.train.state import restore
+from fathoms.train.wrap import Learner
 
-if TYPE_CHECKING:
-    from fathoms.train.loop import Trainer
-
-COUNTERS = ("epoch", "step", "updates", "best", "last", "seconds")
 LINES = ("metrics.jsonl", "probe.jsonl", "guard.jsonl")
 
 
-def counters(trainer: Trainer) -> dict[str, Any]:
+def counters(scene: Scene, course: Course, guard: Guard) -> dict[str, Any]:
     """What state.json keeps besides the optimizer's part."""
+    # One row of sums for each rank, on the device.
+    rows = course.sums.new_zeros(scene.world.size, len(course.sums))
+    rows[scene.world.rank] = course.sums
     return {
-        **{name: getattr(trainer, name) for name in COUNTERS},
-        "sums": _sums_of_all(trainer),
-        "lines": {name: trainer.folder.length(name) for name in LINES},
-        "guard": trainer.guard.state(),
-        "identity": trainer.job.identity(),
-        "data": trainer.data.fingerprint,
-        "world": trainer.world.size,
-        "steps": trainer.data.train.steps,
-        "classes": list(trainer.data.classes),
+        **course.counts(),
+        "sums": sum_over_ranks(scene.world, rows),
+        "lines": {name: scene.folder.length(name) for name in LINES},
+        "guard": guard.state(),
+        "identity": scene.job.identity(),
+        "data": scene.data.fingerprint,
+        "world": scene.world.size,
+        "steps": scene.data.train.steps,
+        "classes": list(scene.data.classes),
     }
 
 
-def _sums_of_all(trainer: Trainer) -> torch.Tensor:
-    """One row of sums for each rank, on the device."""
-    rows = trainer.sums.new_zeros(trainer.world.size, len(trainer.sums))
-    rows[trainer.world.rank] = trainer.sums
-    return sum_over_ranks(trainer.world, rows)
-
-
-def go_on(trainer: Trainer) -> None:
-    """Go on from the newest whole checkpoint, if there is one and the run is the same."""
-    check_allowed(trainer.job)
-    if trainer.folder.writes:
-        checkpoints.tidy(trainer.folder.checkpoints)
-    gather_objects(trainer.world, None)
-    folder = checkpoints.newest(trainer.folder.checkpoints)
-    if folder is None:
-        return
-    if trainer.job.run.resume == "never":
-        raise ConfigError(
-            f"{trainer.folder.path}: holds a run already; choose another --experiment or --resume auto"
-        )
-    kept = checkpoints.read(folder)
-    check_same_run(trainer, kept)
-    take_over(trainer, kept, str(folder))
-    trainer.guard.load(kept.state["guard"])
-    if kept.state["world"] not in (None, trainer.world.size):
-        trainer.notices.append(
-            f"goes on with {trainer.world.size} processes instead of {kept.state['world']}: "
-            "the same pictures in every step, but sums in another order, so not bit for bit"
-        )
+def go_on(scene: Scene, learner: Learner, course: Course, guard: Guard) -> list[str]:
+    """Go on from the newest whole checkpoint, if there is one and the run is the same; what a user should know."""
+    job, world, _, folder = scene
+    check_allowed(job)
+    if folder.writes:
+        checkpoints.tidy(folder.checkpoints)
+    gather_objects(world, None)
+    newest = checkpoints.newest(folder.checkpoints)
+    if newest is None:
+        return []
+    if job.run.resume == "never":
+        raise ConfigError(f"{folder.path}: holds a run already; choose another --experiment or --resume auto")
+    kept = checkpoints.read(newest)
+    check_same_run(scene, kept)
+    take_over(scene, learner, course, kept, str(newest))
+    guard.load(kept.state["guard"])
     for name, length in kept.state["lines"].items():
-        trainer.folder.cut(name, length)
+        folder.cut(name, length)
+    if kept.state["world"] in (None, world.size):
+        return []
+    return [
+        f"goes on with {world.size} processes instead of {kept.state['world']}: "
+        "the same pictures in every step, but sums in another order, so not bit for bit"
+    ]
 
 
-def check_same_run(trainer: Trainer, kept: Checkpoint) -> None:
+def check_same_run(scene: Scene, kept: Checkpoint) -> None:
     """Refuse a checkpoint of other settings or other data, with the difference, unless it is allowed by name."""
-    where, allowed = trainer.folder.path, trainer.job.run.allow_change or ()
-    changed = changes(kept.state, trainer.job, trainer.world.size)
+    where, allowed = scene.folder.path, scene.job.run.allow_change or ()
+    changed = changes(kept.state, scene.job, scene.world.size)
     refused = [change for change in changed if not _is_allowed(change.partition(":")[0], allowed)]
     if refused:
         first = refused[0].partition(":")[0].rpartition(".")[2]
@@ -82,10 +78,10 @@ def check_same_run(trainer: Trainer, kept: Checkpoint) -> None:
             f"{where}: holds a run with other settings ({'; '.join(refused)}); "
             f"choose another --experiment, or --allow-change {first}"
         )
-    if kept.state["data"] != trainer.data.fingerprint and "data" not in allowed:
+    if kept.state["data"] != scene.data.fingerprint and "data" not in allowed:
         raise ConfigError(
             f"{where}: the data set has changed since this run began ({kept.state['data'][:12]} -> "
-            f"{trainer.data.fingerprint[:12]}); bring it back, choose another --experiment, or --allow-change data"
+            f"{scene.data.fingerprint[:12]}); bring it back, choose another --experiment, or --allow-change data"
         )
 
 
@@ -128,40 +124,32 @@ def _names(table: dict[str, Any], path: str = "") -> list[str]:
     return found
 
 
-def take_over(trainer: Trainer, kept: Checkpoint, where: str) -> None:
+def take_over(scene: Scene, learner: Learner, course: Course, kept: Checkpoint, where: str) -> None:
     """Weights, moments, averages and counters of a checkpoint."""
-    restore(kept, trainer.model, trainer.optimizer, trainer.ema, trainer.scaler, where)
-    if trainer.copies is not None:
-        trainer.copies.push_weights()
-    for name in COUNTERS:
-        setattr(trainer, name, kept.state[name])
+    restore(kept, learner, where)
+    course.take(kept.state)
     sums = torch.tensor(kept.state["sums"], dtype=torch.float64)
-    if len(sums) != trainer.world.size:
+    if len(sums) != scene.world.size:
         # Another number of processes: the first takes what all had.
-        sums = torch.cat([sums.sum(0, keepdim=True), sums.new_zeros(trainer.world.size - 1, 4)])
-    trainer.sums.copy_(sums[trainer.world.rank])
-    trainer.fresh.zero_()
-    if kept.state["steps"] not in (None, trainer.data.train.steps):
+        sums = torch.cat([sums.sum(0, keepdim=True), sums.new_zeros(scene.world.size - 1, 4)])
+    course.sums.copy_(sums[scene.world.rank])
+    if kept.state["steps"] not in (None, scene.data.train.steps):
         # Other data or another batch, by permission: the epoch under way has other steps, and begins anew.
-        trainer.step, trainer.updates = 0, trainer.epoch * trainer.updates_per_epoch
-        trainer.sums.zero_()
+        course.step, course.updates = 0, course.epoch * scene.updates_per_epoch
+        course.sums.zero_()
 
 
-def roll_back(trainer: Trainer) -> str:
-    """Put the last good checkpoint back in the middle of a run; the guard's own record goes on."""
-    trainer.saver.wait()
+def roll_back(scene: Scene, learner: Learner, course: Course, guard: Guard) -> None:
+    """Put the last good checkpoint back in the middle of a run; the guard's own record goes on, and the time."""
     # Every rank reads what the first one has written.
-    gather_objects(trainer.world, None)
-    folder = checkpoints.newest(trainer.folder.checkpoints)
-    if folder is None:
-        raise ConfigError(f"{trainer.folder.path}: no checkpoint to roll back to; it was removed")
-    kept = checkpoints.read(folder)
-    spent = trainer.seconds
-    take_over(trainer, kept, str(folder))
-    trainer.seconds = spent
-    trainer.guard.roll_back(kept.state["guard"])
-    trainer.optimizer.zero_grad(set_to_none=True)
+    gather_objects(scene.world, None)
+    newest = checkpoints.newest(scene.folder.checkpoints)
+    if newest is None:
+        raise ConfigError(f"{scene.folder.path}: no checkpoint to roll back to; it was removed")
+    kept, spent = checkpoints.read(newest), course.seconds
+    take_over(scene, learner, course, kept, str(newest))
+    course.seconds = spent
+    guard.roll_back(kept.state["guard"])
     for name, length in kept.state["lines"].items():
         if name != "guard.jsonl":
-            trainer.folder.cut(name, length)
-    return f"back at epoch {trainer.epoch}, update {trainer.updates}"
+            scene.folder.cut(name, length)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import errno
 import threading
+import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fathoms.errors import FathomsError
 from fathoms.train import checkpoint as checkpoints
-from fathoms.train.checkpoint import Checkpoint
+from fathoms.train.checkpoint import Checkpoint, Tell
 from fathoms.train.host_copy import HostCopies
 from fathoms.train.run_folder import RunFolder
 
@@ -32,10 +32,13 @@ class Saver:
         folder: The run's folder.
         keep: Newest checkpoints that stay.
         device: Where the tensors are.
+        tell: Told, at the next `check` or `wait`, about what went wrong and was not fatal.
     """
 
-    def __init__(self, folder: RunFolder, keep: int, device: torch.device) -> None:
-        self.folder, self.keep = folder, keep
+    def __init__(
+        self, folder: RunFolder, keep: int, device: torch.device, tell: Tell = warnings.warn
+    ) -> None:
+        self.folder, self.keep, self.tell = folder, keep, tell
         self.copies = HostCopies(device)
         self._thread: threading.Thread | None = None
         self._error: FathomsError | None = None
@@ -53,10 +56,10 @@ class Saver:
         self._thread = threading.Thread(target=self._work, args=(kept, best), name="fathoms-save")
         self._thread.start()
 
-    def check(self, tell: Callable[[str], Any] = lambda _line: None) -> None:
+    def check(self) -> None:
         """Say what the thread had to say, and raise what it failed with."""
         while self._told:
-            tell(f"warning: {self._told.pop(0)}")
+            self.tell(self._told.pop(0))
         if self._error is not None:
             error, self._error = self._error, None
             raise error

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from fathoms.errors import WeightsError
 from fathoms.train.checkpoint import Checkpoint
 from fathoms.train.distributed import spread_like, whole
-from fathoms.train.ema import Ema
 from fathoms.train.optim_state import load_named_state, named_state
+from fathoms.train.wrap import Learner
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -37,42 +37,31 @@ def put_weights(model: nn.Module, given: dict[str, Tensor], where: str) -> None:
         tensor.copy_(spread_like(given[name], tensor))
 
 
-def gather(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    ema: Ema | None,
-    scaler: torch.amp.GradScaler,
-    values: dict[str, Any],
-    take: Callable[[Tensor], Tensor] = lambda tensor: tensor,
-) -> Checkpoint:
+def gather(learner: Learner, values: dict[str, Any], take: Callable[[Tensor], Tensor]) -> Checkpoint:
     """Everything a run needs to go on; with sharded parameters every rank must call this.
 
     `take` gets each tensor whole, one after the other, and gives what the checkpoint keeps of it.
     """
-    moments, record = named_state(optimizer, take)
-    tensors = {"model": weights_of(model)}
-    if ema is not None:
-        tensors["ema"] = weights_of(ema.module)
+    moments, record = named_state(learner.optimizer, take)
+    tensors = {"model": weights_of(learner.model)}
+    if learner.ema is not None:
+        tensors["ema"] = weights_of(learner.ema.module)
     full = {name: {key: take(whole(value)) for key, value in part.items()} for name, part in tensors.items()}
     values = {key: take(value) if isinstance(value, Tensor) else value for key, value in values.items()}
-    return Checkpoint(
-        {**full, "optimizer": moments}, {**values, "optimizer": record, "scaler": scaler.state_dict()}
-    )
+    values |= {"optimizer": record, "scaler": learner.scaler.state_dict()}
+    return Checkpoint({**full, "optimizer": moments}, values)
 
 
-def restore(
-    checkpoint: Checkpoint,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    ema: Ema | None,
-    scaler: torch.amp.GradScaler,
-    where: str,
-) -> None:
+def restore(checkpoint: Checkpoint, learner: Learner, where: str) -> None:
     """Put a checkpoint back."""
-    put_weights(model, checkpoint.tensors["model"], f"{where}/model")
+    put_weights(learner.model, checkpoint.tensors["model"], f"{where}/model")
+    if learner.copies is not None:
+        learner.copies.push_weights()
     moments = checkpoint.tensors.get("optimizer", {})
-    load_named_state(optimizer, moments, checkpoint.state["optimizer"])
-    if ema is not None:
-        put_weights(ema.module, checkpoint.tensors["ema"], f"{where}/ema")
+    load_named_state(learner.optimizer, moments, checkpoint.state["optimizer"])
+    if learner.ema is not None:
+        if "ema" not in checkpoint.tensors:
+            raise WeightsError(f"{where}: holds no average; leave --model-ema out, as this run began")
+        put_weights(learner.ema.module, checkpoint.tensors["ema"], f"{where}/ema")
     if checkpoint.state["scaler"]:
-        scaler.load_state_dict(checkpoint.state["scaler"])
+        learner.scaler.load_state_dict(checkpoint.state["scaler"])

@@ -6,9 +6,9 @@ checked for its form, and a folder with links in it is not written to.
 
 from __future__ import annotations
 
-import math
 import re
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,9 @@ def check_state(state: dict[str, Any], where: str) -> None:
         _expect(_is_count(state.get("steps")), where, "steps")
         _expect(state.get("guard") is not None, where, "guard")
     for key in ("best", "last"):
-        _expect(state.get(key) is None or isinstance(state[key], dict), where, key)
+        value = state.get(key)
+        _expect(value is None or (isinstance(value, dict) and _is_number(value.get("top1"))), where, key)
+    _expect(state.get("best") is None or _is_count(state["best"].get("epoch")), where, "best.epoch")
     for key in ("identity", "optimizer", "scaler", "lines"):
         _expect(isinstance(state.get(key), dict), where, key)
     _expect(isinstance(state["identity"].get("recipe"), dict), where, "identity.recipe")
@@ -91,6 +93,10 @@ def check_state(state: dict[str, Any], where: str) -> None:
     for key in ("parameters", "numbers"):
         _expect(isinstance(state["optimizer"].get(key), dict), where, f"optimizer.{key}")
     _expect(isinstance(state["optimizer"].get("optimizer"), str), where, "optimizer.optimizer")
+    scale = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
+    _expect(
+        not state["scaler"] or all(_is_number(state["scaler"].get(key)) for key in scale), where, "scaler"
+    )
     _expect(isinstance(state.get("data"), str), where, "data")
     _check_guard(state.get("guard"), where)
     for name, length in state["lines"].items():
@@ -124,7 +130,7 @@ def _is_sums(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _is_count(value: Any) -> bool:

@@ -18,9 +18,10 @@ from fathoms.train.precision import compile_blocks, keep_lean
 from fathoms.train.working_copy import WorkingCopy
 
 
-class Wrapped(NamedTuple):
-    """A model, ready to be trained."""
+class Learner(NamedTuple):
+    """A model and what trains it; `student` is what is called, the model in everything that stands around it."""
 
+    model: nn.Module
     student: nn.Module
     copies: WorkingCopy | None
     ema: Ema | None
@@ -28,7 +29,7 @@ class Wrapped(NamedTuple):
     scaler: torch.amp.GradScaler
 
 
-def wrap(job: Job, world: World, model: nn.Module, objective: Objective) -> Wrapped:
+def wrap(job: Job, world: World, model: nn.Module, objective: Objective) -> Learner:
     """Put what trains around the model, in the order that each needs."""
     recipe = job.recipe
     ema = Ema(model, recipe.model_ema_decay, recipe.model_ema_warmup) if recipe.model_ema else None
@@ -59,4 +60,5 @@ def wrap(job: Job, world: World, model: nn.Module, objective: Objective) -> Wrap
     own = {"momentum": recipe.momentum, "betas": recipe.opt_betas, "eps": recipe.opt_eps}
     optimizer = build_optimizer(groups, recipe.opt, lr=recipe.lr, **own)
     half = recipe.policy != "fp32" and recipe.amp_dtype == "float16"
-    return Wrapped(student, copies, ema, optimizer, torch.amp.GradScaler(world.device.type, enabled=half))
+    scaler = torch.amp.GradScaler(world.device.type, enabled=half)
+    return Learner(model, student, copies, ema, optimizer, scaler)

@@ -59,7 +59,13 @@ STATES = {
     "no optimizer": lambda s: s.pop("optimizer"),
     "an optimizer without names": lambda s: s["optimizer"].update(parameters=3),
     "seconds below zero": lambda s: s.update(seconds=-5),
+    "seconds of 400 digits": lambda s: s.update(seconds=10**400),
+    "sums of 400 digits": lambda s: s.update(sums=[[10**400] * 4]),
     "a best that is a number": lambda s: s.update(best=3),
+    "a best without its accuracy": lambda s: s.update(best={"epoch": 0}),
+    "a best without its epoch": lambda s: s.update(best={"top1": 1.0}),
+    "a last whose accuracy is a text": lambda s: s.update(last={"top1": "1"}),
+    "a scale that is a text": lambda s: s.update(scaler={"scale": "1"}),
     "a guard that is a list": lambda s: s.update(guard=[1]),
     "a guard with texts": lambda s: s["guard"].update(losses=["a"]),
     "a guard without counts": lambda s: s["guard"].pop("skipped"),
@@ -141,6 +147,7 @@ CONFIGS = {
     "an unknown field": 'classes = ["a"]\n[model]\n_target_ = "os.system"',
     "a recipe that is a list": 'classes = ["a"]\nrecipe = [1]\n[model]\ndepth = 1',
     "data that is a number": 'classes = ["a"]\ndata = 5\n[model]\ndepth = 1',
+    "a recipe of timm's that is a list": 'classes = ["a"]\nrecipe = [1]\n[model]\nname = "timm/resnet18"',
     "no text": b"\xff\xfe\x00",
 }
 
