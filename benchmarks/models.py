@@ -13,7 +13,6 @@ import argparse
 import functools
 import gc
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -139,7 +138,9 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="which rows")
-    parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.md, after every row")
+    parser.add_argument(
+        "--output", type=Path, help="write OUTPUT.json and OUTPUT.md after every row; other rows there stay"
+    )
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warm", action="store_true", help="only compile both sides, into torch's cache")
@@ -147,9 +148,10 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("no CUDA device; run this where there is one")
     limits = {} if arguments.warm else device_limits()
-    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **limits}
-    report["command"] = " ".join(["python", "benchmarks/models.py", *sys.argv[1:]])
-    report["rows"] = {}
+    where = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **limits}
+    report: dict[str, Any] = {"rows": {}}
+    if arguments.output is not None and arguments.output.with_suffix(".json").exists():
+        report = json.loads(arguments.output.with_suffix(".json").read_text())
     for name in arguments.rows:
         began = time.perf_counter()
         row = ROWS[name]
@@ -157,7 +159,7 @@ def main() -> None:
             warm(row)
             continue
         try:
-            report["rows"][name] = measure(row, limits, arguments.turns, arguments.steps)
+            report["rows"][name] = where | measure(row, limits, arguments.turns, arguments.steps)
         except (RuntimeError, fathoms.FathomsError) as error:
             report["rows"][name] = {"failed": " ".join(str(error).split())[:300]}
         print(f"{name}: {as_line(report['rows'][name])} [{time.perf_counter() - began:.0f} s]", flush=True)
@@ -235,11 +237,15 @@ def wanted(value: float, sign: str, goal: float | None) -> str:
 
 def as_table(report: dict[str, Any]) -> str:
     """The results as a page."""
+    made = [row for row in report["rows"].values() if "failed" not in row]
+    machines = sorted({f"one {row['device']}, torch {row['torch']}" for row in made})
+    matrix, copy = ([row[key] for row in made] for key in ("matrix_tflops", "copy_tbps"))
     lines = [
         "# Whole models beside timm + torch.compile",
         "",
-        f"Made by `{report['command']}` on one {report['device']}, torch {report['torch']}. Measured limits: "
-        f"{report['matrix_tflops']:.0f} TFLOP/s bfloat16 products, {report['copy_tbps']:.2f} TB/s copies.",
+        f"Made by `python benchmarks/models.py --output results/models` on {'; '.join(machines)}; both sides of a row "
+        f"in one process, in turns. Measured limits: {min(matrix):.0f} to {max(matrix):.0f} TFLOP/s bfloat16 products, "
+        f"{min(copy):.2f} to {max(copy):.2f} TB/s copies.",
         "",
         "| row | batch | images/s | other, images/s | ratio (wanted) | peak GiB | other | ratio (wanted) "
         "| share of matrix rate / of copy rate | other compiled by |",
