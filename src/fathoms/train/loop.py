@@ -141,6 +141,14 @@ class Trainer:
         finally:
             self.mirrors.finish()
             progress.close()
+            self._hear_the_saver()
+
+    def _hear_the_saver(self) -> None:
+        """A run that ends for another reason still says that its last checkpoint was not written."""
+        try:
+            self.saver.wait()
+        except FathomsError as error:
+            self.progress.say(f"warning: {error}")
 
     def _end(self, status: str, code: int, reason: str | None = None) -> Outcome:
         summary = write_end(self.scene, self.course, self.guard, self.model, status, reason)
