@@ -29,6 +29,7 @@ from fathoms.train import checkpoint as checkpoints
 from fathoms.train.recipe import Recipe
 from fathoms.train.recipe_file import read_recipe, recipe_names, recipe_options
 from fathoms.train.toml import to_toml
+from fathoms.train.versions import GUARD_COUNTS
 from fuzz_mutate import as_json, bent, damaged
 
 MAX_PIXELS = 1 << 22
@@ -125,7 +126,7 @@ class Checkpoints:
             "world": 1,
             "steps": 5,
         }
-        state["guard"] = dict.fromkeys(("skipped", "in_a_row", "overflows", "rollbacks", "jumps"), 0)
+        state["guard"] = dict.fromkeys(GUARD_COUNTS, 0)
         state["guard"] |= {"passed_over": [], "losses": [1.0]}
         state["optimizer"] = {"optimizer": "AdamW", "parameters": {"w": ["step"]}, "numbers": {}}
         self.tensors = {"model": {"w": torch.ones(3)}, "optimizer": {"exp_avg/w": torch.ones(3)}}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import hashlib
 import json
 import math
 import os
@@ -52,6 +53,12 @@ def read_plain(path: str | Path, most: int) -> bytes:
         if about.st_size > most:
             raise OSError(errno.EFBIG, f"its {about.st_size} bytes are more than {most}", str(path))
         return file.read(about.st_size)
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, as hexadecimal text."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_toml(path: str | Path, error: type[FathomsError]) -> dict[str, Any]:

@@ -190,6 +190,16 @@ def test_a_damaged_pack_is_refused_by_name(photo_folder, tmp_path, capsys):
     data[3000] ^= 255
     shard.write_bytes(data)
     assert verify_pack(target) == ["train-000000.tar"]
+    # In the padding at the end no picture shows the damage; the check does.
+    whole = bytearray(data)
+    whole[3000] ^= 255
+    shard.write_bytes(whole)
+    assert call(data_check, capsys, target, "--json")[0] == 0
+    whole[-1] ^= 1
+    shard.write_bytes(whole)
+    code, out, result = call(data_check, capsys, target, "--json")
+    assert (code, result["bad"], result["damaged_shards"]) == (1, [], ["train-000000.tar"])
+    assert "BAD 'train-000000.tar': its sha256 is not the one in the index; pack again" in out
     shard.write_bytes(data[:-512])
     with pytest.raises(DataError, match=r"train-000000\.tar: missing or not"):
         open_source(target)

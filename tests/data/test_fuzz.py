@@ -109,7 +109,7 @@ def run(cases):
                 count["decoded"] += 1
             except BadImageError as error:
                 count["refused" if str(error) else "refused without a reason"] += 1
-            finding = inspect_file(OneFile(data, f"case {case}"), 0, decoder)
+            finding = inspect_file(OneFile(data, f"case {case}"), decoder, 0)
             assert finding.row.name == f"case {case}"
             count["named" if finding.problem else "passed"] += 1
         longest = max(longest, time.perf_counter() - began)

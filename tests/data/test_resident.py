@@ -67,10 +67,12 @@ def test_evaluation_hands_out_the_pixels_as_they_are(source):
     assert larger.images.shape == (16, 3, 24, 24)
 
 
-def test_padding_shifts_by_at_most_four_pixels_and_flips_half(source):
-    plain = ResidentLoader(source, Plan(50, 50), 16, CropOptions(mode="pad", flip=0.0))
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+def test_padding_shifts_by_at_most_four_pixels_and_mirrors_if_told(source, flip):
+    plain = ResidentLoader(source, Plan(50, 50), 16, CropOptions(mode="pad", flip=flip))
     batch = next(plain.epoch(0))
     for number, image in zip(batch.ids.tolist(), batch.images.permute(0, 2, 3, 1).numpy(), strict=True):
+        image = image[:, ::-1] if flip else image
         padded = np.pad(source.images[number], ((4, 4), (4, 4), (0, 0)))
         windows = [padded[y : y + 16, x : x + 16] for y in range(9) for x in range(9)]
         assert any((window == image).all() for window in windows)

@@ -69,14 +69,18 @@ def test_a_program_runs_at_other_batches(tmp_path):
 
 
 @pytest.mark.parametrize("format", ["safetensors", "timm"])
-def test_weights_load_back_exactly(tmp_path, format):
-    model = vit(**CAIT)
+def test_weights_load_back_exactly_and_a_model_in_training_stays_in_it(tmp_path, format):
+    model = vit(**CAIT).train()
     told = export_model(model, tmp_path / "m.safetensors", format)
     assert set(told.differences.values()) == {0.0}
-    twin = vit(**CAIT, num_classes=5)
+    assert all(module.training for module in model.modules())
+    model.eval()
+    twin = ViT(model.config).eval()
+    assert not torch.equal(twin(images(2)), model(images(2)))
     assert load_weights(twin, tmp_path / "m.safetensors").layout == (
         "fathoms" if format == "safetensors" else "timm"
     )
+    assert torch.equal(twin(images(2)), model(images(2)))
 
 
 def test_a_folded_scaler_network_is_saved_with_the_config_that_rebuilds_it(tmp_path):

@@ -83,7 +83,9 @@ def test_overlays_are_written(folder):
     ids=str,
 )
 def test_maps_are_shares_of_the_patches(switches):
-    maps = attention_maps(model(**switches), torch.randn(3, 1, 8, 8))
+    vit = model(**switches).train()
+    maps = attention_maps(vit, torch.randn(3, 1, 8, 8))
+    assert vit.training
     assert maps.shape == (3, 4, 4)
     assert (maps >= 0).all()
     assert torch.allclose(maps.sum((1, 2)), torch.ones(3))

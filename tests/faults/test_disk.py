@@ -7,12 +7,14 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
 from fathoms import FathomsError
 from fathoms.cli.main import main
 from fathoms.train import checkpoint as checkpoints
+from fathoms.train.outcome import DIVERGED
 
 
 def at_update(trainer, number, act):
@@ -143,6 +145,19 @@ def test_a_folder_that_goes_away_ends_the_run_in_one_line(lab):
     with pytest.raises(FathomsError, match="cannot save: the folder is gone; bring it back") as ended:
         trainer.run()
     assert "\n" not in str(ended.value)
+
+
+def test_a_save_that_fails_while_the_run_diverges_is_told(lab, spoil, monkeypatch, capsys):
+    def fail(*_args):
+        time.sleep(1.0)
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checkpoints, "save", fail)
+    trainer = lab.trainer("--recovery-interval", "4")
+    trainer.show = True
+    spoil(trainer, {(0, 4)}, trainer.model.blocks[1].mlp, lambda output: output * float("nan"))
+    assert trainer.run().code == DIVERGED
+    assert "checkpoints: cannot save: Permission denied; mend it" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_training(lab, capsys):

@@ -38,7 +38,8 @@ for _ in range(int(sys.argv[2])):
         save_for_ever()
     time.sleep(rng.uniform(0.005, 0.12))
     os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    # It was saving until then, and did not end by an error of its own.
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     killed_in_a_save += (place / checkpoints.FRESH).exists()
     # A damaged newest would warn, and a warning is an error here.
     folder = checkpoints.newest(place)

@@ -17,6 +17,8 @@ from fathoms.errors import printable
 
 if TYPE_CHECKING:
     from fathoms.data.check import Report
+    from fathoms.data.manifest import FileRow
+    from fathoms.data.sources.arrays import ArraySource
     from fathoms.data.sources.base import Source
 
 EXAMPLES: str = """\
@@ -49,6 +51,7 @@ def run(args: Args) -> int:
     from fathoms.data import ArraySource, list_splits, open_source
     from fathoms.data.check import check_sources
     from fathoms.data.manifest import default_manifest
+    from fathoms.data.pack import verify_pack
     from fathoms.data.workers import available_cores
 
     opened = [open_source(args.path, split) for split in list_splits(args.path)]
@@ -59,12 +62,19 @@ def run(args: Args) -> int:
     total = sum(len(source) for source in encoded)
     with progress_bar("checking", total) as advance:
         report = check_sources(encoded, args.workers or available_cores(), args.near, advance)
-    _write_manifest(target, encoded, report)
-    result = _summary(encoded, report, target)
+    damaged = verify_pack(Path(args.path)) if encoded[0].kind == "pack" else []
+    rows = {s.split: [f for f in report.findings if f.split == s.split] for s in encoded}
+    facts = {
+        s.split: _facts(s, [[f.row.name, f.problem] for f in rows[s.split] if f.problem]) for s in encoded
+    }
+    _write(target, facts, {split: [finding.row for finding in found] for split, found in rows.items()})
+    result = _summary(encoded, report, target) | {"damaged_shards": damaged}
+    for name in damaged:
+        print(printable(f"BAD {name!r}: its sha256 is not the one in the index; pack again"))
     _print(encoded, report, result)
     if args.json:
         print(json.dumps(result))
-    return 1 if report.bad else 0
+    return 1 if report.bad or damaged else 0
 
 
 @contextlib.contextmanager
@@ -82,21 +92,22 @@ def progress_bar(title: str, total: int) -> Any:
         yield lambda done: bar.update(task, completed=done)
 
 
-def _write_manifest(target: Path, sources: list[Source], report: Report) -> None:
+def _facts(source: Source | ArraySource, bad: list[list[str]]) -> dict[str, Any]:
+    """What the manifest says of a split."""
+    return {
+        "kind": source.kind,
+        "classes": list(source.classes),
+        "fingerprint": source.fingerprint(),
+        "count": len(source),
+        "bad": bad,
+    }
+
+
+def _write(target: Path, facts: dict[str, Any], rows: dict[str, list[FileRow]]) -> None:
+    """Write the manifest."""
     from fathoms.data.errors import DataError
     from fathoms.data.manifest import write_manifest
 
-    facts, rows = {}, {}
-    for source in sources:
-        found = [finding for finding in report.findings if finding.split == source.split]
-        rows[source.split] = [finding.row for finding in found]
-        facts[source.split] = {
-            "kind": source.kind,
-            "classes": list(source.classes),
-            "fingerprint": source.fingerprint(),
-            "count": len(source),
-            "bad": [[finding.row.name, finding.problem] for finding in found if finding.problem],
-        }
     try:
         write_manifest(target, facts, rows)
     except OSError as error:
@@ -151,10 +162,8 @@ def _print_some(title: str, lines: list[str]) -> None:
         print(f"{title}: {len(lines) - _SHOWN} more (all of them with --json)")
 
 
-def _run_arrays(sources: list[Any], target: Path, args: Args) -> int:
+def _run_arrays(sources: list[ArraySource], target: Path, args: Args) -> int:
     from fathoms.data.check import check_arrays
-    from fathoms.data.errors import DataError
-    from fathoms.data.manifest import write_manifest
     from fathoms.data.similar import exact_groups
 
     found = [check_arrays(source) for source in sources]
@@ -163,20 +172,7 @@ def _run_arrays(sources: list[Any], target: Path, args: Args) -> int:
     digests = [digest for part in found for digest in part["digests"]]
     groups = exact_groups(digests)
     across = [[names[i] for i in group] for group in groups if len({owner[i] for i in group}) > 1]
-    facts = {
-        s.split: {
-            "kind": s.kind,
-            "classes": list(s.classes),
-            "fingerprint": s.fingerprint(),
-            "count": len(s),
-            "bad": [],
-        }
-        for s in sources
-    }
-    try:
-        write_manifest(target, facts, {s.split: [] for s in sources})
-    except OSError as error:
-        raise DataError(f"{target}: cannot be written ({error.strerror}); give --manifest FILE") from error
+    _write(target, {s.split: _facts(s, []) for s in sources}, {s.split: [] for s in sources})
     for source, part in zip(sources, found, strict=True):
         low, high = min(part["balance"].values()), max(part["balance"].values())
         print(

@@ -160,12 +160,12 @@ def real_accuracy(args: Args, model: Any, loader: Any, labels: dict[int, Any], w
     import torch
 
     from fathoms.evaluate.robustness import picture_number
+    from fathoms.models.mode import in_inference
     from fathoms.train.distributed import sum_over_ranks
 
     dtype = getattr(torch, args.amp_dtype) if args.amp else None
     right = counted = 0
-    model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), in_inference(model):
         for batch in loader.epoch(0):
             with torch.autocast(world.device.type, dtype=dtype, enabled=dtype is not None):
                 answers = model(batch.images).argmax(dim=1).tolist()

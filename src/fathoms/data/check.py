@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from fathoms.data.decode import Decoder, choose_decoder
 from fathoms.data.errors import BadImageError, DataError
+from fathoms.data.in_order import in_order
 from fathoms.data.manifest import FileRow
 from fathoms.data.similar import exact_groups, near_pairs, perceptual_hash
 from fathoms.data.sources.arrays import ArraySource
 from fathoms.data.sources.base import Source
-
-# Tasks in flight: enough to keep the threads busy, few enough that memory stays bounded.
-_WINDOW = 64
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Report:
         return {name: count.get(number, 0) for number, name in enumerate(classes)}
 
 
-def inspect_file(source: Source, index: int, decoder: Decoder) -> Finding:
+def inspect_file(source: Source, decoder: Decoder, index: int) -> Finding:
     """Read and decode one file entirely."""
     name, label = source.where(index), int(source.labels[index])
     try:
@@ -79,14 +77,6 @@ def inspect_file(source: Source, index: int, decoder: Decoder) -> Finding:
     return Finding(
         source.split, row, "", mode, header.shown, perceptual_hash(pixels), rotated=header.orientation != 1
     )
-
-
-def _ordered(pool: ThreadPoolExecutor, tasks: Iterator[Callable[[], Finding]]) -> Iterator[Finding]:
-    """Results in the order of the tasks, with a bounded number in flight."""
-    window = [pool.submit(task) for task in islice(tasks, _WINDOW)]
-    while window:
-        yield window.pop(0).result()
-        window += [pool.submit(task) for task in islice(tasks, 1)]
 
 
 def check_sources(
@@ -107,11 +97,8 @@ def check_sources(
     report = Report(decoder=f"{decoder.name} ({decoder.reason})")
     with ThreadPoolExecutor(max(1, workers)) as pool:
         for source in sources:
-
-            def tasks(source: Source = source) -> Iterator[Callable[[], Finding]]:
-                return ((lambda i=i: inspect_file(source, i, decoder)) for i in range(len(source)))
-
-            for finding in _ordered(pool, tasks()):
+            inspect = functools.partial(inspect_file, source, decoder)
+            for finding in in_order(pool, inspect, range(len(source))):
                 report.findings.append(finding)
                 progress(len(report.findings))
     _find_duplicates(report, near)

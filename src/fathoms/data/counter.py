@@ -17,7 +17,6 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY_1 = 0xBF58476D1CE4E5B9
 _MULTIPLY_2 = 0x94D049BB133111EB
-_MASK = (1 << 64) - 1
 
 # Each use of randomness has a stream of its own, so that switching one augmentation on or off
 # leaves the numbers of the others as they were.

@@ -120,7 +120,7 @@ def _pillow_region(data: bytes, header: ImageHeader, box: Box) -> np.ndarray:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.size != (header.width, header.height):
                 raise BadImageError("its pixels do not have the size its header declares")
-            if image.mode.startswith("I") or image.mode == "F":
+            if image.mode.startswith("I"):
                 return _from_16_bit(np.asarray(image), box)
             region = image.convert("RGB").crop((left, top, left + width, top + height))
             return np.asarray(region)

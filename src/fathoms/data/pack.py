@@ -6,14 +6,12 @@ finished shards again and goes on. The shards are plain WebDataset, so other too
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
 import tarfile
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +23,12 @@ from fathoms.data.counter import generator
 from fathoms.data.decode import Decoder, choose_decoder
 from fathoms.data.errors import BadImageError, DataError
 from fathoms.data.header import ImageHeader
+from fathoms.data.in_order import in_order
 from fathoms.data.resize import resize
 from fathoms.data.sources.base import Source
 from fathoms.data.sources.shards import INDEX_FORMAT, INDEX_NAME, shard_path
 from fathoms.errors import ConfigError
-from fathoms.reading import read_json
-
-_WINDOW = 128
+from fathoms.reading import read_json, sha256_of
 
 
 @dataclass(frozen=True)
@@ -180,12 +177,7 @@ def _write_shard(
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-            waiting: deque[Future[tuple[int, int, bytes | None, str]]] = deque()
-            todo = iter(chosen.tolist())
-            for position in range(len(chosen)):
-                while len(waiting) < _WINDOW and (index := next(todo, None)) is not None:
-                    waiting.append(pool.submit(work, index))
-                index, size, data, reason = waiting.popleft().result()
+            for position, (index, size, data, reason) in enumerate(in_order(pool, work, chosen.tolist())):
                 bytes_in += size
                 if data is None:
                     skipped.append((source.where(index), reason))
@@ -198,14 +190,10 @@ def _write_shard(
                     progress(done + position)
         file.flush()
         os.fsync(file.fileno())
-    digest = hashlib.sha256()
-    with temporary.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
     facts = {
         **wanted,
         "bytes": temporary.stat().st_size,
-        "sha256": digest.hexdigest(),
+        "sha256": sha256_of(temporary),
         "count": len(samples),
         "bytes_in": bytes_in,
         "skipped": skipped,
@@ -236,10 +224,6 @@ def write_index(folder: Path, classes: tuple[str, ...], splits: dict[str, Any], 
 
 def verify_pack(folder: Path) -> list[str]:
     """Names of shards whose bytes no longer have the sha256 in the index."""
-    wrong = []
-    for split in read_json(folder / INDEX_NAME, DataError)["splits"].values():
-        for shard in split["shards"]:
-            with shard_path(folder, shard["name"]).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != shard["sha256"]:
-                    wrong.append(str(shard["name"]))
-    return wrong
+    splits = read_json(folder / INDEX_NAME, DataError)["splits"].values()
+    shards = [shard for split in splits for shard in split["shards"]]
+    return [str(s["name"]) for s in shards if sha256_of(shard_path(folder, s["name"])) != s["sha256"]]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fathoms.data import Batch
 from fathoms.errors import ConfigError
+from fathoms.models.mode import in_inference
 
 BINS = 15
 """Bins of the calibration error."""
@@ -147,14 +148,9 @@ def evaluate(
         label_map: See `Tally`.
     """
     tally = Tally(classes, device, label_map)
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with in_inference(model):
         for batch in batches:
             with torch.autocast(torch.device(device).type, dtype=amp_dtype, enabled=amp_dtype is not None):
                 logits = model(batch.images)
             tally.add(logits, batch.labels)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     return tally.result()

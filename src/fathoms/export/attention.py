@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
+from fathoms.models.mode import in_inference
 from fathoms.models.vit import ViT
 from fathoms.parts.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
 
@@ -61,7 +62,8 @@ def attention_maps(model: ViT, images: Float[Tensor, "B C H W"]) -> Float[Tensor
     kinds = (ClassAttention, SelfAttention)
     handles = [m.register_forward_pre_hook(keep) for m in model.modules() if isinstance(m, kinds)]
     try:
-        model.eval()(images)
+        with in_inference(model):
+            model(images)
     finally:
         for handle in handles:
             handle.remove()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from collections.abc import Iterator
@@ -13,12 +12,7 @@ from typing import Any
 import torch
 
 from fathoms.atomic import write_atomic
-
-
-def digest(path: Path) -> str:
-    """The sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+from fathoms.reading import sha256_of
 
 
 def facts(path: Path, told: dict[str, Any]) -> dict[str, Any]:
@@ -30,7 +24,7 @@ def facts(path: Path, told: dict[str, Any]) -> dict[str, Any]:
     }
     return {
         "file": path.name,
-        "sha256": digest(path),
+        "sha256": sha256_of(path),
         "bytes": path.stat().st_size,
         **told,
         "versions": versions,

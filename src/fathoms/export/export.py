@@ -17,6 +17,7 @@ from fathoms.export.card import write_card
 from fathoms.export.onnx import OPSET, OnnxModel, write_onnx
 from fathoms.export.quantise import Judge, Quantised, quantise
 from fathoms.export.verify import verify
+from fathoms.models.mode import in_inference
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights, save_weights
 from fathoms.registry import check_name
@@ -82,12 +83,12 @@ def export_model(
     """
     path = Path(path)
     _check(path, format, opset, int8)
-    subject, parts = model.eval(), None
+    subject, parts = model, None
     if folded:
         copy, report = fold(model)
         assert isinstance(copy, ViT)
         subject, parts = copy, len(report)
-    with replacing(path) as temporary:
+    with in_inference(model), replacing(path) as temporary:
         gaps = verify(model, _write(subject, temporary, format, opset or OPSET), f"{format} file")
         rounded = None if int8 is None else _round(model, temporary, int8)
     count = sum(parameter.numel() for parameter in subject.parameters())

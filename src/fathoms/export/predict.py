@@ -18,6 +18,7 @@ from fathoms.data.sources.base import IMAGE_SUFFIXES, is_image
 from fathoms.errors import FathomsError
 from fathoms.evaluate.look import Look
 from fathoms.export.attention import attention_maps
+from fathoms.models.mode import in_inference
 from fathoms.models.vit import ViT
 from fathoms.reading import read_names, read_plain
 
@@ -108,7 +109,8 @@ def predict(
         if seen:
             images = (torch.stack(list(seen.values())) - shift) / scale
             images = images[:, : model.config.in_channels].to(home.device, home.dtype)
-            values, indices = model.eval()(images).float().softmax(-1).topk(top)
+            with in_inference(model):
+                values, indices = model(images).float().softmax(-1).topk(top)
             maps = attention_maps(model, images).float().cpu() if attention else [None] * len(images)
             for file, value, index, drawn in zip(seen, values.tolist(), indices.tolist(), maps, strict=True):
                 names = tuple(classes[i] for i in index)

@@ -157,8 +157,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "it needs more memory than --max-gb allows"
     text = " ".join(str(error).split())
-    name = next((word for word in text.split() if word.startswith("GLOBAL")), "")
-    if "weights_only" in text.lower() or "Unsupported" in text or name:
+    if "weights_only" in text.lower() or "Unsupported" in text or "GLOBAL" in text:
         wanted = text.partition("GLOBAL ")[2].split(" ")[0]
         detail = f" (it asks for {wanted})" if wanted else ""
         return f"{MESSAGE} when it is opened{detail}; ask its author for safetensors"

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
+from fathoms.models.mode import in_inference
 from fathoms.parts.block import Block, Join
 
 
@@ -139,19 +140,13 @@ def probe(
 
 def _backward(model: nn.Module, images: Tensor, labels: Tensor | None) -> None:
     """One step's gradients, in evaluation mode so that drop-path does not blur the measure."""
-    modes = [(module, module.training) for module in model.modules()]
     model.zero_grad(set_to_none=True)
-    try:
-        model.eval()
-        with torch.enable_grad():
-            logits = model(images)
-            if labels is None:
-                generator = torch.Generator().manual_seed(0)
-                labels = torch.randint(logits.shape[1], (len(logits),), generator=generator).to(logits.device)
-            F.cross_entropy(logits.float(), labels).backward()
-    finally:
-        for module, training in modes:
-            module.training = training
+    with in_inference(model), torch.enable_grad():
+        logits = model(images)
+        if labels is None:
+            generator = torch.Generator().manual_seed(0)
+            labels = torch.randint(logits.shape[1], (len(logits),), generator=generator).to(logits.device)
+        F.cross_entropy(logits.float(), labels).backward()
 
 
 def _site(name: str, branch: str, block: Block, seen: dict[str, Tensor]) -> Site:

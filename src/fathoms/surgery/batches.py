@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
+from fathoms.models.mode import in_inference
 
 # Where libraries keep the side of the images a model takes; the first that is found counts.
 _SIZES = (
@@ -79,13 +80,8 @@ def answers(output: Any) -> list[Tensor]:
 @torch.no_grad()
 def run(model: nn.Module, images: Tensor) -> list[Tensor]:
     """What a model answers in inference, whatever mode it is in."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
+    with in_inference(model):
         return [tensor.clone() for tensor in answers(model(images))]
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def difference(before: list[Tensor], after: list[Tensor]) -> float:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fathoms.atomic import sync_folder
 from fathoms.errors import WeightsError
-from fathoms.reading import read_json
+from fathoms.reading import read_json, sha256_of
 from fathoms.train.run_folder import dumps
 from fathoms.train.tensor_file import write_tensors
 from fathoms.train.trust import check_state, read_manifest
@@ -43,11 +43,6 @@ class Checkpoint:
 
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_text(path: Path, text: str) -> str:
@@ -165,7 +160,7 @@ def why_unusable(folder: Path) -> str | None:
     """The reason why a folder is no whole checkpoint, or None."""
     try:
         for name, digest in read_manifest(folder, MANIFEST).items():
-            if _sha256(folder / name) != digest:
+            if sha256_of(folder / name) != digest:
                 return f"{name} is not what was saved"
     except FileNotFoundError as error:
         return f"{Path(error.filename or folder).name} is missing"

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from fathoms.errors import FathomsError
 from fathoms.train.job import RunOptions
 from fathoms.train.spikes import Spikes
+from fathoms.train.versions import GUARD_COUNTS
 from fathoms.train.watch import Seen
 
 LR_FACTOR = 0.5
@@ -90,13 +91,12 @@ class Guard:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        names = ("skipped", "in_a_row", "overflows", "rollbacks", "jumps")
-        counts = {name: getattr(self, name) for name in names}
+        counts = {name: getattr(self, name) for name in GUARD_COUNTS}
         return {**counts, "passed_over": sorted(self.passed_over), "losses": list(self.spikes.losses)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint of an earlier process."""
-        for name in ("skipped", "in_a_row", "overflows", "rollbacks", "jumps"):
+        for name in GUARD_COUNTS:
             setattr(self, name, state[name])
         self.passed_over = set(state["passed_over"])
         self.spikes = Spikes(state["losses"])

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import math
 import time
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from fathoms.train.build import build_data, build_model, build_schedule
 from fathoms.train.course import Course
 from fathoms.train.disk import check_room, file_sizes
 from fathoms.train.distributed import World, check_agreement, naming_lost_ranks, together
-from fathoms.train.epoch_end import evaluated, is_better, live_numbers, training_row
+from fathoms.train.epoch_end import EpochEnd, live_numbers
 from fathoms.train.foreign import timm_size
 from fathoms.train.guard import DivergedError, Guard, RollBack
 from fathoms.train.job import Job
@@ -108,7 +107,16 @@ class Trainer:
     def _train(self, notices: list[str]) -> Outcome:
         self.progress = progress = Progress(self.epochs * self.data.train.steps, self._done, self.show)
         told = Run(self.folder.path, self.job.table(), self.course.updates)
-        self.mirrors = Mirrors(self.trackers, told, progress.say)
+        mirrors = Mirrors(self.trackers, told, progress.say)
+        self.epoch_end = EpochEnd(
+            self.scene,
+            self.learner,
+            self.course,
+            self.channels,
+            self.stepper.amp_dtype,
+            progress.say,
+            mirrors.log,
+        )
         for line in (f"{self.data.train.describe()}; run folder {self.folder.path}", *notices):
             progress.say(line)
         try:
@@ -139,8 +147,16 @@ class Trainer:
                 self._end("failed", FAILED, str(error))
             raise
         finally:
-            self.mirrors.finish()
+            mirrors.finish()
             progress.close()
+            self._hear_the_saver()
+
+    def _hear_the_saver(self) -> None:
+        """A run that ends for another reason still says that its last checkpoint was not written."""
+        try:
+            self.saver.wait()
+        except FathomsError as error:
+            self.progress.say(f"warning: {error}")
 
     def _end(self, status: str, code: int, reason: str | None = None) -> Outcome:
         summary = write_end(self.scene, self.course, self.guard, self.model, status, reason)
@@ -259,41 +275,9 @@ class Trainer:
         self.folder.append("probe.jsonl", {**place, **signal.to_json()})
 
     def _finish_epoch(self, rate: float) -> None:
-        """Write the training row; evaluate and save where it is time to."""
-        course, progress = self.course, self.progress
-        row = training_row(course, self.world, self._lr(back=1e-9), rate)
-        if self.recipe.progressive_size is not None and self.sizes is not None:
-            row["image_size"] = self.sizes.at(course.epoch)
-        self._record(row)
-        course.next_epoch()
-        line = f"epoch {course.epoch}/{self.epochs}  train loss {row['loss']:.4f}  top1 {row['top1']:.2f}"
-        if course.epoch % self.job.run.eval_interval == 0 or course.epoch == self.epochs:
-            line += self._evaluate(row["lr"])
-        progress.say(f"{line}  {rate:,.0f} images/s")
-        if advice := self.data.train.advice():
-            progress.say(advice)
-
-    def _evaluate(self, lr: float) -> str:
-        """Evaluate, note it, and save; what is said of it."""
-        course, done = self.course, self.course.epoch - 1
-        result = evaluated(self.scene, self.learner, self.channels, self.stepper.amp_dtype)
-        course.last = result.summary()
-        self._record({"epoch": done, "step": course.updates, "split": "val", **course.last, "lr": lr})
-        if not math.isfinite(result.loss):
-            self.folder.append("guard.jsonl", {"kind": "evaluation_not_finite", "epoch": done})
-            self.progress.say(
-                f"guard: epoch {course.epoch}: the loss of the evaluation is not finite: not the best"
-            )
-        better = is_better(result, course.best)
-        if better:
-            course.best = {"epoch": done, "top1": result.top1, "top5": result.top5, "loss": result.loss}
-        self.save(best=better)
-        return f"  val loss {result.loss:.4f}  top1 {result.top1:.2f}"
-
-    def _record(self, row: dict[str, Any]) -> None:
-        """A row of metrics, first where it counts."""
-        self.folder.append("metrics.jsonl", row)
-        self.mirrors.log(row)
+        better = self.epoch_end.finish(self.epochs, self._lr(back=1e-9), rate)
+        if better is not None:
+            self.save(best=better)
 
     def save(self, best: bool = False) -> None:
         """Put everything into a checkpoint, once it is known what became of the last update."""

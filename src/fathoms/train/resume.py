@@ -87,11 +87,10 @@ def check_same_run(scene: Scene, kept: Checkpoint) -> None:
 
 def check_allowed(job: Job) -> None:
     """Refuse to allow a change of what does not exist."""
+    full = _names(job.identity())
+    known = [*full, *(name.rpartition(".")[2] for name in full)]
     for name in job.run.allow_change or ():
-        known = _names(job.identity())
-        check_name(
-            name, [*known, *(other.rpartition(".")[2] for other in known)], "setting", "--allow-change"
-        )
+        check_name(name, known, "setting", "--allow-change")
 
 
 def changes(state: dict[str, Any], job: Job, world: int) -> list[str]:

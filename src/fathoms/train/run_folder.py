@@ -46,11 +46,6 @@ class RunFolder:
         """Where checkpoints lie."""
         return self.path / "checkpoints"
 
-    @property
-    def metrics(self) -> Path:
-        """One JSON object a line."""
-        return self.path / "metrics.jsonl"
-
     def open(self) -> None:
         """Create the folder and hold its lock; a folder that cannot be written is an error at once."""
         if not self.writes:

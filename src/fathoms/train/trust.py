@@ -14,7 +14,7 @@ from typing import Any
 
 from fathoms.errors import ConfigError, WeightsError
 from fathoms.reading import read_json
-from fathoms.train.versions import check_version
+from fathoms.train.versions import GUARD_COUNTS, check_version
 
 NEEDED = ("state.json", "model.safetensors")
 # Above any count of a run, below what would overflow a tensor's index.
@@ -111,7 +111,7 @@ def _check_guard(guard: Any, where: str) -> None:
     if guard is None:
         return
     _expect(isinstance(guard, dict), where, "guard")
-    for key in ("skipped", "in_a_row", "overflows", "rollbacks", "jumps"):
+    for key in GUARD_COUNTS:
         _expect(_is_count(guard.get(key)), where, f"guard.{key}")
     for key in ("passed_over", "losses"):
         value = guard.get(key)

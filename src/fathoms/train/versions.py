@@ -10,6 +10,8 @@ from typing import Any
 from fathoms.errors import WeightsError
 
 VERSION = 2
+GUARD_COUNTS = ("skipped", "in_a_row", "overflows", "rollbacks", "jumps")
+"""What the guard counts, by the names that state.json has for it."""
 
 
 def check_version(version: Any, where: str) -> int:
@@ -38,7 +40,7 @@ def _from_1(state: dict[str, Any]) -> dict[str, Any]:
 
     The optimizer's own momentum and a photo's share of the picture were then written as 0.9; they are None now.
     """
-    counts = dict.fromkeys(("skipped", "in_a_row", "overflows", "rollbacks", "jumps"), 0)
+    counts = dict.fromkeys(GUARD_COUNTS, 0)
     identity = state.get("identity", {})
     recipe = dict(identity.get("recipe", {}))
     for name in ("momentum", "crop_pct"):

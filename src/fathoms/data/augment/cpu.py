@@ -17,7 +17,7 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 
 from fathoms.data.augment import enhance, tables
-from fathoms.data.augment.geometry import PLANE, matrices
+from fathoms.data.augment.geometry import PLANE, cubic_weights, matrices
 from fathoms.data.augment.policy import Layer
 
 Picture = UInt8[np.ndarray, "3 H W"]
@@ -123,9 +123,7 @@ def gaussian_blur(picture: Picture, factor: float) -> Picture:
 
 def _weights(d: Float[Tensor, "..."], cubic: bool) -> list[Tensor]:
     """Weights of the two or four neighbours of a point that lies `d` past a pixel centre."""
-    if not cubic:
-        return [1 - d, d]
-    return [d * (-1 + d * (2 - d)), 1 + d * d * (d - 2), d * (1 + d * (1 - d)), d * d * (d - 1)]
+    return cubic_weights(d) if cubic else [1 - d, d]
 
 
 def _edged(picture: Picture, axis: int) -> UInt8[np.ndarray, "3 h w"]:

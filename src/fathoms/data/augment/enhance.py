@@ -12,6 +12,9 @@ from fathoms.data.augment.tables import cut, luma
 Images = UInt8[Tensor, "B 3 H W"]
 Factor = Float[Tensor, " B"]
 
+# Where a whole number is expected: less than any true fraction here, more than float32 is off by.
+_HAIR = 1e-4
+
 
 def colour(images: Images, factor: Factor) -> Images:
     """Saturation: g + factor * (v - g), with g the luma of the pixel: 0 is grey, 1 no change."""
@@ -66,7 +69,7 @@ def gaussian_blur(images: Images, factor: Factor) -> Images:
                 padded.narrow(dim, tap, size) * kernel[:, tap, None, None, None]
                 for tap in range(2 * reach + 1)
             ]
-            values = (sum(parts[1:], parts[0]) + 0.5 + 1e-4).floor()
+            values = (sum(parts[1:], parts[0]) + 0.5 + _HAIR).floor()
     return values.clamp(0, 255).to(torch.uint8)
 
 
@@ -99,6 +102,3 @@ def hue(images: Images, factor: Factor) -> Images:
     # Going round the circle, each channel runs through the same six values, two sectors apart.
     picked = [table.gather(1, (which + turn) % 6) for turn in (0, 4, 2)]
     return cut(torch.cat(picked, 1))
-
-
-_HAIR = 1e-4

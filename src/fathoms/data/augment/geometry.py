@@ -38,15 +38,15 @@ def matrices(kind: str, factor: Float[np.ndarray, " B"], height: int, width: int
     return out
 
 
+def cubic_weights(d: Tensor) -> list[Tensor]:
+    """Weights of the four neighbours of a point that lies `d` past the second."""
+    return [d * (-1 + d * (2 - d)), 1 + d * d * (d - 2), d * (1 + d * (1 - d)), d * d * (d - 1)]
+
+
 def tap_weights(d: Tensor, cubic: Bool[Tensor, "B 1 1"]) -> list[Tensor]:
-    """Weights of the four neighbours of a point that lies `d` past the second; linear ones use two."""
-    near, far = d * (1 + d * (1 - d)), d * d * (d - 1)
-    return [
-        torch.where(cubic, d * (-1 + d * (2 - d)), 0.0),
-        torch.where(cubic, 1 + d * d * (d - 2), 1 - d),
-        torch.where(cubic, near, d),
-        torch.where(cubic, far, 0.0),
-    ]
+    """The same for each picture's own filter; linear ones use the two in the middle."""
+    linear = (0.0, 1 - d, d, 0.0)
+    return [torch.where(cubic, four, two) for four, two in zip(cubic_weights(d), linear, strict=True)]
 
 
 def affine(
