@@ -46,6 +46,21 @@ def test_gives_a_finite_gradient_to_every_parameter(kind):
         assert parameter.grad.isfinite().all(), name
 
 
+def test_scaling_its_ends_scales_what_enters_and_what_leaves(kind):
+    """The contract of `ends`, on which the absorbing of norms and residual scales rests."""
+    torch.manual_seed(0)
+    branch = build(kind)
+    inputs = inputs_of(branch)
+    first, last = branch.ends()
+    expected = 3 * branch(*(2 * x for x in inputs))
+    with torch.no_grad():
+        for linear in first:
+            linear.weight.mul_(2)
+        last.weight.mul_(3)
+        last.bias.mul_(3)
+    assert torch.allclose(branch(*inputs), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_is_finite_on_large_inputs(kind):
     branch = build(kind)
     assert branch(*(1e4 * x for x in inputs_of(branch))).isfinite().all()

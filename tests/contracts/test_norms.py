@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fathoms.parts import NORMS, LearnableScaler, LearnableScaler2d, RMSNorm, ScaleNorm
+from fathoms.parts.norm import split_affine
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -36,6 +37,19 @@ def test_gives_a_gradient_to_the_input_and_every_parameter(norm):
         assert tensor.grad is not None
         assert tensor.grad.isfinite().all()
         assert tensor.grad.any()
+
+
+def test_is_a_gain_and_a_shift_of_the_rest(norm):
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.copy_(0.5 + torch.rand_like(parameter))
+    x, before = torch.randn(2, 5, 32), [id(parameter) for parameter in norm.parameters()]
+    rest, gain, shift = split_affine(norm)
+    y = rest(x) if gain is None else gain * rest(x)
+    assert torch.allclose(y if shift is None else y + shift, norm(x), rtol=1e-5, atol=1e-6)
+    own = [part for part in (gain, shift) if part is not None]
+    assert [id(p) for p in norm.parameters()] == before
+    assert all(part is not kept for part in own for kept in rest.parameters())
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-4, 1e4])

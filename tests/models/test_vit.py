@@ -199,3 +199,11 @@ def test_public_names_are_all_there():
         assert getattr(fathoms, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         fathoms.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_logits_are_those_of_all_tokens(variant):
+    """`forward` norms only the tokens that are read; the others change nothing."""
+    vit = built(variant).eval()
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.allclose(vit(images), vit.forward_head(vit.forward_features(images)), rtol=1e-5, atol=1e-6)

@@ -218,12 +218,14 @@ def test_each_step_has_a_seed_of_its_own():
     assert len({step_seed(*place) for place in places}) == len(places)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp_everything"])
+@pytest.mark.parametrize("kind", ["ddp", "ddp_bf16", "fsdp", "fsdp_everything"])
 def test_two_processes_train_as_one_does(tmp_path, kind):
     """Same global batch, so the same samples in the same step; sums in another order, hence 1e-4."""
     common = [*TINY, "--output", str(tmp_path), "--crop", "whole"]
     if kind == "ddp":
         common += ["--mixup", "0.4", "--cutmix", "1", "--probe-interval", "7"]
+    if kind == "ddp_bf16":
+        common += ["--precision", "bf16", "--residual", "layerscale", "--readout", "class_attention"]
     if kind == "fsdp_everything":
         common += ["--opt", "lamb", "--model-ema", "--model-ema-decay", "0.9", "--train-feature-decay", "0.1"]
     train(train_command.make_job(parse(train_command, "train", [*common, "--experiment", "one"])))
@@ -238,7 +240,7 @@ def test_two_processes_train_as_one_does(tmp_path, kind):
         "fathoms",
     ]
     words += ["train", *common, "--experiment", kind, "--batch-size", "48"]
-    words += [] if kind == "ddp" else ["--fsdp"]
+    words += [] if kind.startswith("ddp") else ["--fsdp"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     alone, together = rows(tmp_path / "one"), rows(tmp_path / kind)
