@@ -136,3 +136,17 @@ def test_frozen_parameters_stay_frozen():
     model = make()
     model.stem.proj.weight.requires_grad_(False)
     assert not WorkingCopy(model).module.stem.proj.weight.requires_grad
+
+
+def test_what_is_frozen_or_has_no_gradient_yet_gets_none():
+    model = make()
+    copies = WorkingCopy(model)
+    copies.pull_gradients()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    frozen = make()
+    frozen.blocks.requires_grad_(False)
+    frozen.blocks[0].attn_join.norm.weight.requires_grad_()
+    copies = WorkingCopy(frozen)
+    got = gradients(frozen, copies.module, copies)
+    given = {name for name, grad in got.items() if name.startswith("blocks.") and grad is not None}
+    assert given == {"blocks.0.attn_join.norm.weight"}

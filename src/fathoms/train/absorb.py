@@ -103,13 +103,14 @@ class Stack:
         self.wide = torch.stack([weight.detach() for weight in self.weights])
         self.narrow = torch.empty_like(self.wide, dtype=dtype)
         self.narrow_bias = self.narrow.new_zeros(self.narrow.shape[:2])
-        self.weight_copies = [nn.Parameter(weight, trained) for weight in self.narrow]
-        for linear, weight in zip(self.linears, self.weight_copies, strict=True):
-            linear.weight = weight
-        biased = bool(self.biases or self.shifts)
-        self.bias_copies = [nn.Parameter(bias, trained) for bias in self.narrow_bias] if biased else []
-        for linear, bias in zip(self.linears, self.bias_copies, strict=biased):
-            linear.bias = bias
+        self.weight_copies: list[nn.Parameter] = []
+        self.bias_copies: list[nn.Parameter] = []
+        for linear, weight, bias in zip(self.linears, self.narrow, self.narrow_bias, strict=True):
+            linear.weight = nn.Parameter(weight, trained)
+            self.weight_copies.append(linear.weight)
+            if self.biases or self.shifts:
+                linear.bias = nn.Parameter(bias, trained)
+                self.bias_copies.append(linear.bias)
 
     def parameters(self) -> list[Tensor]:
         """All that the copies are made of."""
@@ -129,7 +130,9 @@ class Stack:
             self.narrow_bias.copy_((total if scale is None else total * scale).squeeze(2))
 
     def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each parameter with its gradient, from those of W' and c', which are forgotten."""
+        """Each parameter with its gradient, from those of W' and c', which are forgotten; none if none has come."""
+        if all(copy.grad is None for copy in (*self.weight_copies, *self.bias_copies)):
+            return
         weight = torch.stack([_gradient(copy) for copy in self.weight_copies])
         gain, shift, scale = self._factors()
         # Both as columns of a stack: (linears, out, 1).
