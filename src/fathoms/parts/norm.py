@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -29,11 +28,11 @@ def _widest(x: Tensor, weight: Tensor | None) -> Tensor:
 def split_affine(norm: nn.Module) -> tuple[nn.Module, Tensor | None, Tensor | None]:
     """A norm in parts: y = gain * rest(x) + shift. The norm itself stays as it is.
 
-    What each norm calls its gain and its shift stands in its `affine_names`.
+    What each norm calls its gain and its shift stands in its `affine_names`; one without such names is all rest.
     """
     rest = copy.copy(norm)
     rest._parameters = dict(norm._parameters)
-    names = cast(tuple[str | None, str | None], norm.affine_names)
+    names: tuple[str | None, str | None] = getattr(norm, "affine_names", (None, None))
     gain, shift = (None if name is None else getattr(norm, name) for name in names)
     for name in names:
         if name is not None:
