@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -105,16 +101,6 @@ def interpreted():
         compiled = run(torch.compile(attend, fullgraph=True, backend="aot_eager"), leaves)
         rows["compiled"] = max(relative_errors(compiled, eager).values())
     print(json.dumps(report))
-
-
-@pytest.fixture(scope="module")
-def report():
-    pytest.importorskip("triton", reason="triton is not installed")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(Path(__file__))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("impl", KERNELS)
