@@ -7,6 +7,7 @@ import torch
 from fathoms.data.augment.apply import apply_layer, compiled_kernels
 from fathoms.data.augment.policy import Layer
 from fathoms.data.boxes import Places, ragged, resize_boxes
+from fathoms.data.words import as_words
 
 
 # All nine operations were compared once and agree; compiling one takes half a minute, so one stands for them.
@@ -33,6 +34,6 @@ def test_the_compiled_resize_agrees_with_the_written_one():
     boxes = np.array([[3, 4, 30, 40], [0, 0, 31, 22], [-2, 5, 64, 64]])
     flips, cubic = np.array([True, False, True]), np.array([True, False, False])
     places = Places(offset, sizes[:, 1], sizes, boxes, flips, cubic)
-    written = resize_boxes(torch.from_numpy(flat), places, 24)
-    compiled = resize_boxes(torch.from_numpy(flat), places, 24, compile="inductor")
+    written = resize_boxes(as_words(torch.from_numpy(flat)), places, 24)
+    compiled = resize_boxes(as_words(torch.from_numpy(flat)), places, 24, compile="inductor")
     assert (written.int() - compiled.int()).abs().max() <= 1

@@ -14,6 +14,7 @@ from fathoms.data.boxes import Places, ragged, resize_boxes
 from fathoms.data.counter import sample_keys
 from fathoms.data.crop import draw_boxes, evaluation_geometry
 from fathoms.data.resize import evaluation_pixels, resize
+from fathoms.data.words import as_words
 from fathoms.errors import ConfigError, UnknownNameError
 
 
@@ -57,7 +58,9 @@ def test_a_ragged_batch_is_resized_as_pillow_resizes_each_picture(photo, size):
     ]
     flat, offset, sizes = ragged(pictures)
     boxes, flips, cubic = boxes_for(sizes, seed=4)
-    out = resize_boxes(torch.from_numpy(flat), Places(offset, sizes[:, 1], sizes, boxes, flips, cubic), size)
+    out = resize_boxes(
+        as_words(torch.from_numpy(flat)), Places(offset, sizes[:, 1], sizes, boxes, flips, cubic), size
+    )
     for i, (top, left, height, width) in enumerate(boxes):
         resample = Image.Resampling.BICUBIC if cubic[i] else Image.Resampling.BILINEAR
         crop = Image.fromarray(pictures[i][top : top + height, left : left + width]).resize(
@@ -78,7 +81,9 @@ def test_a_shifted_crop_is_padded_with_black(photo):
     )
     expected = np.zeros((32, 32, 3), np.uint8)
     expected[3:, :30] = picture[:29, 2:]
-    assert (resize_boxes(torch.from_numpy(flat), place, 32)[0].permute(1, 2, 0).numpy() == expected).all()
+    assert (
+        resize_boxes(as_words(torch.from_numpy(flat)), place, 32)[0].permute(1, 2, 0).numpy() == expected
+    ).all()
 
 
 def test_a_shift_leaves_something_of_a_tiny_picture():
@@ -96,7 +101,7 @@ def test_a_pixel_outside_the_box_never_matters(photo):
         changed[10:30, 12:37] = picture[10:30, 12:37]
         flat, offset, sizes = ragged([changed])
         place = Places(offset, sizes[:, 1], sizes, box, np.array([True]), np.array([True]))
-        outs.append(resize_boxes(torch.from_numpy(flat), place, 16))
+        outs.append(resize_boxes(as_words(torch.from_numpy(flat)), place, 16))
     assert torch.equal(*outs)
 
 

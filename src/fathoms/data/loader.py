@@ -20,6 +20,7 @@ from fathoms.data.plan import Plan, Refs
 from fathoms.data.sources.base import Source
 from fathoms.data.stats import LoaderStats
 from fathoms.data.views import Chunk, EvalView, Reader, TrainView
+from fathoms.data.words import as_words
 from fathoms.data.workers import Worker, WorkerPool, available_cores
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
@@ -197,4 +198,4 @@ class Loader:
             ),
         )
         compile = self.augment.compile if self.augment is not None else "none"
-        return resize_boxes(torch.cat(pixels), joined, self.view.size, compile)
+        return resize_boxes(as_words(torch.cat(pixels)), joined, self.view.size, compile)

@@ -21,10 +21,12 @@ from fathoms.data.errors import DataError
 from fathoms.data.plan import Plan, Refs
 from fathoms.data.sources.arrays import ArraySource
 from fathoms.data.stats import LoaderStats
+from fathoms.data.words import as_planes, as_words
 from fathoms.errors import ConfigError
 
-# Pixels that a GPU is given in one go: 4,096 pictures of 32 x 32, 50 MB as float32.
-_PIXELS_AT_ONCE = 4096 * 32 * 32
+# Pixels that a GPU is given in one go: 16,384 pictures of 32 x 32, 201 MB as float32. What the host does
+# for them is the same for one picture as for all. See `results/loader.md` for the memory this takes.
+_PIXELS_AT_ONCE = 16384 * 32 * 32
 
 
 class ResidentLoader:
@@ -58,7 +60,7 @@ class ResidentLoader:
         self._check_room()
         # torch takes no read-only arrays, which is what a file read into memory gives.
         pixels = np.require(source.images, requirements=["C", "W"])
-        self._pixels = torch.from_numpy(pixels).to(self.device).view(-1, 3)
+        self._pixels = as_words(torch.from_numpy(pixels).to(self.device)).view(-1)
         self._labels = torch.from_numpy(source.labels).to(self.device)
         self.stats = LoaderStats()
 
@@ -66,9 +68,11 @@ class ResidentLoader:
         if self.device.type != "cuda":
             return
         free, _ = torch.cuda.mem_get_info(self.device)
-        if self.source.images.nbytes > free // 2:
+        # A pixel is kept as a word of four bytes.
+        needed = self.source.images.nbytes // 3 * 4
+        if needed > free // 2:
             raise DataError(
-                f"data: {self.source.images.nbytes >> 20} MiB of pixels take more than half of the free "
+                f"data: {needed >> 20} MiB of pixels take more than half of the free "
                 f"{free >> 20} MiB on {self.device}; write them to a folder or shards"
             )
 
@@ -127,27 +131,24 @@ class ResidentLoader:
         parts = [self.plan.batch(epoch, step) for step in steps]
         refs = Refs.joined(parts)
         images = self._crops(refs, epoch)
-        labels = self._labels[to_device(refs.index, self.device)]
+        (index,) = to_device([refs.index], self.device)
+        labels, targets = self._labels.index_select(0, index), None
         if self.augment is not None:
             images = self.augment.normalised(self.augment.colours(images, refs, epoch), refs, epoch)
+            asked = dict(zip(steps, parts, strict=True))
+            images, targets = self.augment.mix(images, labels, asked, epoch, self.plan.global_batch)
         sizes = [len(part) for part in parts]
-        batches = []
-        for step, part, own, named in zip(
-            steps, parts, images.split(sizes), labels.split(sizes), strict=True
-        ):
-            targets = None
-            if self.augment is not None:
-                own, targets = self.augment.mix(own, named, part, epoch, step, self.plan.global_batch)
-            ids = torch.from_numpy(part.index.astype(np.int64))
-            batches.append(Batch(own, named, ids, epoch, step, targets))
-        return batches
+        ids = torch.from_numpy(refs.index.astype(np.int64))
+        softened = [None] * len(parts) if targets is None else targets.split(sizes)
+        pieces = zip(images.split(sizes), labels.split(sizes), ids.split(sizes), steps, softened, strict=True)
+        return [Batch(own, named, ids, epoch, step, soft) for own, named, ids, step, soft in pieces]
 
     def _crops(self, refs: Refs, epoch: int) -> torch.Tensor:
         height, width = self.source.images.shape[1:3]
         count = len(refs)
         if self.crop is None and (height, width) == (self.size, self.size):
-            whole = self._pixels.view(-1, height, width, 3)[to_device(refs.index, self.device)]
-            return whole.permute(0, 3, 1, 2).contiguous()
+            (index,) = to_device([refs.index], self.device)
+            return as_planes(self._pixels.view(-1, height, width).index_select(0, index))
         sizes = np.tile(np.array([[height, width]]), (count, 1))
         if self.crop is None:
             boxes = np.tile(np.array([[0, 0, height, width]]), (count, 1))

@@ -16,7 +16,7 @@ from torch import Tensor
 from fathoms.data.augment import enhance
 from fathoms.data.augment.geometry import PLANE, affine, matrices
 from fathoms.data.augment.policy import Layer
-from fathoms.data.augment.tables import FACTOR_TABLES, PICTURE_TABLES, look_up, picture_table
+from fathoms.data.augment.tables import FACTOR_LINES, PICTURE_TABLES, line_tables, look_up, picture_table
 from fathoms.data.device import to_device
 
 COLOUR: dict[str, Callable[..., Tensor]] = {
@@ -63,35 +63,40 @@ def apply_layer(
     images: UInt8[Tensor, "B 3 H W"], layer: Layer, fill: UInt8[Tensor, "3"], kernels: Kernels = WRITTEN
 ) -> UInt8[Tensor, "B 3 H W"]:
     """The batch with each sample's operation applied; `images` itself is changed and returned."""
-    device, (height, width) = images.device, images.shape[2:]
-    tabled = {kind: rows for kind, rows in layer.rows.items() if kind in (*FACTOR_TABLES, *PICTURE_TABLES)}
-    moved = {kind: rows for kind, rows in layer.rows.items() if kind in PLANE}
-    other = {kind: rows for kind, rows in layer.rows.items() if kind in COLOUR}
-    groups = [*tabled.values(), *moved.values(), *other.values()]
-    if not groups:
+    groups = [
+        {kind: rows for kind, rows in layer.rows.items() if kind in kinds}
+        for kinds in (FACTOR_LINES, PICTURE_TABLES, PLANE, COLOUR)
+    ]
+    lined, tabled, moved, other = groups
+    if not any(groups):
         return images
-    order = np.concatenate(groups)
-    where = to_device(order, device)
-    factor = to_device(layer.argument[order].astype(np.float32), device)
+    order = np.concatenate([rows for group in groups for rows in group.values()])
+    lines = [FACTOR_LINES[kind](layer.argument[rows]) for kind, rows in lined.items()]
+    maps = [matrices(kind, layer.argument[rows], *images.shape[2:]) for kind, rows in moved.items()]
+    filters = [layer.cubic[rows] for rows in moved.values()]
+    where, factor, line, matrix, cubic = to_device(
+        [
+            order,
+            layer.argument[order].astype(np.float32),
+            np.concatenate([np.empty((6, 0)), *lines], 1),
+            np.concatenate([np.empty((0, 6)), *maps]).astype(np.float32),
+            np.concatenate([np.empty(0, bool), *filters]).astype(np.float32),
+        ],
+        images.device,
+    )
     picked = images.index_select(0, where)
-    results, tables, start = [], [], 0
+    start, results = line.shape[1], []
+    tables = [line_tables(line)] if lined else []
     for kind, rows in tabled.items():
         stop = start + len(rows)
-        if kind in FACTOR_TABLES:
-            table = to_device(FACTOR_TABLES[kind](layer.argument[rows]), device)[:, None]
-        else:
-            table = picture_table(kind, picked[start:stop], factor[start:stop])
-        tables.append(table.expand(-1, 3, -1))
+        tables.append(picture_table(kind, picked[start:stop], factor[start:stop]))
         start = stop
     if tables:
-        results.append(look_up(picked[:start], torch.cat(tables)))
+        results.append(look_up(picked[:start], torch.cat([table.expand(-1, 3, -1) for table in tables])))
     if moved:
-        rows = np.concatenate(list(moved.values()))
-        maps = [matrices(kind, layer.argument[own], height, width) for kind, own in moved.items()]
-        matrix = to_device(np.concatenate(maps).astype(np.float32), device)
-        cubic = to_device(layer.cubic[rows], device)
-        results.append(kernels.affine(picked[start : start + len(rows)], matrix, cubic, fill))
-        start += len(rows)
+        stop = start + len(matrix)
+        results.append(kernels.affine(picked[start:stop], matrix, cubic, fill))
+        start = stop
     for kind, rows in other.items():
         stop = start + len(rows)
         results.append(kernels.colour[kind](picked[start:stop], factor[start:stop]))

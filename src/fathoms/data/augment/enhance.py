@@ -18,9 +18,8 @@ _HAIR = 1e-4
 
 def colour(images: Images, factor: Factor) -> Images:
     """Saturation: g + factor * (v - g), with g the luma of the pixel: 0 is grey, 1 no change."""
-    values = images.float()
-    shades = luma(*values.unbind(1))[:, None]
-    return cut(shades + factor[:, None, None, None] * (values - shades))
+    shades = luma(*images.unbind(1))[:, None]
+    return cut((images - shades).mul_(factor[:, None, None, None]).add_(shades))
 
 
 def sharpness(images: Images, factor: Factor) -> Images:

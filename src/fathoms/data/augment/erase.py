@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fathoms.data.augment.apply import put_rows
+from fathoms.data.augment.rectangles import inside_boxes
 from fathoms.data.counter import device_uniforms, sample_keys, uniforms
 from fathoms.data.device import to_device
 from fathoms.errors import ConfigError
@@ -73,16 +74,14 @@ def erase(
     if not len(rows):
         return images
     device, (channels, height, width) = images.device, images.shape[1:]
-    box = to_device(rectangles[rows], device)
-    y = torch.arange(height, device=device)[:, None]
-    x = torch.arange(width, device=device)
-    top, left, tall, wide = (box[..., i, None, None] for i in range(4))
-    inside = ((y >= top) & (y < top + tall) & (x >= left) & (x < left + wide)).any(1)[:, None]
-    where = to_device(rows, device)
+    top, left, tall, wide = np.moveaxis(rectangles[rows], -1, 0)
+    box = np.stack([top, top + tall, left, left + wide], -1)
+    # Noise has its own key, or its first numbers would be those that drew the rectangles.
+    own = sample_keys(0, 0, "noise", keys[rows].view(np.int64)).view(np.int64)
+    where, edges, own = to_device([rows, box, own], device)
+    inside = inside_boxes(edges, height, width).any(1)[:, None]
     noise: Tensor | float = 0.0
     if mode != "const":
-        # Noise has its own key, or its first numbers would be those that drew the rectangles.
-        own = to_device(sample_keys(0, 0, "noise", keys[rows].view(np.int64)).view(np.int64), device)
         pixels = height * width if mode == "pixel" else 1
         draws = device_uniforms(own, channels * pixels)
         noise = normal_noise(draws)

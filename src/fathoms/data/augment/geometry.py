@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from fathoms.data.augment.tables import cut
+from fathoms.data.words import as_planes, as_words, join_bytes, word_bytes
 
 PLANE = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 
@@ -43,35 +44,52 @@ def cubic_weights(d: Tensor) -> list[Tensor]:
     return [d * (-1 + d * (2 - d)), 1 + d * d * (d - 2), d * (1 + d * (1 - d)), d * d * (d - 1)]
 
 
-def tap_weights(d: Tensor, cubic: Bool[Tensor, "B 1 1"]) -> list[Tensor]:
-    """The same for each picture's own filter; linear ones use the two in the middle."""
-    linear = (0.0, 1 - d, d, 0.0)
-    return [torch.where(cubic, four, two) for four, two in zip(cubic_weights(d), linear, strict=True)]
+def tap_weights(d: Float[Tensor, "*shape"], cubic: Float[Tensor, "*ones"]) -> Float[Tensor, "4 *shape"]:
+    """Weights of the four neighbours of a point that lies `d` past the second; linear ones use two.
+
+    `cubic` is 1 or 0: a product with it costs less than a choice between two.
+    """
+    rest, square = 1 - d, d * d
+    outer = d * (-1 + d * (2 - d)), square * (d - 1)
+    inner = 1 + square * (d - 2), d * (1 + d * rest)
+    chosen = cubic > 0
+    return torch.stack(
+        [
+            outer[0] * cubic,
+            torch.where(chosen, inner[0], rest),
+            torch.where(chosen, inner[1], d),
+            outer[1] * cubic,
+        ]
+    )
 
 
 def affine(
     images: UInt8[Tensor, "B 3 H W"],
     matrix: Float[Tensor, "B 6"],
-    cubic: Bool[Tensor, " B"],
+    cubic: Float[Tensor, " B"],
     fill: UInt8[Tensor, "3"],
 ) -> UInt8[Tensor, "B 3 H W"]:
-    """Every picture through its own map and filter: sixteen gathers, or one kernel when compiled."""
-    height, width = images.shape[2:]
-    a, b, c, d, e, f = (matrix[:, i, None, None] for i in range(6))
-    right = torch.arange(width, device=images.device) + 0.5
-    down = torch.arange(height, device=images.device)[:, None] + 0.5
-    x, y = a * right + b * down + c, d * right + e * down + f
-    inside = ((x >= 0) & (x < width) & (y >= 0) & (y < height))[:, None]
-    left, top = (x - 0.5).floor(), (y - 0.5).floor()
-    chosen = cubic[:, None, None]
-    across, along = tap_weights(x - 0.5 - left, chosen), tap_weights(y - 0.5 - top, chosen)
-    columns = [(left.long() + tap).clamp_(0, width - 1) for tap in range(-1, 3)]
-    rows = [(top.long() + tap).clamp_(0, height - 1) * width for tap in range(-1, 3)]
-    flat = images.flatten(2)
-    out = torch.zeros(images.shape, device=images.device)
+    """Every picture through its own map and filter (`cubic` is 1 or 0): four fetches of four neighbours."""
+    count, _, height, width = images.shape
+    words, device = as_words(images.permute(0, 2, 3, 1)).flatten(), images.device
+    right = torch.arange(width, device=device) + 0.5
+    down = torch.arange(height, device=device)[:, None] + 0.5
+    # Both coordinates at once: the first dimension is x, y.
+    along_x, along_y, shift = matrix.view(-1, 2, 3, 1, 1).transpose(0, 1).unbind(2)
+    point = along_x * right + along_y * down + shift
+    x, y = point
+    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    past = point - 0.5
+    corner = past.floor()
+    across, along = tap_weights(past - corner, cubic[:, None, None]).unbind(1)
+    tap = torch.arange(-1, 3, device=device, dtype=torch.int32)[:, None, None, None, None]
+    near_x, near_y = (corner.to(torch.int32) + tap).unbind(1)
+    first = torch.arange(count, device=device, dtype=torch.int32)[:, None, None] * (height * width)
+    columns, rows = near_x.clamp(0, width - 1) + first, near_y.clamp(0, height - 1) * width
+    out = torch.zeros(count, height, width, 4, device=device)
     for row, row_weight in zip(rows, along, strict=True):
-        for column, weight in zip(columns, across, strict=True):
-            place = (row + column).flatten(1)[:, None].expand(-1, 3, -1)
-            fetched = flat.gather(2, place).view(images.shape)
-            out = torch.addcmul(out, fetched.float(), (row_weight * weight)[:, None])
-    return torch.where(inside, cut(out), fill[:, None, None])
+        place, weight = row + columns, row_weight * across
+        fetched = word_bytes(words.index_select(0, place.flatten()).view(place.shape))
+        for value, share in zip(fetched, weight[..., None], strict=True):
+            out.addcmul_(value, share)
+    return as_planes(torch.where(inside, join_bytes(cut(out)), as_words(fill)))

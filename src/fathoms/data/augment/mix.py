@@ -8,6 +8,7 @@ Papers: mixup, Zhang et al. 2017, arXiv:1710.09412; CutMix, Yun et al. 2019, arX
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from fathoms.data.augment.rectangles import inside_boxes
 from fathoms.data.device import to_device
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
@@ -54,15 +56,29 @@ class MixOptions:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Per sample: share of its own picture, and the rectangle taken from its partner (cutmix)."""
+    """Per sample: share of its own picture, the rectangle taken from its partner (cutmix), and its partner."""
 
     share: np.ndarray
     cut: np.ndarray
     box: np.ndarray
+    partner: np.ndarray
 
     def part(self, places: np.ndarray) -> Mixture:
-        """The rows of some samples."""
-        return Mixture(self.share[places], self.cut[places], self.box[places])
+        """The rows of some samples, mixed among themselves: the first with the last."""
+        return Mixture(
+            self.share[places], self.cut[places], self.box[places], np.arange(len(places))[::-1].copy()
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Mixture]) -> Mixture:
+        """The mixtures of several steps as one; partners stay within their step."""
+        first = np.cumsum([0, *(len(part.share) for part in parts)])
+        return cls(
+            np.concatenate([part.share for part in parts]),
+            np.concatenate([part.cut for part in parts]),
+            np.concatenate([part.box for part in parts]),
+            np.concatenate([part.partner + start for part, start in zip(parts, first, strict=False)]),
+        )
 
 
 def draw_mixture(
@@ -87,25 +103,23 @@ def draw_mixture(
     else:
         pick = np.arange(count)
         pick = pick if options.mode == "elem" else np.minimum(pick, count - 1 - pick)
-    return Mixture(share[pick], cut[pick], box[pick])
+    return Mixture(share[pick], cut[pick], box[pick], np.arange(count)[::-1].copy())
 
 
 def mix_images(images: Float[Tensor, "B C H W"], mixture: Mixture) -> Float[Tensor, "B C H W"]:
     """Mixup: share * x + (1 - share) * partner; cutmix: the partner's pixels inside the box."""
-    device, partner = images.device, images.flip(0)
-    if not mixture.cut.any():
-        share = to_device(mixture.share.astype(np.float32), device).to(images.dtype)[:, None, None, None]
-        return partner + share * (images - partner)
-    y = torch.arange(images.shape[2], device=device)[:, None]
-    x = torch.arange(images.shape[3], device=device)
-    box = to_device(mixture.box, device)[:, None, :, None, None]
-    inside = (y >= box[:, :, 0]) & (y < box[:, :, 1]) & (x >= box[:, :, 2]) & (x < box[:, :, 3])
-    pasted = torch.where(inside, partner, images)
-    if mixture.cut.all():
+    where, weight, cut, box = to_device(
+        [mixture.partner, mixture.share.astype(np.float32), mixture.cut, mixture.box], images.device
+    )
+    partner = images.index_select(0, where)
+    pasted: Tensor | None = None
+    if mixture.cut.any():
+        pasted = torch.where(inside_boxes(box, *images.shape[2:])[:, None], partner, images)
+    if pasted is not None and mixture.cut.all():
         return pasted
-    share = to_device(mixture.share.astype(np.float32), device).to(images.dtype)[:, None, None, None]
-    cut = to_device(mixture.cut, device)[:, None, None, None]
-    return torch.where(cut, pasted, partner + share * (images - partner))
+    share = weight.to(images.dtype)[:, None, None, None]
+    blended = (images - partner).mul_(share).add_(partner)
+    return blended if pasted is None else torch.where(cut[:, None, None, None], pasted, blended)
 
 
 def soft_targets(
@@ -117,5 +131,5 @@ def soft_targets(
     rows.scatter_(1, labels[:, None], 1 - smoothing + off)
     if mixture is None:
         return rows
-    share = to_device(mixture.share.astype(np.float32), labels.device)[:, None]
-    return rows * share + rows.flip(0) * (1 - share)
+    where, share = to_device([mixture.partner, mixture.share.astype(np.float32)[:, None]], labels.device)
+    return rows * share + rows.index_select(0, where) * (1 - share)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,7 @@ from fathoms.data.augment import cpu
 from fathoms.data.augment.apply import WRITTEN, apply_layer, compiled_kernels
 from fathoms.data.augment.erase import check_erasing, draw_rectangles, erase
 from fathoms.data.augment.jitter import draw_jitter, jitter_ranges
-from fathoms.data.augment.mix import MixOptions, draw_mixture, mix_images, soft_targets
+from fathoms.data.augment.mix import MixOptions, Mixture, draw_mixture, mix_images, soft_targets
 from fathoms.data.augment.policy import draw_layers, parse_policy
 from fathoms.data.counter import generator, sample_keys
 from fathoms.data.plan import Refs
@@ -58,11 +59,13 @@ class AugmentOptions:
 
 
 def normalise(
-    images: UInt8[Tensor, "B 3 H W"], mean: Float[Tensor, "3"], std: Float[Tensor, "3"], dtype: torch.dtype
+    images: UInt8[Tensor, "B 3 H W"],
+    scale: Float[Tensor, "3 1 1"],
+    shift: Float[Tensor, "3 1 1"],
+    dtype: torch.dtype,
 ) -> Float[Tensor, "B 3 H W"]:
-    """(v / 255 - mean) / std, computed in float32."""
-    scale, shift = 1 / (255 * std), -mean / std
-    return torch.addcmul(shift[:, None, None], images.float(), scale[:, None, None]).to(dtype)
+    """Pixels v as v * scale + shift, which is (v / 255 - mean) / std, computed in float32."""
+    return torch.addcmul(shift, images, scale).to(dtype)
 
 
 class Augment:
@@ -101,8 +104,8 @@ class Augment:
         else:
             kernels = compiled_kernels() if compile == "inductor" else WRITTEN
             self._apply = functools.partial(apply_layer, kernels=kernels)
-        self._mean = torch.tensor(options.mean, device=self.device)
-        self._std = torch.tensor(options.std, device=self.device)
+        mean, std = (torch.tensor(values)[:, None, None] for values in (options.mean, options.std))
+        self._scale, self._shift = (1 / (255 * std)).to(self.device), (-mean / std).to(self.device)
         grey = [min(255, round(255 * value)) for value in options.mean]
         self._fill = torch.tensor(grey, dtype=torch.uint8, device=self.device)
 
@@ -129,13 +132,13 @@ class Augment:
         total: int | None = None,
     ) -> tuple[Float[Tensor, "B 3 H W"], Float[Tensor, "B C"] | None]:
         """Normalise, erase and mix; the second result is soft targets where samples were mixed."""
-        return self.mix(self.normalised(images, refs, epoch), labels, refs, epoch, step, total)
+        return self.mix(self.normalised(images, refs, epoch), labels, {step: refs}, epoch, total)
 
     def normalised(
         self, images: UInt8[Tensor, "B 3 H W"], refs: Refs, epoch: int
     ) -> Float[Tensor, "B 3 H W"]:
         """Normalise and erase: the last steps that belong to one sample."""
-        out = normalise(images, self._mean, self._std, self.dtype)
+        out = normalise(images, self._scale, self._shift, self.dtype)
         if not self.train or not self.options.reprob:
             return out
         keys = sample_keys(self.seed, epoch, "erase", refs.index, refs.repeat)
@@ -146,26 +149,27 @@ class Augment:
         self,
         images: Float[Tensor, "B 3 H W"],
         labels: Int64[Tensor, " B"],
-        refs: Refs,
+        steps: Mapping[int, Refs],
         epoch: int,
-        step: int,
         total: int | None = None,
     ) -> tuple[Float[Tensor, "B 3 H W"], Float[Tensor, "B C"] | None]:
-        """Mix the samples of one batch; the second result is soft targets, or None where none were mixed.
+        """Mix each step's samples among themselves; the second result is soft targets, None if none were mixed.
 
         Args:
             images: The samples.
             labels: Their classes.
-            refs: Which samples they are.
+            steps: Which samples they are, step by step.
             epoch: Counter.
-            step: Counter.
-            total: Samples of the step over all ranks, which share one mixture; None: these are all.
+            total: Samples of a step over all ranks, which share one mixture; None: these are all.
         """
         if not self.train or not self.options.mix.active:
             return images, None
-        total = len(labels) if total is None else total
-        rng: np.random.Generator = generator(self.seed, epoch, "mix", step)
-        drawn = draw_mixture(self.options.mix, rng, total, *images.shape[2:])
-        mixture = drawn.part(refs.position - step * total)
+        parts = []
+        for step, refs in steps.items():
+            count = len(refs) if total is None else total
+            rng: np.random.Generator = generator(self.seed, epoch, "mix", step)
+            drawn = draw_mixture(self.options.mix, rng, count, *images.shape[2:])
+            parts.append(drawn.part(refs.position - step * count))
+        mixture = Mixture.joined(parts)
         targets = soft_targets(labels, self.classes, self.options.mix.smoothing, mixture)
         return mix_images(images, mixture), targets

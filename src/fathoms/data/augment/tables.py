@@ -2,8 +2,8 @@
 
 Eight of RandAugment's operations map each value of a channel to another, so building one small table
 per picture and channel and looking every pixel up once serves them all, with the integers Pillow gives.
-Five tables follow from the factor alone and are made on the host; the other three need a statistic of
-the picture. How that is found fastest depends on the device; what follows from it does not.
+Five tables follow from the factor alone and are two straight lines each; the other three need a
+statistic of the picture. How that is found fastest depends on the device; what follows from it does not.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fathoms.registry import Registry
 
 Images = UInt8[Tensor, "B 3 H W"]
 Factors = Float[np.ndarray, " B"]
-HostTable = UInt8[np.ndarray, "B 256"]
+Lines = Float[np.ndarray, "6 B"]
+Number = int | float | np.ndarray
 
-FACTOR_TABLES: Registry[np.ndarray] = Registry("table operation")
+FACTOR_LINES: Registry[np.ndarray] = Registry("table operation")
 PICTURE_TABLES = ("auto_contrast", "contrast", "equalize")
 
 # A product that should be whole may come out a hair below it in float32; Pillow cuts off in float64.
 HAIR = 1e-3
-_RAMP = np.arange(256)
 
 
 def luma(red: Tensor, green: Tensor, blue: Tensor) -> Tensor:
@@ -34,39 +34,59 @@ def luma(red: Tensor, green: Tensor, blue: Tensor) -> Tensor:
 
 
 def cut(values: Tensor) -> Tensor:
-    """Clip to a byte and drop the fraction, as Pillow's C code does."""
-    return (values + HAIR).clamp(0, 255).to(torch.uint8)
+    """Clip to a byte and drop the fraction, as Pillow's C code does; `values` is used up."""
+    return values.add_(HAIR).clamp_(0, 255).to(torch.uint8)
 
 
-@FACTOR_TABLES.add("invert")
-def invert(factor: Factors) -> HostTable:
+@FACTOR_LINES.add("invert")
+def invert(factor: Factors) -> Lines:
     """255 - v."""
-    return np.tile((255 - _RAMP).astype(np.uint8), (len(factor), 1))
+    return _lines(factor, threshold=0, high=(-1, 255))
 
 
-@FACTOR_TABLES.add("posterize")
-def posterize(factor: Factors) -> HostTable:
+@FACTOR_LINES.add("posterize")
+def posterize(factor: Factors) -> Lines:
     """Keep the `factor` highest bits; none at 0, which newer Pillow refuses and older made black."""
-    dropped = 8 - np.clip(factor.astype(np.int64), 0, 8)[:, None]
-    return (_RAMP >> dropped << dropped).astype(np.uint8)
+    return _lines(factor, mask=0xFF << 8 - np.clip(factor.astype(np.int64), 0, 8) & 0xFF)
 
 
-@FACTOR_TABLES.add("solarize")
-def solarize(factor: Factors) -> HostTable:
+@FACTOR_LINES.add("solarize")
+def solarize(factor: Factors) -> Lines:
     """Invert every value from the threshold `factor` up."""
-    return np.where(factor[:, None] > _RAMP, _RAMP, 255 - _RAMP).astype(np.uint8)
+    return _lines(factor, threshold=factor, high=(-1, 255))
 
 
-@FACTOR_TABLES.add("solarize_add")
-def solarize_add(factor: Factors) -> HostTable:
+@FACTOR_LINES.add("solarize_add")
+def solarize_add(factor: Factors) -> Lines:
     """Add `factor` to every value below 128."""
-    return np.minimum(255, np.where(_RAMP < 128, _RAMP + factor[:, None], _RAMP)).astype(np.uint8)
+    return _lines(factor, threshold=128, low=(1, factor))
 
 
-@FACTOR_TABLES.add("brightness")
-def brightness(factor: Factors) -> HostTable:
+@FACTOR_LINES.add("brightness")
+def brightness(factor: Factors) -> Lines:
     """Scale: factor * v."""
-    return np.clip(_RAMP * factor[:, None] + HAIR, 0, 255).astype(np.uint8)
+    return _lines(factor, low=(factor, HAIR))
+
+
+def _lines(
+    factor: Factors,
+    threshold: Number = 256,
+    low: tuple[Number, Number] = (1, 0),
+    high: tuple[Number, Number] = (1, 0),
+    mask: Number = 255,
+) -> Lines:
+    out = np.empty((6, len(factor)))
+    for row, value in zip(out, (threshold, *low, *high, mask), strict=True):
+        row[:] = value
+    return out
+
+
+def line_tables(lines: Float[Tensor, "6 B"]) -> UInt8[Tensor, "B 1 256"]:
+    """Two straight lines, one below a threshold and one from it on, cut to a byte, and some of its bits."""
+    threshold, slope, shift, high_slope, high_shift, mask = lines[:, :, None, None]
+    ramp = torch.arange(256, device=lines.device, dtype=lines.dtype)
+    value = torch.where(ramp < threshold, ramp * slope + shift, ramp * high_slope + high_shift)
+    return value.clamp_(0, 255).to(torch.uint8).bitwise_and_(mask.to(torch.uint8))
 
 
 def contrast(mean: Float[Tensor, " B"], factor: Float[Tensor, " B"]) -> UInt8[Tensor, "B 1 256"]:
@@ -101,10 +121,10 @@ def picture_table(kind: str, images: Images, factor: Float[Tensor, " B"]) -> UIn
     if kind == "auto_contrast":
         return auto_contrast(images.amin((2, 3)), images.amax((2, 3)))
     if kind == "contrast":
-        shades = luma(*images.float().unbind(1))
+        shades = luma(*images.unbind(1))
         pixels = shades.shape[1] * shades.shape[2]
         # Integer arithmetic: the sum of 224 x 224 bytes is too large for float32 to hold exactly.
-        mean = (shades.long().sum((1, 2)) * 2 + pixels) // (2 * pixels)
+        mean = (shades.sum((1, 2), dtype=torch.int64) * 2 + pixels) // (2 * pixels)
         return contrast(mean.float(), factor)
     values = images.flatten(2).long()
     one = torch.ones((), dtype=torch.int64, device=images.device).expand(values.shape)
@@ -115,4 +135,6 @@ def picture_table(kind: str, images: Images, factor: Float[Tensor, " B"]) -> UIn
 
 def look_up(images: Images, tables: UInt8[Tensor, "B 3 256"]) -> Images:
     """Replace every value by its entry in the table of its picture and channel."""
-    return tables.gather(2, images.flatten(2).long()).view(images.shape)
+    first = torch.arange(0, tables.numel(), 256, device=images.device, dtype=torch.int32)
+    index = first.view(-1, 3, 1, 1) + images
+    return tables.view(-1).index_select(0, index.flatten()).view(images.shape)

@@ -1,0 +1,15 @@
+"""Rectangles of pictures as masks, for erasing and for pasting."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+def inside_boxes(box: Int[Tensor, "*shape 4"], height: int, width: int) -> Bool[Tensor, "*shape H W"]:
+    """Which pixels lie in the boxes: rows from top up to bottom, columns from left up to right."""
+    top, bottom, left, right = box[..., None].unbind(-2)
+    y, x = torch.arange(height, device=box.device), torch.arange(width, device=box.device)
+    rows, columns = (y >= top) & (y < bottom), (x >= left) & (x < right)
+    return rows[..., None] & columns[..., None, :]
