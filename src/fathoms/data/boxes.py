@@ -1,9 +1,9 @@
 """Crop, resize and mirror a whole batch of differently sized pictures on the device, in plain torch.
 
-The pictures lie behind one another in a flat buffer of pixels, one word each. Each output column (and row) is a
-weighted sum of a few input columns (rows); positions and weights are small tables per picture, so a
-batch is two gathers, whatever the sizes. The same function serves a ragged batch from the workers
-and a data set that lives on the device.
+The pictures lie behind one another in a flat buffer of pixels, a 32-bit word each. Each output column
+(and row) is a weighted sum of a few input columns (rows); positions and weights are small tables per
+picture, so a batch is a few fetches each way, whatever the sizes. The same function serves a ragged
+batch from the workers and a data set that lives on the device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, Int32, UInt8
 from torch import Tensor
 
 from fathoms.data.device import to_device
-from fathoms.data.words import as_planes, join_bytes, word_bytes
+from fathoms.data.words import add_weighted, as_planes, word_planes
 
 
 @dataclass(frozen=True)
@@ -86,36 +86,33 @@ def tap_count(length: np.ndarray, cubic: np.ndarray, size: int, multiple: int = 
     return -(-exact // multiple) * multiple
 
 
-def _rounded(total: Float[Tensor, "*shape 4"]) -> Int32[Tensor, "*shape"]:
-    """Sums as words; `total` is used up."""
-    return join_bytes(total.add_(0.5).clamp_(0, 255).to(torch.uint8))
+def _rounded(total: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
+    """Sums as bytes; `total` is used up."""
+    return total.add_(0.5).clamp_(0, 255).to(torch.uint8)
 
 
 def resize_columns(
     pixels: Int32[Tensor, " n"], base: Tensor, position: Tensor, weight: Tensor, owner: Tensor
-) -> Int32[Tensor, "R size"]:
+) -> UInt8[Tensor, "3 R size"]:
     """Row r of the result: the row that starts at pixel base[r], resized sideways as picture owner[r] is."""
-    total: Tensor | None = None
+    total = torch.zeros(3, len(owner), position.shape[2], device=pixels.device)
     for place, share in zip(position, weight, strict=True):
         index = place.index_select(0, owner) + base[:, None]
-        fetched = word_bytes(pixels.index_select(0, index.flatten()).view(index.shape))
-        own = share.index_select(0, owner)[..., None]
-        total = fetched * own if total is None else total.addcmul_(fetched, own)
-    assert total is not None
+        fetched = pixels.index_select(0, index.flatten()).view(index.shape)
+        add_weighted(total, word_planes(fetched), share.index_select(0, owner))
     return _rounded(total)
 
 
 def resize_rows(
-    columns: Int32[Tensor, "R size"], row: Tensor, weight: Tensor
+    columns: UInt8[Tensor, "3 R size"], row: Tensor, weight: Tensor
 ) -> UInt8[Tensor, "B 3 size size"]:
     """The pictures, out of the list of rows that `resize_columns` made; `row` are places in that list."""
-    total: Tensor | None = None
+    size = columns.shape[2]
+    total = torch.zeros(3, row.shape[1], size, size, device=columns.device)
     for place, share in zip(row, weight, strict=True):
-        fetched = word_bytes(columns.index_select(0, place.flatten()).view(*place.shape, -1))
-        own = share[..., None, None]
-        total = fetched * own if total is None else total.addcmul_(fetched, own)
-    assert total is not None
-    return as_planes(_rounded(total))
+        fetched = columns.index_select(1, place.flatten()).view(total.shape)
+        add_weighted(total, fetched, share[..., None])
+    return _rounded(total).transpose(0, 1).contiguous()
 
 
 @functools.cache

@@ -75,10 +75,16 @@ def normals(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 def generator(seed: int, epoch: int, stream: str, *place: int) -> np.random.Generator:
     """A numpy generator for draws that belong to a whole batch or epoch."""
-    key = int(
-        sample_keys(seed, epoch, stream, [place[0] if place else 0], [place[1] if len(place) > 1 else 0])[0]
-    )
-    return np.random.Generator(np.random.Philox(key=key))
+    first, second = (*place, 0, 0)[:2]
+    return generators(seed, epoch, stream, [first], second)[0]
+
+
+def generators(
+    seed: int, epoch: int, stream: str, places: Sequence[int], second: int = 0
+) -> list[np.random.Generator]:
+    """The `generator` of each of many places, whose keys are made together."""
+    keys = sample_keys(seed, epoch, stream, places, second)
+    return [np.random.Generator(np.random.Philox(key=int(key))) for key in keys]
 
 
 def _signed(value: int) -> int:

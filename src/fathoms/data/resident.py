@@ -1,6 +1,7 @@
 """The loader of a data set that lives on the device: no threads, no copies, the same interface.
 
-Cropping, mirroring and resizing read straight from the resident pixels; a batch is a list of indices.
+Cropping, mirroring and resizing read straight from the resident pixels, kept as 32-bit words; a batch is
+a list of indices.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ class Kernels:
 
 
 WRITTEN = Kernels(affine, COLOUR)
+_NONE = np.empty(0, np.int64)
 
 
 def compiled_kernels() -> Kernels:
@@ -67,20 +68,22 @@ def apply_layer(
         {kind: rows for kind, rows in layer.rows.items() if kind in kinds}
         for kinds in (FACTOR_LINES, PICTURE_TABLES, PLANE, COLOUR)
     ]
-    lined, tabled, moved, other = groups
     if not any(groups):
         return images
-    order = np.concatenate([rows for group in groups for rows in group.values()])
+    lined, tabled, moved, other = groups
     lines = [FACTOR_LINES[kind](layer.argument[rows]) for kind, rows in lined.items()]
     maps = [matrices(kind, layer.argument[rows], *images.shape[2:]) for kind, rows in moved.items()]
-    filters = [layer.cubic[rows] for rows in moved.values()]
-    where, factor, line, matrix, cubic = to_device(
+    mapped = np.concatenate([_NONE, *moved.values()])
+    # Pictures with the bicubic filter first, as `affine` takes them.
+    by_filter = np.argsort(~layer.cubic[mapped], kind="stable")
+    ordered = (*lined.values(), *tabled.values(), mapped[by_filter], *other.values())
+    order = np.concatenate(ordered)
+    where, factor, line, matrix = to_device(
         [
             order,
             layer.argument[order].astype(np.float32),
             np.concatenate([np.empty((6, 0)), *lines], 1),
-            np.concatenate([np.empty((0, 6)), *maps]).astype(np.float32),
-            np.concatenate([np.empty(0, bool), *filters]).astype(np.float32),
+            np.concatenate([np.empty((0, 6)), *maps])[by_filter].astype(np.float32),
         ],
         images.device,
     )
@@ -95,6 +98,7 @@ def apply_layer(
         results.append(look_up(picked[:start], torch.cat([table.expand(-1, 3, -1) for table in tables])))
     if moved:
         stop = start + len(matrix)
+        cubic = int(layer.cubic[mapped].sum())
         results.append(kernels.affine(picked[start:stop], matrix, cubic, fill))
         start = stop
     for kind, rows in other.items():

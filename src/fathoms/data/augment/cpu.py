@@ -17,7 +17,7 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 
 from fathoms.data.augment import enhance, tables
-from fathoms.data.augment.geometry import PLANE, cubic_weights, matrices
+from fathoms.data.augment.geometry import PLANE, matrices, tap_weights
 from fathoms.data.augment.policy import Layer
 
 Picture = UInt8[np.ndarray, "3 H W"]
@@ -121,11 +121,6 @@ def gaussian_blur(picture: Picture, factor: float) -> Picture:
     return _as_picture(_as_image(picture).filter(ImageFilter.GaussianBlur(factor)))
 
 
-def _weights(d: Float[Tensor, "..."], cubic: bool) -> list[Tensor]:
-    """Weights of the two or four neighbours of a point that lies `d` past a pixel centre."""
-    return cubic_weights(d) if cubic else [1 - d, d]
-
-
 def _edged(picture: Picture, axis: int) -> UInt8[np.ndarray, "3 h w"]:
     """The picture with its edges repeated twice: all that a centre inside it can ask for."""
     shape = list(picture.shape)
@@ -144,7 +139,7 @@ def shift_rows(picture: Picture, shift: Float[np.ndarray, " H"], cubic: bool, fi
     """
     _, height, width = picture.shape
     base = np.floor(shift)
-    weights = _weights(torch.from_numpy((shift - base).astype(np.float32))[:, None], cubic)
+    weights = tap_weights(torch.from_numpy((shift - base).astype(np.float32))[:, None], 4 if cubic else 2)
     taps = len(weights)
     first = base.astype(np.int64) + (3 - taps // 2) + np.arange(height) * (width + 4)
     fetched = _fetch(_edged(picture, 2), first[:, None] + np.arange(width + taps - 1))
@@ -159,7 +154,7 @@ def shift_columns(picture: Picture, shift: Float[np.ndarray, " W"], cubic: bool,
     """Column x of the result is column x of the picture moved up by shift[x] pixels."""
     _, height, width = picture.shape
     base = np.floor(shift)
-    weights = _weights(torch.from_numpy((shift - base).astype(np.float32)), cubic)
+    weights = tap_weights(torch.from_numpy((shift - base).astype(np.float32)), 4 if cubic else 2)
     taps = len(weights)
     first = (base.astype(np.int64) + (3 - taps // 2)) * width + np.arange(width)
     fetched = _fetch(_edged(picture, 1), first + (np.arange(height + taps - 1) * width)[:, None])
@@ -174,7 +169,7 @@ def slide(picture: Picture, shift: float, axis: int, cubic: bool, fill: Fill) ->
     """The picture moved by `shift` pixels, left for axis 2 and up for axis 1: all slices, nothing fetched."""
     length = picture.shape[axis]
     whole, nearest = math.floor(shift), math.floor(shift + 0.5)
-    weights = [float(weight) for weight in _weights(torch.tensor(shift - whole), cubic)]
+    weights = [float(weight) for weight in tap_weights(torch.tensor(shift - whole), 4 if cubic else 2)]
     out = np.empty_like(picture)
     out[:] = fill[:, None, None]
     first, last = max(0, -nearest), min(length, length - nearest)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int32, UInt8
 from torch import Tensor
 
 from fathoms.data.augment.tables import cut
-from fathoms.data.words import as_planes, as_words, join_bytes, word_bytes
+from fathoms.data.words import add_weighted, as_words, word_planes
 
 PLANE = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 
@@ -39,37 +39,38 @@ def matrices(kind: str, factor: Float[np.ndarray, " B"], height: int, width: int
     return out
 
 
-def cubic_weights(d: Tensor) -> list[Tensor]:
-    """Weights of the four neighbours of a point that lies `d` past the second."""
+def tap_weights(d: Float[Tensor, "*shape"], taps: int) -> list[Float[Tensor, "*shape"]]:
+    """Weights of the two (linear) or four (cubic) neighbours of a point that lies `d` past a pixel centre."""
+    if taps == 2:
+        return [1 - d, d]
     return [d * (-1 + d * (2 - d)), 1 + d * d * (d - 2), d * (1 + d * (1 - d)), d * d * (d - 1)]
 
 
-def tap_weights(d: Float[Tensor, "*shape"], cubic: Float[Tensor, "*ones"]) -> Float[Tensor, "4 *shape"]:
-    """Weights of the four neighbours of a point that lies `d` past the second; linear ones use two.
-
-    `cubic` is 1 or 0: a product with it costs less than a choice between two.
-    """
-    rest, square = 1 - d, d * d
-    outer = d * (-1 + d * (2 - d)), square * (d - 1)
-    inner = 1 + square * (d - 2), d * (1 + d * rest)
-    chosen = cubic > 0
-    return torch.stack(
-        [
-            outer[0] * cubic,
-            torch.where(chosen, inner[0], rest),
-            torch.where(chosen, inner[1], d),
-            outer[1] * cubic,
-        ]
-    )
+def _add_taps(
+    out: Float[Tensor, "3 B H W"],
+    words: Int32[Tensor, " n"],
+    first: Int32[Tensor, "B 1 1"],
+    corner: Int32[Tensor, "2 B H W"],
+    past: Float[Tensor, "2 B H W"],
+    taps: int,
+) -> None:
+    """Add to `out` the neighbours of points that lie `past` a pixel `corner`; pictures begin at `first`."""
+    height, width = out.shape[2:]
+    across, along = torch.stack(tap_weights(past, taps)).unbind(1)
+    tap = torch.arange(1 - taps // 2, 1 + taps // 2, device=out.device, dtype=torch.int32)
+    near_x, near_y = (corner + tap.view(-1, 1, 1, 1, 1)).unbind(1)
+    columns, rows = near_x.clamp_(0, width - 1) + first, near_y.clamp_(0, height - 1) * width
+    for row, row_weight in zip(rows, along, strict=True):
+        place, weight = row + columns, row_weight * across
+        fetched = words.index_select(0, place.flatten()).view(place.shape)
+        for value, share in zip(fetched, weight, strict=True):
+            add_weighted(out, word_planes(value), share)
 
 
 def affine(
-    images: UInt8[Tensor, "B 3 H W"],
-    matrix: Float[Tensor, "B 6"],
-    cubic: Float[Tensor, " B"],
-    fill: UInt8[Tensor, "3"],
+    images: UInt8[Tensor, "B 3 H W"], matrix: Float[Tensor, "B 6"], cubic: int, fill: UInt8[Tensor, "3"]
 ) -> UInt8[Tensor, "B 3 H W"]:
-    """Every picture through its own map and filter (`cubic` is 1 or 0): four fetches of four neighbours."""
+    """Every picture through its own map: the first `cubic` with the bicubic filter, the others linear."""
     count, _, height, width = images.shape
     words, device = as_words(images.permute(0, 2, 3, 1)).flatten(), images.device
     right = torch.arange(width, device=device) + 0.5
@@ -79,17 +80,12 @@ def affine(
     point = along_x * right + along_y * down + shift
     x, y = point
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    past = point - 0.5
-    corner = past.floor()
-    across, along = tap_weights(past - corner, cubic[:, None, None]).unbind(1)
-    tap = torch.arange(-1, 3, device=device, dtype=torch.int32)[:, None, None, None, None]
-    near_x, near_y = (corner.to(torch.int32) + tap).unbind(1)
+    point = point - 0.5
+    corner = point.floor()
+    past, corner = point - corner, corner.to(torch.int32)
     first = torch.arange(count, device=device, dtype=torch.int32)[:, None, None] * (height * width)
-    columns, rows = near_x.clamp(0, width - 1) + first, near_y.clamp(0, height - 1) * width
-    out = torch.zeros(count, height, width, 4, device=device)
-    for row, row_weight in zip(rows, along, strict=True):
-        place, weight = row + columns, row_weight * across
-        fetched = word_bytes(words.index_select(0, place.flatten()).view(place.shape))
-        for value, share in zip(fetched, weight[..., None], strict=True):
-            out.addcmul_(value, share)
-    return as_planes(torch.where(inside, join_bytes(cut(out)), as_words(fill)))
+    out = torch.zeros(3, count, height, width, device=device)
+    for own, taps in ((slice(0, cubic), 4), (slice(cubic, count), 2)):
+        if own.start < own.stop:
+            _add_taps(out[:, own], words, first[own], corner[:, own], past[:, own], taps)
+    return torch.where(inside, cut(out), fill.view(3, 1, 1, 1)).transpose(0, 1)

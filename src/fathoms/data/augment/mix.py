@@ -108,18 +108,16 @@ def draw_mixture(
 
 def mix_images(images: Float[Tensor, "B C H W"], mixture: Mixture) -> Float[Tensor, "B C H W"]:
     """Mixup: share * x + (1 - share) * partner; cutmix: the partner's pixels inside the box."""
-    where, weight, cut, box = to_device(
-        [mixture.partner, mixture.share.astype(np.float32), mixture.cut, mixture.box], images.device
-    )
-    partner = images.index_select(0, where)
-    pasted: Tensor | None = None
-    if mixture.cut.any():
-        pasted = torch.where(inside_boxes(box, *images.shape[2:])[:, None], partner, images)
-    if pasted is not None and mixture.cut.all():
-        return pasted
-    share = weight.to(images.dtype)[:, None, None, None]
-    blended = (images - partner).mul_(share).add_(partner)
-    return blended if pasted is None else torch.where(cut[:, None, None, None], pasted, blended)
+    # With cutmix the share is of the area; a pixel is the partner's inside the box and its own outside.
+    weight = np.where(mixture.cut, 0, mixture.share).astype(np.float32)
+    where, share, cut, box = to_device([mixture.partner, weight, mixture.cut, mixture.box], images.device)
+    mixed = images.index_select(0, where)
+    if not mixture.cut.all():
+        mixed += (images - mixed).mul_(share.to(images.dtype)[:, None, None, None])
+    if not mixture.cut.any():
+        return mixed
+    own = cut[:, None, None] & ~inside_boxes(box, *images.shape[2:])
+    return torch.where(own[:, None], images, mixed)
 
 
 def soft_targets(

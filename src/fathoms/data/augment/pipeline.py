@@ -6,7 +6,6 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
@@ -17,7 +16,7 @@ from fathoms.data.augment.erase import check_erasing, draw_rectangles, erase
 from fathoms.data.augment.jitter import draw_jitter, jitter_ranges
 from fathoms.data.augment.mix import MixOptions, Mixture, draw_mixture, mix_images, soft_targets
 from fathoms.data.augment.policy import draw_layers, parse_policy
-from fathoms.data.counter import generator, sample_keys
+from fathoms.data.counter import generators, sample_keys
 from fathoms.data.plan import Refs
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
@@ -165,9 +164,9 @@ class Augment:
         if not self.train or not self.options.mix.active:
             return images, None
         parts = []
-        for step, refs in steps.items():
+        chances = generators(self.seed, epoch, "mix", list(steps))
+        for (step, refs), rng in zip(steps.items(), chances, strict=True):
             count = len(refs) if total is None else total
-            rng: np.random.Generator = generator(self.seed, epoch, "mix", step)
             drawn = draw_mixture(self.options.mix, rng, count, *images.shape[2:])
             parts.append(drawn.part(refs.position - step * count))
         mixture = Mixture.joined(parts)

@@ -214,14 +214,16 @@ def draw_layers(policy: Policy, keys: np.ndarray, interpolation: str = "random")
     for number, entries in enumerate(policy.layers):
         u = draws[:, number]
         prob, centre = np.array([entry[1:] for entry in entries])[choices[:, number]].T
-        choice = np.where(u[:, 1] < prob, choices[:, number], -1)
-        magnitude = _magnitudes(centre, policy, u)
+        used = np.flatnonzero(u[:, 1] < prob)
+        choice = choices[used, number]
+        magnitude = _magnitudes(centre[used], policy, u[used])
         argument = np.zeros(len(keys))
         groups: dict[str, list[np.ndarray]] = {}
-        for place in sorted(set(choice.tolist()) - {-1}):
-            rows = np.flatnonzero(choice == place)
+        for place in np.unique(choice).tolist():
+            own = np.flatnonzero(choice == place)
+            rows = used[own]
             operation = LEVELS[entries[place][0]]
-            argument[rows] = operation.argument(magnitude[rows], u[rows, 4], u[rows, 6])
+            argument[rows] = operation.argument(magnitude[own], u[rows, 4], u[rows, 6])
             groups.setdefault(operation.kind, []).append(rows)
         cubic = u[:, 5] < 0.5 if interpolation == "random" else np.full(len(keys), interpolation == "bicubic")
         layers.append(Layer({kind: np.concatenate(rows) for kind, rows in groups.items()}, argument, cubic))
