@@ -84,3 +84,15 @@ def test_sources_that_do_not_fit_together_are_refused():
         ArraySource("npz", "train", images, np.zeros(3, int), ["a"])
     with pytest.raises(DataError, match="labels run to 7 for 2 classes"):
         ArraySource("npz", "train", images, np.array([0, 1, 7, 0]), ["a", "b"])
+
+
+def test_an_epoch_is_cut_into_chunks_of_nearly_one_size(source, monkeypatch):
+    steps, whole = [], loader(source)
+    prepare = whole._prepare
+    monkeypatch.setattr(type(whole), "_at_once", 4)
+    monkeypatch.setattr(
+        whole, "_prepare", lambda epoch, some: steps.append(len(some)) or prepare(epoch, some)
+    )
+    assert len(list(whole.epoch(0))) == 5
+    assert list(whole.epoch(0, start=5)) == []
+    assert steps == [3, 2]

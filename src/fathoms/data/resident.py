@@ -110,8 +110,11 @@ class ResidentLoader:
             raise DataError(
                 f"data: step {start} is outside the epoch of {self.steps} steps; check the checkpoint"
             )
-        asked, at_once = time.perf_counter(), self._at_once
-        for first in range(start, self.steps, at_once):
+        asked, left = time.perf_counter(), self.steps - start
+        # Chunks of one size: a last one of few steps would cost the host as much as a full one.
+        chunks = -(-left // self._at_once)
+        at_once = -(-left // max(1, chunks))
+        for first in range(start, self.steps, max(1, at_once)):
             began = time.perf_counter()
             batches = self._prepare(epoch, range(first, min(first + at_once, self.steps)))
             # The host's time to issue the work; the device runs it between two training steps.
