@@ -13,8 +13,8 @@ files in memory, with timm's pipeline and with ours, in turns, and compares medi
 
 Each is measured with crop decode (libturbojpeg 3) and with simplejpeg alone. The second form keeps
 CIFAR-10 on the device and measures augmentation and batching there, and as a share of a training
-step. The third trains a 36-block, 192-wide ViT from packed shards on all cores and measures how long
-it waits for data.
+step. The third trains a 36-block, 192-wide ViT from packed shards on all cores and measures how much of
+its rate with one batch again and again it keeps (`fed_share`), and how long it waits for data.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fathoms.data import (
 )
 from fathoms.data.pack import PackOptions, pack_split, write_index
 from fathoms.data.plan import Refs
-from fathoms.data.views import Reader
+from fathoms.data.reader import Reader
 from feeding import POLICY, SIZE, measure_feed, measure_resident
 
 CHUNK = 16

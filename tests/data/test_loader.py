@@ -1,6 +1,7 @@
 """The loader: same batches for any number of workers, resumable, and honest about bad files and workers."""
 
 import ctypes
+import os
 import threading
 import time
 
@@ -23,6 +24,7 @@ from fathoms.data import (
     open_source,
 )
 from fathoms.data.sources.folder import FolderSource
+from fathoms.data.workers import WorkerPool
 
 HEAVY = AugmentOptions(
     aa="rand-m9-mstd0.5-inc1", reprob=0.5, remode="pixel", mix=MixOptions(mixup=0.8, cutmix=1.0)
@@ -306,6 +308,27 @@ def test_threads_end_with_the_epoch_and_torch_keeps_its_own(photo_folder):
     time.sleep(0.1)
     assert not any(t.name.startswith("data-worker") and t.is_alive() for t in threading.enumerate())
     assert torch.get_num_threads() == before
+
+
+def test_small_batches_make_small_tasks_so_that_every_worker_has_one(photo_folder):
+    sizes = {}
+    for workers in (1, 6):
+        loader = train_loader(open_source(photo_folder), workers=workers)
+        sizes[workers], work = [], loader._work
+        loader._work = lambda task, worker, own=sizes[workers], work=work: (
+            own.append(len(task[0])) or work(task, worker)
+        )
+        list(loader.epoch(0))
+    assert sizes == {1: [8] * 6, 6: [4] * 12}
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux can be told")
+def test_workers_do_not_interrupt_the_training_loop():
+    pool = WorkerPool(lambda _task, _worker: os.sched_getscheduler(0), 1, timeout=60.0)
+    pool.submit(0, None)
+    assert pool.take() == (0, os.SCHED_BATCH)
+    pool.close()
+    assert os.sched_getscheduler(0) != os.SCHED_BATCH
 
 
 def test_waiting_is_measured_and_comes_with_advice(photo_folder):

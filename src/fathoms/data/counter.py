@@ -6,6 +6,7 @@ kept, so any worker, in any order, after any resume, gives one sample the same n
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,8 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY_1 = 0xBF58476D1CE4E5B9
 _MULTIPLY_2 = 0x94D049BB133111EB
+# numpy takes its own scalars faster than it makes them.
+_WORD = {value: np.uint64(value) for value in (11, 27, 30, 31, _GOLDEN, _MULTIPLY_1, _MULTIPLY_2)}
 
 # Each use of randomness has a stream of its own, so that switching one augmentation on or off
 # leaves the numbers of the others as they were.
@@ -25,16 +28,29 @@ STREAMS = {"crop": 1, "policy": 2, "jitter": 3, "erase": 4, "mix": 5, "replace":
 
 def _mix(x: np.ndarray) -> np.ndarray:
     """The finaliser of splitmix64; `x` is used up."""
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(_MULTIPLY_1)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(_MULTIPLY_2)
-    x ^= x >> np.uint64(31)
+    x ^= x >> _WORD[30]
+    x *= _WORD[_MULTIPLY_1]
+    x ^= x >> _WORD[27]
+    x *= _WORD[_MULTIPLY_2]
+    x ^= x >> _WORD[31]
     return x
 
 
 def _as_words(values: np.ndarray | Sequence[int] | int) -> np.ndarray:
     return np.atleast_1d(np.asarray(values, dtype=np.int64)).astype(np.uint64)
+
+
+def _absorb(key: np.ndarray, word: np.ndarray) -> np.ndarray:
+    return _mix((key ^ word) + _WORD[_GOLDEN])
+
+
+@functools.lru_cache(64)
+def _epoch_key(seed: int, epoch: int, stream: str) -> np.ndarray:
+    """What the keys of all samples start from."""
+    key = np.zeros(1, np.uint64)
+    for word in (seed, epoch, STREAMS[stream]):
+        key = _absorb(key, _as_words(word))
+    return key
 
 
 def sample_keys(
@@ -45,27 +61,17 @@ def sample_keys(
     repeat: np.ndarray | Sequence[int] | int = 0,
 ) -> np.ndarray:
     """One 64-bit key per sample, shape of `index`."""
-    words = [
-        _as_words(seed),
-        _as_words(epoch),
-        _as_words(STREAMS[stream]),
-        _as_words(index),
-        _as_words(repeat),
-    ]
     # Unsigned overflow is the arithmetic of the hash, not a mistake.
     with np.errstate(over="ignore"):
-        key = np.zeros(1, np.uint64)
-        for word in words:
-            key = _mix((key ^ word) + np.uint64(_GOLDEN))
-        return np.broadcast_to(key, np.broadcast_shapes(np.shape(index), np.shape(repeat))).copy()
+        return _absorb(_absorb(_epoch_key(seed, epoch, stream), _as_words(index)), _as_words(repeat))
 
 
 def uniforms(keys: np.ndarray, count: int, first: int = 0) -> np.ndarray:
     """Draws `first` to `first + count` from [0, 1) of each key, shape (*keys.shape, count), float64."""
     with np.errstate(over="ignore"):
-        steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * _WORD[_GOLDEN]
         bits = _mix(keys[..., None] + steps)
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (bits >> _WORD[11]).astype(np.float64) * 2.0**-53
 
 
 def normals(first: np.ndarray, second: np.ndarray) -> np.ndarray:

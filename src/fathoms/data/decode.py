@@ -25,7 +25,7 @@ from jaxtyping import UInt8
 
 from fathoms.data.errors import BadImageError
 from fathoms.data.header import FORMATS, MAX_PIXELS, ImageHeader, hush_pillow, read_header
-from fathoms.data.turbojpeg import HOW_TO_GET, load_turbojpeg
+from fathoms.data.turbojpeg import HOW_TO_GET, TurboJpeg, load_turbojpeg
 from fathoms.errors import BackendError
 from fathoms.registry import check_name
 
@@ -46,6 +46,17 @@ class Decoder:
     region: Callable[[bytes, ImageHeader, Box], np.ndarray]
     exif: str = "apply"
     max_pixels: int = MAX_PIXELS
+    library: TurboJpeg | None = None
+    """Writes the crop of a picture for which `in_place` holds straight to where it is wanted."""
+
+    def in_place(self, header: ImageHeader) -> bool:
+        """Whether `library` can decode this picture as it is stored: a grey or RGB JPEG that stands upright."""
+        return (
+            self.library is not None
+            and header.orientation == 1
+            and header.format == "JPEG"
+            and header.components in (1, 3)
+        )
 
     def header(self, data: bytes) -> ImageHeader:
         """The header; with `exif="ignore"` its orientation is 1."""
@@ -80,7 +91,7 @@ def choose_decoder(backend: str = "auto", exif: str = "apply", max_pixels: int =
     check_name(exif, ("apply", "ignore"), "EXIF rule", "data.exif")
     library, found = load_turbojpeg() if backend in ("auto", "turbojpeg") else (None, "")
     if library is not None:
-        return Decoder("turbojpeg", f"crop decode with {found}", library.decode, exif, max_pixels)
+        return Decoder("turbojpeg", f"crop decode with {found}", library.decode, exif, max_pixels, library)
     if backend == "turbojpeg":
         raise BackendError(f"data.decoder: 'turbojpeg' cannot run: {found}; {HOW_TO_GET}")
     why = f"no crop decode: {found}" if backend == "auto" else "asked for"

@@ -6,6 +6,7 @@ declares an absurd size is refused before a byte is allocated for it.
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import struct
@@ -99,12 +100,18 @@ def _read_jpeg(data: bytes) -> ImageHeader:
             orientation = _exif_orientation(data[body + 6 : place])
         # 0xC0 to 0xCF are frame headers, apart from three tables that share the range.
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            frame = data[body:place]
-            return _frame(frame, marker, orientation, data)
+            # The tables of four components end within 18 bytes; what follows says nothing more.
+            header = _frame(data[body : min(place, body + 18)], marker, orientation)
+            # Entropy-coded bytes never hold FF DA, so counting it counts the scans (or more, never fewer).
+            if header.progressive and data.count(b"\xff\xda") > MAX_SCANS:
+                raise BadImageError(f"progressive JPEG with more than {MAX_SCANS} scans")
+            return header
     raise BadImageError("JPEG ends inside its header")
 
 
-def _frame(frame: bytes, marker: int, orientation: int, data: bytes) -> ImageHeader:
+@functools.lru_cache(1024)
+def _frame(frame: bytes, marker: int, orientation: int) -> ImageHeader:
+    """What a frame header says; kept, because pictures of one size and kind have the same one."""
     if len(frame) < 6:
         raise BadImageError("JPEG frame header is too short")
     precision, height, width, components = struct.unpack(">BHHB", frame[:6])
@@ -117,13 +124,9 @@ def _frame(frame: bytes, marker: int, orientation: int, data: bytes) -> ImageHea
     sampling = [frame[7 + 3 * i] >> 4 for i in range(components)]
     if not all(1 <= factor <= 4 for factor in sampling):
         raise BadImageError("JPEG with impossible sampling factors")
-    progressive = marker in (0xC2, 0xCA)
-    # Entropy-coded bytes never hold FF DA, so counting it counts the scans (or more, never fewer).
-    if progressive and data.count(b"\xff\xda") > MAX_SCANS:
-        raise BadImageError(f"progressive JPEG with more than {MAX_SCANS} scans")
     mode = {1: "L", 3: "RGB", 4: "CMYK"}[components]
     mcu = 8 if components == 1 else 8 * max(sampling)
-    return ImageHeader("JPEG", width, height, orientation, components, mcu, progressive, mode)
+    return ImageHeader("JPEG", width, height, orientation, components, mcu, marker in (0xC2, 0xCA), mode)
 
 
 def _exif_orientation(tiff: bytes) -> int:

@@ -17,16 +17,17 @@ from fathoms.data.boxes import Places, resize_boxes
 from fathoms.data.decode import BACKENDS, choose_decoder
 from fathoms.data.errors import DataError
 from fathoms.data.plan import Plan, Refs
+from fathoms.data.reader import Reader
 from fathoms.data.sources.base import Source
 from fathoms.data.stats import LoaderStats
-from fathoms.data.views import Chunk, EvalView, Reader, TrainView
+from fathoms.data.views import Chunk, EvalView, TrainView
 from fathoms.data.words import as_words
 from fathoms.data.workers import Worker, WorkerPool, available_cores
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 
-# Samples of one task. Small enough that all workers share one batch, large enough to amortise the queue.
-CHUNK = 16
+# Samples of one task, at most: what a task costs under Python's lock is shared by this many.
+CHUNK = 32
 
 
 @dataclass(frozen=True)
@@ -135,19 +136,21 @@ class Loader:
         waiting: dict[int, list[Chunk | None]] = {}
         left: dict[int, int] = {}
         plans: dict[int, Refs] = {}
-        # Tasks are numbered step * parts + part, so that a result finds its place.
-        parts = -(-self.plan.batch_size // CHUNK)
+        # Tasks are numbered step * parts + part, so that a result finds its place. Small batches make small
+        # tasks, so that there is one for every worker.
+        chunk_size = min(CHUNK, -(-self.plan.batch_size * self.options.prefetch // self.options.threads))
+        parts = -(-self.plan.batch_size // chunk_size)
         submitted = start
         asked = time.perf_counter()
         try:
             for step in range(start, self.steps):
                 while submitted < min(self.steps, step + self.options.prefetch):
                     refs = self.plan.batch(epoch, submitted)
-                    count = -(-len(refs) // CHUNK)
+                    count = -(-len(refs) // chunk_size)
                     plans[submitted], left[submitted] = refs, count
                     waiting[submitted] = [None for _ in range(count)]
                     for part in range(count):
-                        task = (refs.part(part * CHUNK, (part + 1) * CHUNK), epoch)
+                        task = (refs.part(part * chunk_size, (part + 1) * chunk_size), epoch)
                         pool.submit(submitted * parts + part, task)
                     submitted += 1
                 began = time.perf_counter()

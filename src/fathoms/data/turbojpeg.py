@@ -56,6 +56,9 @@ class TurboJpeg:
     def __init__(self, path: str) -> None:
         self.path = path
         self.library = _bind(ctypes.CDLL(path))
+        # The same library, called without letting go of Python's lock: what takes a few microseconds is
+        # done sooner than the lock is handed over and back.
+        self._quick = _bind(ctypes.PyDLL(path))
         self._local = threading.local()
 
     def _handle(self) -> _Handle:
@@ -66,26 +69,36 @@ class TurboJpeg:
 
     def decode(self, data: bytes, header: ImageHeader, box: tuple[int, int, int, int]) -> np.ndarray:
         """Pixels of `box` = (top, left, height, width) in stored orientation, RGB uint8 (h, w, 3)."""
-        top, left, height, width = box
-        # The library starts a crop only at a whole block, and at the edges of a crop it has no neighbour
-        # to smooth the colour with. A margin, cut off again below, gives the pixels of a full decode.
-        start = max(0, left - MARGIN)
-        start -= start % header.mcu_width
-        wide = min(left + width + MARGIN, header.width) - start
+        _, left, height, width = box
+        start, wide = columns(header, left, width)
         pixels = np.empty((height, wide, 3), np.uint8)
-        address = ctypes.c_void_p(pixels.ctypes.data)
-        pointer, library = self._handle().pointer, self.library
+        self.decode_to(pixels.ctypes.data, data, (start, box[0], wide, height))
+        return pixels[:, left - start : left - start + width]
+
+    def decode_to(self, address: int, data: bytes, region: tuple[int, int, int, int]) -> None:
+        """Write `region` = (left, top, width, height), whose left and width come from `columns`, to memory."""
+        pointer, quick = self._handle().pointer, self._quick
         failed = (
-            library.tj3DecompressHeader(pointer, data, len(data))
-            or library.tj3SetCroppingRegion(pointer, _Region(start, top, wide, height))
-            or library.tj3Decompress8(pointer, data, len(data), address, wide * 3, _PIXEL_RGB)
+            quick.tj3DecompressHeader(pointer, data, len(data))
+            or quick.tj3SetCroppingRegion(pointer, _Region(*region))
+            or self.library.tj3Decompress8(pointer, data, len(data), address, region[2] * 3, _PIXEL_RGB)
         )
         if failed:
-            reason = " ".join(library.tj3GetErrorStr(pointer).decode("ascii", "replace").split())
+            reason = " ".join(quick.tj3GetErrorStr(pointer).decode("ascii", "replace").split())
             # A decompressor that stopped half-way keeps its error in some versions: start afresh.
             self._local.handle = None
             raise BadImageError(reason)
-        return pixels[:, left - start : left - start + width]
+
+
+def columns(header: ImageHeader, left: int, width: int) -> tuple[int, int]:
+    """First column and number of columns to decode, so that `width` of them from `left` on are right.
+
+    The library starts a crop only at a whole block, and at the edges of a crop it has no neighbour to smooth
+    the colour with. A margin, which the caller cuts off, gives the pixels of a full decode.
+    """
+    start = max(0, left - MARGIN)
+    start -= start % header.mcu_width
+    return start, min(left + width + MARGIN, header.width) - start
 
 
 def _bind(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -45,6 +45,7 @@ class ShardSource:
         self.shards = shards
         self._rows = rows
         self._fingerprint = fingerprint
+        self._names = [path.name for path in shards]
         self._open = [os.open(path, os.O_RDONLY) for path in shards[:_KEEP_OPEN]]
 
     def __del__(self) -> None:
@@ -58,17 +59,17 @@ class ShardSource:
         """The bytes of one member."""
         shard, member = self._rows[index]
         if shard < len(self._open):
-            return read_at(self._open[shard], member.offset, member.size, self.where(index))
+            return read_at(self._open[shard], member, self._names[shard])
         descriptor = os.open(self.shards[shard], os.O_RDONLY)
         try:
-            return read_at(descriptor, member.offset, member.size, self.where(index))
+            return read_at(descriptor, member, self._names[shard])
         finally:
             os.close(descriptor)
 
     def where(self, index: int) -> str:
         """SHARD!MEMBER."""
         shard, member = self._rows[index]
-        return f"{self.shards[shard].name}!{member.name}"
+        return f"{self._names[shard]}!{member.name}"
 
     def size(self, index: int) -> int:
         """The size of one member."""
@@ -117,7 +118,9 @@ def open_webdataset(paths: list[Path], split: str = "train") -> ShardSource:
                     continue
                 if "cls" not in group:
                     raise ArchiveError(f"{path}: sample {key!r} has no .cls file; add its class number")
-                text = read_at(descriptor, group["cls"].offset, min(group["cls"].size, 32), str(path)).strip()
+                label = group["cls"]
+                start = Member(label.name, label.offset, min(label.size, 32))
+                text = read_at(descriptor, start, path.name).strip()
                 if not re.fullmatch(rb"\d{1,9}", text):
                     raise ArchiveError(f"{path}: sample {key!r} has class {text[:20]!r}; write a number")
                 rows.append((shard, image))

@@ -119,11 +119,14 @@ def _check_end(path: str | Path, end: int, length: int) -> None:
     raise ArchiveError(f"{path}: damaged header at byte {end}; copy the archive again")
 
 
-def read_at(descriptor: int, member_offset: int, size: int, where: str) -> bytes:
+def read_at(descriptor: int, member: Member, archive: str) -> bytes:
     """Read one member; a file that shrank since it was indexed is an error, not a short picture."""
+    size = member.size
     if size > MAX_FILE:
         raise BadImageError(f"its {size} bytes are more than {MAX_FILE}")
-    data = os.pread(descriptor, size, member_offset)
+    data = os.pread(descriptor, size, member.offset)
     if len(data) != size:
-        raise ArchiveError(f"{where}: only {len(data)} of {size} bytes could be read; copy the archive again")
+        raise ArchiveError(
+            f"{archive}!{member.name}: only {len(data)} of {size} bytes could be read; copy the archive again"
+        )
     return data
