@@ -357,3 +357,20 @@ def test_without_augmentation_bytes_come_out(photo_folder):
     assert batch.images.dtype == torch.uint8
     assert batch.targets is None
     assert np.array_equal(batch.labels.numpy(), source.labels[batch.ids.numpy()])
+
+
+def test_a_failed_file_is_named_although_the_worker_has_moved_on():
+    def work(task, worker):
+        worker.begin(f"file {task}")
+        if task == 0:
+            raise ValueError("bad")
+        done.set()
+
+    done = threading.Event()
+    pool = WorkerPool(work, 1, 5.0)
+    for number in (0, 1):
+        pool.submit(number, number)
+    assert done.wait(5)
+    with pytest.raises(LoaderError, match="data-worker-0 at file 0 failed with ValueError: bad"):
+        pool.take()
+    pool.close()

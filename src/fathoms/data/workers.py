@@ -91,7 +91,7 @@ class WorkerPool:
     ) -> None:
         self._work, self._timeout, self._tell = work, timeout, replaced
         self._tasks: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[tuple[Worker, int, Any, Exception | None]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Worker, int, Any, FathomsError | None]] = queue.SimpleQueue()
         self._closed = False
         self._accidents = 0
         self.workers = [Worker(f"data-worker-{i}") for i in range(count)]
@@ -122,9 +122,12 @@ class WorkerPool:
             worker.entry = entry
             try:
                 result, error = self._work(entry[1], worker), None
-            except Exception as failure:
-                # Whatever ends a task must reach the consumer, or it would wait for ever.
+            except FathomsError as failure:
                 result, error = None, failure
+            except Exception as failure:
+                # Whatever ends a task must reach the consumer, or it would wait for ever. The file is named
+                # here: by the time the consumer looks, the worker is at another.
+                result, error = None, _at_a_file(worker, failure)
             self._results.put((worker, entry[0], result, error))
             worker.entry = None
 
@@ -143,13 +146,8 @@ class WorkerPool:
             if worker.replaced:
                 # It came back after all; another has its task.
                 continue
-            if isinstance(error, FathomsError):
-                raise error
             if error is not None:
-                raise LoaderError(
-                    f"loader: {worker.name} at {worker.item or 'no file'} failed with "
-                    f"{type(error).__name__}: {error}; remove or repair the file"
-                ) from error
+                raise error
             return number, result
 
     def _watch(self) -> None:
@@ -180,3 +178,13 @@ class WorkerPool:
         for worker in self.workers:
             if worker.thread is not None:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _at_a_file(worker: Worker, failure: Exception) -> LoaderError:
+    """What ended a task, with the worker and the file it was at."""
+    error = LoaderError(
+        f"loader: {worker.name} at {worker.item or 'no file'} failed with "
+        f"{type(failure).__name__}: {failure}; remove or repair the file"
+    )
+    error.__cause__ = failure
+    return error
