@@ -195,3 +195,15 @@ def test_crop_decode_equals_full_decode_on_real_photos(shared_file):
         height, width = crop.header(data).shown
         box = (int(rng.integers(0, height // 2)), int(rng.integers(0, width // 2)), height // 3, width // 3)
         assert (crop.decode(data, box) == full.decode(data, box)).all()
+
+
+@pytest.mark.parametrize("region", [(0, 0, 0, 8), (0, 0, 16, 0), (0, 0, 16, -1)])
+def test_an_empty_crop_writes_nothing(photo, encoded, region):
+    """The library takes zero for all that is left of the picture, more than there is room for."""
+    library, reason = load_turbojpeg()
+    if library is None:
+        pytest.skip(reason)
+    room = np.full(1 << 20, 7, np.uint8)
+    with pytest.raises(BadImageError, match="empty"):
+        library.decode_to(room.ctypes.data, encoded(photo(1)), region)
+    assert (room == 7).all()

@@ -77,6 +77,9 @@ class TurboJpeg:
 
     def decode_to(self, address: int, data: bytes, region: tuple[int, int, int, int]) -> None:
         """Write `region` = (left, top, width, height), whose left and width come from `columns`, to memory."""
+        if min(region[2:]) < 1:
+            # To the library zero means all that is left, which would be written past the end of the memory.
+            raise BadImageError("its crop is empty")
         pointer, quick = self._handle().pointer, self._quick
         failed = (
             quick.tj3DecompressHeader(pointer, data, len(data))
