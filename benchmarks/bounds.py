@@ -7,6 +7,8 @@ Without torch's cache every tensor is an allocation of its own, so that a step o
 
 from __future__ import annotations
 
+import argparse
+
 import torch
 
 from fathoms.ops.gelu import bias_gelu
@@ -19,7 +21,12 @@ DTYPES = (torch.bfloat16, torch.float32)
 
 def main() -> None:
     """Run each op forward and backward."""
-    for dtype in DTYPES:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="only this one; else both")
+    chosen = parser.parse_args().dtype
+    for dtype in DTYPES if chosen is None else [getattr(torch, chosen)]:
         for impl, (batch, heads, tokens, width) in TALKING_HEADS:
             qkv = [
                 torch.randn(batch, heads, tokens, width, device="cuda", dtype=dtype, requires_grad=True)

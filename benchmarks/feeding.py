@@ -14,7 +14,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,9 @@ from fathoms.data import (
 from fathoms.data.pack import PackOptions, pack_split, write_index
 from fathoms.data.sources.tar_index import read_index
 from fathoms.data.workers import available_cores
+from fathoms.train.graph import WARMUP
+from fathoms.train.precision import keep_lean
+from fathoms.train.speed import Setting, training_step
 
 SIZE = 224
 POLICY = "rand-m9-mstd0.5-inc1"
@@ -82,64 +85,62 @@ def read_sheets(path: str) -> ArraySource:
     return ArraySource("sheets", "train", np.concatenate(parts)[: len(labels)], labels, meta["classes"])
 
 
-class Trainer:
-    """Training steps of a ViT, as a consumer of batches; bfloat16 on a GPU.
+# How steps are run, by name: as `--amp` alone does, with compiled blocks, and as `docs/speed.md` advises.
+SETTINGS = {
+    "launched": Setting("autocast", "none", "eager"),
+    "compiled": Setting("autocast", "blocks", "eager"),
+    "graph": Setting("bf16", "blocks", "graph"),
+}
 
-    With `compile="inductor"` each block is compiled; all blocks are one program, so 36 of them take no
-    longer to compile than one.
+
+class Behind:
+    """Wait for what the device was asked for at the call before: the host is one call ahead and no more.
+
+    So it is in the loop of `fathoms train`, which reads what became of a step when the next one is under way.
     """
 
-    def __init__(self, config: ViTConfig, device: torch.device, compile: str) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.events = [torch.cuda.Event() for _ in range(2)] if device.type == "cuda" else []
+
+    def __call__(self, _batch: Batch) -> None:
+        """Wait."""
+        if self.events:
+            self.events[0].record()
+            self.events.reverse()
+            self.events[0].synchronize()
+
+
+class Trainer:
+    """Training steps of a ViT, as a consumer of batches."""
+
+    def __init__(self, config: ViTConfig, device: torch.device, setting: Setting) -> None:
         torch.manual_seed(0)
-        self.device = device
-        self.model = ViT(config).to(device)
-        if compile == "inductor":
-            for block in self.model.blocks:
-                block.compile()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device.type == "cuda")
+        self.step = training_step(ViT(config).to(device), setting, device)
+        self.wait = Behind(device)
+        keep_lean()
 
     def __call__(self, batch: Batch) -> None:
         """Forward, backward and update."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            logits = self.model(batch.images)
-        target = batch.labels if batch.targets is None else batch.targets
-        torch.nn.functional.cross_entropy(logits.float(), target).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.step(batch.images, batch.labels if batch.targets is None else batch.targets)
+        self.wait(batch)
 
 
-def endless(loader: ResidentLoader) -> Iterator[Batch]:
-    """Epoch after epoch."""
-    epoch = 0
-    while True:
-        yield from loader.epoch(epoch)
-        epoch += 1
-
-
-def rate(
-    batches: Iterator[Batch], use: Callable[[Batch], None], device: torch.device, seconds: float
-) -> float:
-    """Images per second of `use` on each batch, over about so many seconds; median of five turns."""
-    turns = []
-    for _ in range(5):
-        synchronise(device)
-        began, count = time.perf_counter(), 0
-        while time.perf_counter() - began < seconds / 5:
-            # Eight batches between two looks at the clock, which the host reaches long before the device.
-            for _ in range(8):
-                batch = next(batches)
-                use(batch)
-                count += len(batch)
-            synchronise(device)
-        turns.append(count / (time.perf_counter() - began))
-    return statistics.median(turns)
+def rate(batches: Iterable[Batch], use: Callable[[Batch], None], device: torch.device) -> float:
+    """Images per second of `use` on each batch, to the end of the last."""
+    synchronise(device)
+    began, count = time.perf_counter(), 0
+    for batch in batches:
+        use(batch)
+        count += len(batch)
+    synchronise(device)
+    return count / (time.perf_counter() - began)
 
 
 def measure_resident(args: argparse.Namespace) -> dict[str, object]:
     """Images per second of augmentation and batching for CIFAR-10 on the device, and their share of a step.
 
     The share is what training loses: one minus the rate with the loader over the rate with one batch
-    used again and again. The model is the one of the `cifar` recipe.
+    used again and again, whole epochs of each in turns. The model is the one of the `cifar` recipe.
     """
     device = torch.device(args.device)
     say(f"reading {args.data}")
@@ -162,34 +163,39 @@ def measure_resident(args: argparse.Namespace) -> dict[str, object]:
         residual="layerscale",
         readout="mean",
     )
-    step = Trainer(config, device, args.compile)
+    step = Trainer(config, device, SETTINGS[args.step])
     alone: dict[str, int] = {}
     share: dict[str, float] = {}
-    still = 0.0
+    still: list[float] = []
     for name, (crop, options) in recipes.items():
         augment = Augment(options, classes=len(source.classes), device=device, compile=args.augment_compile)
-        batches = endless(
-            ResidentLoader(source, Plan(len(source), args.batch_size), 32, crop, augment, device)
-        )
-        first = next(batches)
+        loader = ResidentLoader(source, Plan(len(source), args.batch_size), 32, crop, augment, device)
+        epochs = itertools.count()
+        first = next(loader.epoch(next(epochs)))
         say(f"{name}: the first batch is there")
-        rate(batches, lambda _: None, device, 0.5)
-        alone[name] = round(rate(batches, lambda _: None, device, args.seconds))
+        # The first turn compiles, captures and fills caches.
+        turns = [rate(loader.epoch(next(epochs)), lambda _: None, device) for _ in range(1 + args.turns)]
+        alone[name] = round(statistics.median(turns[1:]))
         say(f"{name}: {alone[name]:,} images/s, augmentation and batching alone")
-        step(first)
-        synchronise(device)
-        still = rate(itertools.repeat(first), step, device, args.seconds)
-        fed = rate(batches, step, device, args.seconds)
-        share[name] = round(1 - fed / still, 4)
-        say(
-            f"{name}: training {fed:,.0f} images/s, {still:,.0f} with one batch again and again: {share[name]:.1%}"
-        )
+        for _ in range(2 * WARMUP):
+            step(first)
+        pairs = [
+            (
+                rate(itertools.repeat(first, loader.steps), step, device),
+                rate(loader.epoch(next(epochs)), step, device),
+            )
+            for _ in range(args.turns)
+        ]
+        own, fed = (statistics.median(column) for column in zip(*pairs, strict=True))
+        still.append(own)
+        share[name] = round(1 - fed / own, 4)
+        say(f"{name}: training {fed:,.0f} images/s, one batch again and again {own:,.0f}: {share[name]:.1%}")
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "batch_size": args.batch_size,
-        "compile": args.compile,
+        "step": args.step,
         "images_per_second": alone,
-        "training_images_per_second": round(still),
+        "training_images_per_second": round(statistics.median(still)),
         "share_of_step": share,
     }
 
@@ -233,8 +239,6 @@ def feed(
     began, warm = time.perf_counter(), False
     for batch in loader.epoch(0):
         step(batch)
-        # As a training loop that reads its loss: without it the host runs ahead of the device.
-        synchronise(loader.device)
         spent = time.perf_counter() - began
         if not warm and spent > 2:
             warm, began = True, time.perf_counter()
@@ -270,7 +274,7 @@ def measure_feed(args: argparse.Namespace) -> dict[str, object]:
         config = ViTConfig(
             image_size=SIZE, dim=192, depth=args.depth, heads=3, num_classes=len(source.classes)
         )
-        step = Trainer(config, device, args.compile)
+        step = Trainer(config, device, SETTINGS[args.step])
         view = TrainView(SIZE, CropOptions(), 0, "device" if device.type == "cuda" else "worker")
 
         def loader(workers: int) -> Loader:
@@ -281,13 +285,17 @@ def measure_feed(args: argparse.Namespace) -> dict[str, object]:
             step(batch)
             synchronise(device)
             say(f"step {number} of the warm-up")
-            if number == 4:
+            if number == 2 * WARMUP:
                 break
-        still = rate(itertools.repeat(batch), step, device, args.seconds)
+        once = rate(itertools.repeat(batch, 10), step, device)
+        count = max(1, int(args.seconds * once / size))
+        still = rate(itertools.repeat(batch, count), step, device)
         say(f"one batch again and again: {still:,.0f} images/s")
         found = {}
         for workers in args.workers or [cores]:
+            idle = feed(loader(workers), Behind(device), args.seconds / 2, still)
             found[str(workers)] = feed(loader(workers), step, args.seconds, still)
+            found[str(workers)]["alone_images_per_second"] = idle["images_per_second"]
             say(f"{workers} workers: {found[str(workers)]}")
     best = max(found.values(), key=lambda result: float(result["fed_share"]))
     return {
@@ -296,7 +304,7 @@ def measure_feed(args: argparse.Namespace) -> dict[str, object]:
         "cores": cores,
         "batch_size": size,
         "depth": args.depth,
-        "compile": args.compile,
+        "step": args.step,
         "still_images_per_second": round(still, 1),
         "by_workers": found,
         "fed_share": best["fed_share"],

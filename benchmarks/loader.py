@@ -46,7 +46,7 @@ from fathoms.data import (
 from fathoms.data.pack import PackOptions, pack_split, write_index
 from fathoms.data.plan import Refs
 from fathoms.data.reader import Reader
-from feeding import POLICY, SIZE, measure_feed, measure_resident
+from feeding import POLICY, SETTINGS, SIZE, measure_feed, measure_resident
 
 CHUNK = 16
 
@@ -201,10 +201,11 @@ def main() -> None:
     parser.add_argument("--device-resident", action="store_true")
     parser.add_argument("--feed", action="store_true")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compile", choices=("none", "inductor"), default="none", help="the model's blocks")
+    parser.add_argument("--step", choices=SETTINGS, default="launched", help="how a training step is run")
     parser.add_argument("--augment-compile", choices=("none", "inductor"), default="none")
     parser.add_argument("--workers", type=int, nargs="*", help="with --feed: numbers of workers to try")
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement on a GPU")
+    parser.add_argument("--seconds", type=float, default=3.0, help="with --feed: length of one measurement")
+    parser.add_argument("--turns", type=int, default=3, help="with --device-resident: epochs of each kind")
     parser.add_argument("--depth", type=int, default=36)
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--first", type=int, default=0, help="start at this photo, to measure in pieces")

@@ -121,24 +121,30 @@ def _autocast(device: torch.device, precision: str) -> Iterator[None]:
         yield
 
 
-def _training(model: nn.Module, images: Tensor, labels: Tensor, setting: Setting) -> Callable[[], object]:
+def training_step(
+    model: nn.Module, setting: Setting, device: torch.device
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Forward, backward and fused AdamW on images and their classes or soft targets; gives the loss.
+
+    The first calls compile, and with `launch="graph"` the loss is overwritten by the next call.
+    """
     set_stream(model, setting.precision)
     model.train()
     copies = WorkingCopy(model) if setting.precision == "bf16" else None
     student = model if copies is None else copies.module
     runner = compiled(student, setting.compile)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.05, fused=images.is_cuda)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.05, fused=device.type == "cuda")
 
-    def compute(images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    def compute(images: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         with _autocast(images.device, setting.precision):
-            loss = F.cross_entropy(runner(images).float(), labels)
+            loss = F.cross_entropy(runner(images).float(), targets)
         loss.backward()
         return (loss.detach(),)
 
     run = GraphedStep(compute, student.parameters()) if setting.launch == "graph" else compute
 
-    def step() -> Tensor:
-        (loss,) = run(images, labels)
+    def step(images: Tensor, targets: Tensor) -> Tensor:
+        (loss,) = run(images, targets)
         if copies is not None:
             copies.pull_gradients()
         optimizer.step()
@@ -148,6 +154,11 @@ def _training(model: nn.Module, images: Tensor, labels: Tensor, setting: Setting
         return loss
 
     return step
+
+
+def _training(model: nn.Module, images: Tensor, labels: Tensor, setting: Setting) -> Callable[[], object]:
+    step = training_step(model, setting, images.device)
+    return lambda: step(images, labels)
 
 
 def _answering(model: nn.Module, images: Tensor, labels: Tensor, setting: Setting) -> Callable[[], object]:
