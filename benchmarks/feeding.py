@@ -168,7 +168,7 @@ def measure_resident(args: argparse.Namespace) -> dict[str, object]:
     share: dict[str, float] = {}
     still: list[float] = []
     for name, (crop, options) in recipes.items():
-        augment = Augment(options, classes=len(source.classes), device=device, compile=args.augment_compile)
+        augment = Augment(options, classes=len(source.classes), device=device, kernels=args.kernels)
         loader = ResidentLoader(source, Plan(len(source), args.batch_size), 32, crop, augment, device)
         epochs = itertools.count()
         first = next(loader.epoch(next(epochs)))
@@ -270,7 +270,7 @@ def measure_feed(args: argparse.Namespace) -> dict[str, object]:
         size = min(args.batch_size, 256)
         source = Repeated(pack, -(-size * 4000 // len(pack)))
         options = AugmentOptions(aa=POLICY, reprob=0.25, mix=MixOptions(mixup=0.8, cutmix=1.0))
-        augment = Augment(options, classes=len(source.classes), device=device, compile=args.augment_compile)
+        augment = Augment(options, classes=len(source.classes), device=device, kernels=args.kernels)
         config = ViTConfig(
             image_size=SIZE, dim=192, depth=args.depth, heads=3, num_classes=len(source.classes)
         )

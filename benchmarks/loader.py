@@ -43,6 +43,7 @@ from fathoms.data import (
     list_splits,
     open_source,
 )
+from fathoms.data.forms import KERNELS
 from fathoms.data.pack import PackOptions, pack_split, write_index
 from fathoms.data.plan import Refs
 from fathoms.data.reader import Reader
@@ -202,7 +203,9 @@ def main() -> None:
     parser.add_argument("--feed", action="store_true")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--step", choices=SETTINGS, default="launched", help="how a training step is run")
-    parser.add_argument("--augment-compile", choices=("none", "inductor"), default="none")
+    parser.add_argument(
+        "--kernels", choices=KERNELS, default="auto", help="who does the pictures on the device"
+    )
     parser.add_argument("--workers", type=int, nargs="*", help="with --feed: numbers of workers to try")
     parser.add_argument("--seconds", type=float, default=3.0, help="with --feed: length of one measurement")
     parser.add_argument("--turns", type=int, default=3, help="with --device-resident: epochs of each kind")

@@ -6,7 +6,8 @@ import torch
 
 from fathoms.data.augment.apply import apply_layer, compiled_kernels
 from fathoms.data.augment.policy import Layer
-from fathoms.data.boxes import Places, ragged, resize_boxes
+from fathoms.data.boxes import ragged, resize_boxes
+from fathoms.data.places import Places
 from fathoms.data.words import as_words
 
 

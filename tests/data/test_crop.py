@@ -10,9 +10,10 @@ from PIL import Image
 from scipy import stats
 
 from fathoms.data import CropOptions, choose_decoder, open_source
-from fathoms.data.boxes import Places, ragged, resize_boxes
+from fathoms.data.boxes import ragged, resize_boxes
 from fathoms.data.counter import sample_keys
 from fathoms.data.crop import draw_boxes, evaluation_geometry
+from fathoms.data.places import Places
 from fathoms.data.resize import evaluation_pixels, resize
 from fathoms.data.words import as_words
 from fathoms.errors import ConfigError, UnknownNameError

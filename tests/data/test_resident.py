@@ -56,6 +56,43 @@ def test_batches_made_together_are_those_made_alone(source, monkeypatch):
         assert torch.equal(batch.ids, alone.ids)
 
 
+class Watched(ResidentLoader):
+    """A loader that works as on a GPU, two steps at a time, and notes what it begins."""
+
+    _at_once, _ahead = 2, True
+
+    def _pieces(self, epoch, steps):
+        self.begun = [*getattr(self, "begun", []), (epoch, steps)]
+        return super()._pieces(epoch, steps)
+
+
+def test_chunks_begun_ahead_are_those_made_when_wanted(source):
+    usual = loader(source)
+    watched = Watched(source, usual.plan, usual.size, usual.crop, usual.augment)
+    # Left in the middle of an epoch, gone on with in another, then to the end of it and into the next.
+    next(watched.epoch(7))
+    before = len(watched.begun)
+    for epoch in (1, 2):
+        for batch, other in zip(watched.epoch(epoch), usual.epoch(epoch), strict=True):
+            assert (batch.epoch, batch.step) == (other.epoch, other.step)
+            assert torch.equal(batch.images, other.images)
+            assert torch.equal(batch.targets, other.targets)
+            assert torch.equal(batch.ids, other.ids)
+    # No chunk is made twice; the beginning of the epoch after the last waits for who asks for it.
+    chunks = [range(2), range(2, 4), range(4, 5)]
+    assert watched.begun[before:] == [(epoch, steps) for epoch in (1, 2) for steps in chunks] + [
+        (3, range(2))
+    ]
+
+
+def test_what_was_begun_for_another_size_is_not_handed_out(source, monkeypatch):
+    growing = loader(source)
+    monkeypatch.setattr(type(growing), "_ahead", True)
+    assert len(list(growing.epoch(0))) == 5
+    growing.set_size(24)
+    assert next(growing.epoch(1)).images.shape[2:] == (24, 24)
+
+
 def test_evaluation_hands_out_the_pixels_as_they_are(source):
     plan = Plan(50, 16, order="sequential")
     batches = list(ResidentLoader(source, plan, 16).epoch(0))
@@ -87,12 +124,9 @@ def test_sources_that_do_not_fit_together_are_refused():
 
 
 def test_an_epoch_is_cut_into_chunks_of_nearly_one_size(source, monkeypatch):
-    steps, whole = [], loader(source)
-    prepare = whole._prepare
+    whole = loader(source)
     monkeypatch.setattr(type(whole), "_at_once", 4)
-    monkeypatch.setattr(
-        whole, "_prepare", lambda epoch, some: steps.append(len(some)) or prepare(epoch, some)
-    )
+    assert [len(steps) for steps in whole._chunks(0)] == [3, 2]
+    assert whole._chunks(5) == []
     assert len(list(whole.epoch(0))) == 5
     assert list(whole.epoch(0, start=5)) == []
-    assert steps == [3, 2]

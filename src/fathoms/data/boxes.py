@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,23 +17,8 @@ from jaxtyping import Float, Int, Int32, UInt8
 from torch import Tensor
 
 from fathoms.data.device import to_device
+from fathoms.data.places import Places
 from fathoms.data.words import add_weighted, as_planes, word_planes
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where each picture and its box lie: arrays of length B on the host.
-
-    `offset` counts pixels from the start of the buffer, `pitch` pixels from row to row; the box
-    (top, left, height, width) may reach outside (h, w), and what it takes from there is black.
-    """
-
-    offset: np.ndarray
-    pitch: np.ndarray
-    size: np.ndarray
-    box: np.ndarray
-    flip: np.ndarray
-    cubic: np.ndarray
 
 
 def _bilinear(x: Tensor) -> Tensor:

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fathoms.data.boxes import Places, ragged
+from fathoms.data.boxes import ragged
 from fathoms.data.counter import sample_keys
 from fathoms.data.crop import CropOptions, draw_boxes, part_inside
 from fathoms.data.decode import Box
 from fathoms.data.errors import BadImageError
+from fathoms.data.places import Places
 from fathoms.data.plan import Refs
 from fathoms.data.reader import Opened, Reader, candidates
 from fathoms.data.resize import resize

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from fathoms.data.augment.pipeline import Augment
 from fathoms.data.batch import Batch
-from fathoms.data.boxes import Places, resize_boxes
 from fathoms.data.decode import BACKENDS, choose_decoder
 from fathoms.data.errors import DataError
+from fathoms.data.forms import choose_forms
+from fathoms.data.places import Places
 from fathoms.data.plan import Plan, Refs
 from fathoms.data.reader import Reader
 from fathoms.data.sources.base import Source
@@ -90,6 +91,7 @@ class Loader:
         self.decoder = choose_decoder(self.options.decoder, self.options.exif)
         self.stats = LoaderStats()
         self._allowed = int(self.options.max_bad * len(source))
+        self._forms = augment.forms if augment is not None else choose_forms("auto", self.device)
         # On a CPU the workers do everything that belongs to one sample; a GPU takes it over from them.
         self._colour_in_worker = augment is not None and self.device.type == "cpu"
 
@@ -108,8 +110,11 @@ class Loader:
         return (
             f"data: {self.source.kind} {self.source.split}, {len(self.source)} images, "
             f"{len(self.source.classes)} classes; decoder in use: {self.decoder.name} ({self.decoder.reason}); "
-            f"{self.options.threads} workers; resize on the {where}"
+            f"{self.options.threads} workers; resize on the {where}{self._described_forms()}"
         )
+
+    def _described_forms(self) -> str:
+        return f"; pictures on {self.device} by {self._forms.name}" if self.device.type != "cpu" else ""
 
     def advice(self) -> str:
         """What to do if the consumer waits for data; empty if it does not."""
@@ -200,5 +205,4 @@ class Loader:
                 for name in ("pitch", "size", "box", "flip", "cubic")
             ),
         )
-        compile = self.augment.compile if self.augment is not None else "none"
-        return resize_boxes(as_words(torch.cat(pixels)), joined, self.view.size, compile)
+        return self._forms.resize(as_words(torch.cat(pixels)), joined, self.view.size)

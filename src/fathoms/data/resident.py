@@ -7,18 +7,20 @@ a list of indices.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import torch
 
+from fathoms.data.ahead import Ahead
 from fathoms.data.augment.pipeline import Augment
 from fathoms.data.batch import Batch
-from fathoms.data.boxes import Places, resize_boxes
 from fathoms.data.counter import sample_keys
 from fathoms.data.crop import CropOptions, draw_boxes
 from fathoms.data.device import to_device
 from fathoms.data.errors import DataError
+from fathoms.data.forms import choose_forms
+from fathoms.data.places import Places
 from fathoms.data.plan import Plan, Refs
 from fathoms.data.sources.arrays import ArraySource
 from fathoms.data.stats import LoaderStats
@@ -58,6 +60,8 @@ class ResidentLoader:
         self.source, self.plan, self.size, self.crop, self.augment = source, plan, size, crop, augment
         self.device = torch.device(device)
         self._cubic = interpolation == "bicubic"
+        self._forms = augment.forms if augment is not None else choose_forms("auto", self.device)
+        self._next: Ahead[list[Batch]] | None = None
         self._check_room()
         # torch takes no read-only arrays, which is what a file read into memory gives.
         pixels = np.require(source.images, requirements=["C", "W"])
@@ -85,6 +89,14 @@ class ResidentLoader:
         return max(1, _PIXELS_AT_ONCE // (self.plan.batch_size * self.size**2))
 
     @property
+    def _ahead(self) -> bool:
+        """Whether a chunk is prepared piece by piece between the steps of the one before it.
+
+        The host would wait for a GPU there; a CPU does one thing at a time, whatever the order.
+        """
+        return self.device.type == "cuda"
+
+    @property
     def steps(self) -> int:
         """Steps of one epoch."""
         return self.plan.steps
@@ -97,8 +109,11 @@ class ResidentLoader:
         """One line on what is in use, for the log."""
         return (
             f"data: {self.source.kind} {self.source.split}, {len(self.source)} images, "
-            f"{len(self.source.classes)} classes; kept on {self.device}, no decoder in use"
+            f"{len(self.source.classes)} classes; kept on {self.device}, no decoder in use{self._described_forms()}"
         )
+
+    def _described_forms(self) -> str:
+        return f"; pictures by {self._forms.name}" if self.device.type != "cpu" else ""
 
     def advice(self) -> str:
         """Nothing: there is no loader to wait for."""
@@ -110,18 +125,19 @@ class ResidentLoader:
             raise DataError(
                 f"data: step {start} is outside the epoch of {self.steps} steps; check the checkpoint"
             )
-        asked, left = time.perf_counter(), self.steps - start
-        # Chunks of one size: a last one of few steps would cost the host as much as a full one.
-        chunks = -(-left // self._at_once)
-        at_once = -(-left // max(1, chunks))
-        for first in range(start, self.steps, max(1, at_once)):
+        asked, chunks = time.perf_counter(), self._chunks(start)
+        wanted = [*((epoch, steps) for steps in chunks), *self._after(epoch)]
+        for number, steps in enumerate(chunks, start=1):
             began = time.perf_counter()
-            batches = self._prepare(epoch, range(first, min(first + at_once, self.steps)))
+            batches = self._begun(epoch, steps).finish()
+            self._next = self._begun(*wanted[number]) if self._ahead and number < len(wanted) else None
             # The host's time to issue the work; the device runs it between two training steps.
             self.stats.waited += time.perf_counter() - began
             for batch in batches:
                 self.stats.images += len(batch)
                 yield batch
+                if self._next is not None:
+                    self._next.go_on()
                 now = time.perf_counter()
                 self.stats.elapsed += now - asked
                 asked = now
@@ -130,15 +146,43 @@ class ResidentLoader:
         """One batch; any may be asked for, in any order."""
         return self._prepare(epoch, range(step, step + 1))[0]
 
+    def _chunks(self, start: int) -> list[range]:
+        """The steps of an epoch that are prepared together, from `start` on."""
+        left = self.steps - start
+        # Chunks of one size: a last one of few steps would cost the host as much as a full one.
+        at_once = max(1, -(-left // max(1, -(-left // self._at_once))))
+        return [range(first, min(first + at_once, self.steps)) for first in range(start, self.steps, at_once)]
+
+    def _after(self, epoch: int) -> list[tuple[int, range]]:
+        """What will be wanted when an epoch is over: the beginning of the next, unless there is but one."""
+        return [(epoch + 1, self._chunks(0)[0])] if self.plan.order == "shuffled" else []
+
+    def _begun(self, epoch: int, steps: range) -> Ahead[list[Batch]]:
+        """A chunk that was begun during the one before it, or is begun now."""
+        key = (epoch, steps, self.size)
+        if self._next is not None and self._next.key == key:
+            return self._next
+        return Ahead(key, self._pieces(epoch, steps))
+
     def _prepare(self, epoch: int, steps: range) -> list[Batch]:
+        return Ahead((), self._pieces(epoch, steps)).finish()
+
+    def _pieces(self, epoch: int, steps: range) -> Generator[None, None, list[Batch]]:
         """Some consecutive batches, made together: what one sample gets does not depend on its neighbours."""
         parts = [self.plan.batch(epoch, step) for step in steps]
         refs = Refs.joined(parts)
         images = self._crops(refs, epoch)
         (index,) = to_device([refs.index], self.device)
         labels, targets = self._labels.index_select(0, index), None
+        yield
         if self.augment is not None:
-            images = self.augment.normalised(self.augment.colours(images, refs, epoch), refs, epoch)
+            layers = self.augment.draw_layers(refs, epoch)
+            for layer in layers:
+                yield
+                images = self.augment.apply_layer(images, layer)
+            yield
+            images = self.augment.normalised(images, refs, epoch)
+            yield
             asked = dict(zip(steps, parts, strict=True))
             images, targets = self.augment.mix(images, labels, asked, epoch, self.plan.global_batch)
         sizes = [len(part) for part in parts]
@@ -162,5 +206,4 @@ class ResidentLoader:
             boxes, flips, cubic = draw_boxes(sizes, keys, self.crop)
         offset = refs.index.astype(np.int64) * (height * width)
         places = Places(offset, np.full(count, width), sizes, boxes, flips, cubic)
-        compile = self.augment.compile if self.augment is not None else "none"
-        return resize_boxes(self._pixels, places, self.size, compile)
+        return self._forms.resize(self._pixels, places, self.size)

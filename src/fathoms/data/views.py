@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fathoms.data.boxes import Places
 from fathoms.data.crop import CropOptions
 from fathoms.data.crops import Crops
 from fathoms.data.errors import BadImageError
+from fathoms.data.places import Places
 from fathoms.data.plan import Refs
 from fathoms.data.reader import Reader
 from fathoms.data.resize import evaluation_pixels

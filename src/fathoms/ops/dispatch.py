@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from fathoms.errors import BackendError
@@ -22,12 +23,13 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def why_not_triton(x: Tensor) -> str | None:
-    """The reason why no Triton kernel can run on `x`, or None."""
+def why_not_triton(x: Tensor | torch.device) -> str | None:
+    """The reason why no Triton kernel can run on `x`, or on a device; None if one can."""
     if not HAS_TRITON:
         return "triton is not installed"
-    if not x.is_cuda and not interpreting():
-        return f"x is on {x.device.type}, not on a CUDA device"
+    name, device = ("x", x.device) if isinstance(x, Tensor) else ("it", x)
+    if device.type != "cuda" and not interpreting():
+        return f"{name} is on {device.type}, not on a CUDA device"
     return None
 
 

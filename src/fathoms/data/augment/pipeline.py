@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,16 +9,14 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from fathoms.data.augment import cpu
-from fathoms.data.augment.apply import WRITTEN, apply_layer, compiled_kernels
 from fathoms.data.augment.erase import check_erasing, draw_rectangles, erase
 from fathoms.data.augment.jitter import draw_jitter, jitter_ranges
 from fathoms.data.augment.mix import MixOptions, Mixture, draw_mixture, mix_images, soft_targets
-from fathoms.data.augment.policy import draw_layers, parse_policy
+from fathoms.data.augment.policy import Layer, draw_layers, parse_policy
 from fathoms.data.counter import generators, sample_keys
+from fathoms.data.forms import choose_forms
 from fathoms.data.plan import Refs
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -77,7 +74,7 @@ class Augment:
         train: False normalises and does nothing more.
         dtype: type of the images handed out.
         device: where the batches are.
-        compile: "none", or "inductor" to compile the operations (for a GPU).
+        kernels: who does the operations: "torch", "inductor" (compiled), "triton", or "auto".
     """
 
     def __init__(
@@ -89,27 +86,28 @@ class Augment:
         train: bool = True,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        compile: str = "none",
+        kernels: str = "auto",
     ) -> None:
-        check_name(compile, ("none", "inductor"), "compiler", "data.compile")
         if train and options.mix.active and classes < 2:
             raise ConfigError(f"data: mixup needs the number of classes; classes={classes}")
         self.options, self.seed, self.classes, self.train, self.dtype = options, seed, classes, train, dtype
-        self.device, self.compile = torch.device(device), compile
+        self.device = torch.device(device)
+        self.forms = choose_forms(kernels, self.device)
         self.policy = parse_policy(options.aa) if options.aa and train else None
         self.ranges = jitter_ranges(options.color_jitter) if options.color_jitter and train else None
-        if self.device.type == "cpu" and compile == "none":
-            self._apply = cpu.apply_layer
-        else:
-            kernels = compiled_kernels() if compile == "inductor" else WRITTEN
-            self._apply = functools.partial(apply_layer, kernels=kernels)
         mean, std = (torch.tensor(values)[:, None, None] for values in (options.mean, options.std))
         self._scale, self._shift = (1 / (255 * std)).to(self.device), (-mean / std).to(self.device)
         grey = [min(255, round(255 * value)) for value in options.mean]
         self._fill = torch.tensor(grey, dtype=torch.uint8, device=self.device)
 
     def colours(self, images: UInt8[Tensor, "B 3 H W"], refs: Refs, epoch: int) -> UInt8[Tensor, "B 3 H W"]:
-        """Policy and colour jitter on bytes; the batch is changed in place and returned."""
+        """Policy and colour jitter on bytes; the batch may be changed in place, and is returned."""
+        for layer in self.draw_layers(refs, epoch):
+            images = self.apply_layer(images, layer)
+        return images
+
+    def draw_layers(self, refs: Refs, epoch: int) -> list[Layer]:
+        """The operations of policy and colour jitter on each sample; nothing is asked of the device."""
         layers = []
         if self.policy is not None:
             keys = sample_keys(self.seed, epoch, "policy", refs.index, refs.repeat)
@@ -117,9 +115,11 @@ class Augment:
         if self.ranges is not None:
             keys = sample_keys(self.seed, epoch, "jitter", refs.index, refs.repeat)
             layers += draw_jitter(self.ranges, keys)
-        for layer in layers:
-            images = self._apply(images, layer, self._fill)
-        return images
+        return layers
+
+    def apply_layer(self, images: UInt8[Tensor, "B 3 H W"], layer: Layer) -> UInt8[Tensor, "B 3 H W"]:
+        """One layer of operations on bytes; the batch may be changed in place, and is returned."""
+        return self.forms.layer(images, layer, self._fill)
 
     def finish(
         self,
