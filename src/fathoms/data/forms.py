@@ -1,4 +1,4 @@
-"""Who does a device's share of the work, resizing and colours: plain torch, compiled torch, or Triton kernels."""
+"""Who does a device's share of the work, from crops to batches: torch, compiled torch, or Triton kernels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fathoms.data.augment import cpu
 from fathoms.data.augment.apply import apply_layer, compiled_kernels
+from fathoms.data.augment.finish import Finish, finish
 from fathoms.data.augment.policy import Layer
 from fathoms.data.boxes import resize_boxes
 from fathoms.data.places import Places
@@ -30,6 +31,8 @@ class Forms:
     """As `fathoms.data.boxes.resize_boxes`."""
     layer: Callable[[Tensor, Layer, Tensor], Tensor]
     """As `fathoms.data.augment.apply.apply_layer`."""
+    finish: Callable[[Tensor, Tensor, Tensor, torch.dtype, Finish], Tensor]
+    """As `fathoms.data.augment.finish.finish`."""
 
 
 @functools.cache
@@ -44,13 +47,14 @@ def choose_forms(kernels: str, device: torch.device) -> Forms:
         raise ConfigError(f"data.kernels='triton' cannot run: {reason}; use 'auto'")
     if kernels == "triton" or (kernels == "auto" and device.type == "cuda" and not reason):
         # Triton is imported here, so that this module loads where it is not installed.
+        from fathoms.data.triton.finish import finish as fused_finish
         from fathoms.data.triton.layer import apply_layer as fused_layer
         from fathoms.data.triton.resize import resize_boxes as fused_resize
 
-        return Forms("triton", fused_resize, fused_layer)
+        return Forms("triton", fused_resize, fused_layer, fused_finish)
     if kernels == "inductor":
         layer = functools.partial(apply_layer, kernels=compiled_kernels())
-        return Forms("inductor", functools.partial(resize_boxes, compile="inductor"), layer)
+        return Forms("inductor", functools.partial(resize_boxes, compile="inductor"), layer, finish)
     if kernels == "auto" and device.type == "cpu":
-        return Forms("picture by picture", resize_boxes, cpu.apply_layer)
-    return Forms("torch", resize_boxes, apply_layer)
+        return Forms("picture by picture", resize_boxes, cpu.apply_layer, finish)
+    return Forms("torch", resize_boxes, apply_layer, finish)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fathoms.data.ahead import Ahead
+from fathoms.data.augment.finish import Finish
 from fathoms.data.augment.pipeline import Augment
 from fathoms.data.batch import Batch
 from fathoms.data.counter import sample_keys
@@ -181,10 +182,11 @@ class ResidentLoader:
                 yield
                 images = self.augment.apply_layer(images, layer)
             yield
-            images = self.augment.normalised(images, refs, epoch)
-            yield
+            erasing = self.augment.draw_erasing(refs, epoch, self.size, self.size)
             asked = dict(zip(steps, parts, strict=True))
-            images, targets = self.augment.mix(images, labels, asked, epoch, self.plan.global_batch)
+            mixture = self.augment.draw_mixture(asked, epoch, self.size, self.size, self.plan.global_batch)
+            yield
+            images, targets = self.augment.apply_finish(images, labels, Finish(erasing, mixture))
         sizes = [len(part) for part in parts]
         ids = torch.from_numpy(refs.index.astype(np.int64))
         softened = [None] * len(parts) if targets is None else targets.split(sizes)

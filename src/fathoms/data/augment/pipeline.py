@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from fathoms.data.augment.erase import check_erasing, draw_rectangles, erase
+from fathoms.data.augment.erase import check_erasing, draw_rectangles
+from fathoms.data.augment.finish import Erasing, Finish
 from fathoms.data.augment.jitter import draw_jitter, jitter_ranges
-from fathoms.data.augment.mix import MixOptions, Mixture, draw_mixture, mix_images, soft_targets
+from fathoms.data.augment.mix import MixOptions, Mixture, draw_mixture, soft_targets
 from fathoms.data.augment.policy import Layer, draw_layers, parse_policy
 from fathoms.data.counter import generators, sample_keys
 from fathoms.data.forms import choose_forms
@@ -52,16 +53,6 @@ class AugmentOptions:
             jitter_ranges(self.color_jitter)
         if min(self.std) <= 0:
             raise ConfigError(f"data.std={self.std} must be positive")
-
-
-def normalise(
-    images: UInt8[Tensor, "B 3 H W"],
-    scale: Float[Tensor, "3 1 1"],
-    shift: Float[Tensor, "3 1 1"],
-    dtype: torch.dtype,
-) -> Float[Tensor, "B 3 H W"]:
-    """Pixels v as v * scale + shift, which is (v / 255 - mean) / std, computed in float32."""
-    return torch.addcmul(shift, images, scale).to(dtype)
 
 
 class Augment:
@@ -131,44 +122,46 @@ class Augment:
         total: int | None = None,
     ) -> tuple[Float[Tensor, "B 3 H W"], Float[Tensor, "B C"] | None]:
         """Normalise, erase and mix; the second result is soft targets where samples were mixed."""
-        return self.mix(self.normalised(images, refs, epoch), labels, {step: refs}, epoch, total)
+        height, width = images.shape[2:]
+        erasing = self.draw_erasing(refs, epoch, height, width)
+        mixture = self.draw_mixture({step: refs}, epoch, height, width, total)
+        return self.apply_finish(images, labels, Finish(erasing, mixture))
 
-    def normalised(
-        self, images: UInt8[Tensor, "B 3 H W"], refs: Refs, epoch: int
-    ) -> Float[Tensor, "B 3 H W"]:
-        """Normalise and erase: the last steps that belong to one sample."""
-        out = normalise(images, self._scale, self._shift, self.dtype)
+    def draw_erasing(self, refs: Refs, epoch: int, height: int, width: int) -> Erasing | None:
+        """The rectangles that are erased; None if there can be none. Nothing is asked of the device."""
         if not self.train or not self.options.reprob:
-            return out
+            return None
         keys = sample_keys(self.seed, epoch, "erase", refs.index, refs.repeat)
-        boxes = draw_rectangles(keys, self.options.reprob, self.options.recount, *images.shape[2:])
-        return erase(out, boxes, self.options.remode, keys)
+        boxes = draw_rectangles(keys, self.options.reprob, self.options.recount, height, width)
+        return Erasing(boxes, self.options.remode, keys)
 
-    def mix(
-        self,
-        images: Float[Tensor, "B 3 H W"],
-        labels: Int64[Tensor, " B"],
-        steps: Mapping[int, Refs],
-        epoch: int,
-        total: int | None = None,
-    ) -> tuple[Float[Tensor, "B 3 H W"], Float[Tensor, "B C"] | None]:
-        """Mix each step's samples among themselves; the second result is soft targets, None if none were mixed.
+    def draw_mixture(
+        self, steps: Mapping[int, Refs], epoch: int, height: int, width: int, total: int | None = None
+    ) -> Mixture | None:
+        """How each step's samples are mixed among themselves; None if none are. Nothing is asked of the device.
 
         Args:
-            images: The samples.
-            labels: Their classes.
             steps: Which samples they are, step by step.
             epoch: Counter.
+            height: Of the pictures.
+            width: Of the pictures.
             total: Samples of a step over all ranks, which share one mixture; None: these are all.
         """
         if not self.train or not self.options.mix.active:
-            return images, None
+            return None
         parts = []
         chances = generators(self.seed, epoch, "mix", list(steps))
         for (step, refs), rng in zip(steps.items(), chances, strict=True):
             count = len(refs) if total is None else total
-            drawn = draw_mixture(self.options.mix, rng, count, *images.shape[2:])
+            drawn = draw_mixture(self.options.mix, rng, count, height, width)
             parts.append(drawn.part(refs.position - step * count))
-        mixture = Mixture.joined(parts)
-        targets = soft_targets(labels, self.classes, self.options.mix.smoothing, mixture)
-        return mix_images(images, mixture), targets
+        return Mixture.joined(parts)
+
+    def apply_finish(
+        self, images: UInt8[Tensor, "B 3 H W"], labels: Int64[Tensor, " B"], drawn: Finish
+    ) -> tuple[Float[Tensor, "B 3 H W"], Float[Tensor, "B C"] | None]:
+        """Normalise, and erase and mix as drawn; the second result is soft targets where samples were mixed."""
+        out = self.forms.finish(images, self._scale, self._shift, self.dtype, drawn)
+        if drawn.mixture is None:
+            return out, None
+        return out, soft_targets(labels, self.classes, self.options.mix.smoothing, drawn.mixture)

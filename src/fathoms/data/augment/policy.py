@@ -208,30 +208,33 @@ def _choices(policy: Policy, draws: np.ndarray) -> np.ndarray:
 
 def draw_layers(policy: Policy, keys: np.ndarray, interpolation: str = "random") -> list[Layer]:
     """The operations each key gets, layer by layer."""
-    draws = uniforms(keys, len(policy.layers) * _DRAWS).reshape(len(keys), len(policy.layers), _DRAWS)
-    choices = _choices(policy, draws[..., 0])
+    firsts = [number * _DRAWS for number in range(len(policy.layers))]
+    pairs = np.stack([uniforms(keys, 2, first) for first in firsts], 1)
+    choices = _choices(policy, pairs[..., 0])
     layers = []
     for number, entries in enumerate(policy.layers):
-        u = draws[:, number]
         prob, centre = np.array([entry[1:] for entry in entries])[choices[:, number]].T
-        used = np.flatnonzero(u[:, 1] < prob)
+        used = np.flatnonzero(pairs[:, number, 1] < prob)
+        # Most of the work of a draw is its hash, and what is not applied needs no more of them.
+        first, second, sign, filters, extra = uniforms(keys[used], _DRAWS - 2, firsts[number] + 2).T
         choice = choices[used, number]
-        magnitude = _magnitudes(centre[used], policy, u[used])
-        argument = np.zeros(len(keys))
+        magnitude = _magnitudes(centre[used], policy, first, second)
+        argument, cubic = np.zeros(len(keys)), np.full(len(keys), interpolation == "bicubic")
+        if interpolation == "random":
+            cubic[used] = filters < 0.5
         groups: dict[str, list[np.ndarray]] = {}
         for place in np.unique(choice).tolist():
             own = np.flatnonzero(choice == place)
             rows = used[own]
             operation = LEVELS[entries[place][0]]
-            argument[rows] = operation.argument(magnitude[own], u[rows, 4], u[rows, 6])
+            argument[rows] = operation.argument(magnitude[own], sign[own], extra[own])
             groups.setdefault(operation.kind, []).append(rows)
-        cubic = u[:, 5] < 0.5 if interpolation == "random" else np.full(len(keys), interpolation == "bicubic")
         layers.append(Layer({kind: np.concatenate(rows) for kind, rows in groups.items()}, argument, cubic))
     return layers
 
 
-def _magnitudes(centre: np.ndarray, policy: Policy, u: np.ndarray) -> np.ndarray:
-    """Magnitudes about `centre`, from the draws of one layer."""
+def _magnitudes(centre: np.ndarray, policy: Policy, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Magnitudes about `centre`, from two draws of each."""
     uniform = math.isinf(policy.spread)
-    drawn = centre * u[:, 2] if uniform else centre + policy.spread * normals(u[:, 2], u[:, 3])
+    drawn = centre * first if uniform else centre + policy.spread * normals(first, second)
     return np.clip(drawn, 0, policy.limit)

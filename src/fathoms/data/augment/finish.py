@@ -1,0 +1,54 @@
+"""The last steps of a batch, from bytes to what a model takes: normalise, erase, mix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from fathoms.data.augment.erase import erase
+from fathoms.data.augment.mix import Mixture, mix_images
+
+
+@dataclass(frozen=True)
+class Erasing:
+    """Rectangles (B, count, 4) of top, left, height and width; what fills them; and each sample's key."""
+
+    rectangles: np.ndarray
+    mode: str
+    keys: np.ndarray
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What was drawn for the last steps of a batch; None leaves a step out."""
+
+    erasing: Erasing | None
+    mixture: Mixture | None
+
+
+def normalise(
+    images: UInt8[Tensor, "B 3 H W"],
+    scale: Float[Tensor, "3 1 1"],
+    shift: Float[Tensor, "3 1 1"],
+    dtype: torch.dtype,
+) -> Float[Tensor, "B 3 H W"]:
+    """Pixels v as v * scale + shift, which is (v / 255 - mean) / std, computed in float32."""
+    return torch.addcmul(shift, images, scale).to(dtype)
+
+
+def finish(
+    images: UInt8[Tensor, "B 3 H W"],
+    scale: Float[Tensor, "3 1 1"],
+    shift: Float[Tensor, "3 1 1"],
+    dtype: torch.dtype,
+    drawn: Finish,
+) -> Float[Tensor, "B 3 H W"]:
+    """Normalise, erase and mix."""
+    out = normalise(images, scale, shift, dtype)
+    if drawn.erasing is not None:
+        out = erase(out, drawn.erasing.rectangles, drawn.erasing.mode, drawn.erasing.keys)
+    return out if drawn.mixture is None else mix_images(out, drawn.mixture)
