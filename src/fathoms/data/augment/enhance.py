@@ -13,7 +13,9 @@ Images = UInt8[Tensor, "B 3 H W"]
 Factor = Float[Tensor, " B"]
 
 # Where a whole number is expected: less than any true fraction here, more than float32 is off by.
-_HAIR = 1e-4
+HAIR = 1e-4
+# Pixels to either side that the box of a blur can touch.
+REACH = 3
 
 
 def colour(images: Images, factor: Factor) -> Images:
@@ -48,17 +50,21 @@ def _box_kernel(radius: Float[Tensor, " B"], reach: int) -> Float[Tensor, "B k"]
     return torch.where(place == whole[:, None] + 1, end[:, None], kernel)
 
 
+def blur_boxes(factor: Factor) -> Float[Tensor, "B k"]:
+    """Weights of the box that, gone over three times, blurs with standard deviation `factor`, at most 2.5."""
+    variance = (factor / 3 * factor).double()
+    length = (12 * variance + 1).sqrt()
+    whole = ((length - 1) / 2).floor()
+    part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
+    return _box_kernel((whole + part).float(), REACH)
+
+
 def gaussian_blur(images: Images, factor: Factor) -> Images:
     """Blur with standard deviation `factor`: three box blurs each way, rounded after each, as Pillow's.
 
     The deviation may be up to 2.5 pixels; the box then reaches two pixels to either side.
     """
-    variance = (factor / 3 * factor).double()
-    length = (12 * variance + 1).sqrt()
-    whole = ((length - 1) / 2).floor()
-    part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
-    reach = 3
-    kernel = _box_kernel((whole + part).float(), reach)
+    kernel, reach = blur_boxes(factor), REACH
     values = images.float()
     for dim, pad in ((3, (reach, reach, 0, 0)), (2, (0, 0, reach, reach))):
         size = values.shape[dim]
@@ -68,7 +74,7 @@ def gaussian_blur(images: Images, factor: Factor) -> Images:
                 padded.narrow(dim, tap, size) * kernel[:, tap, None, None, None]
                 for tap in range(2 * reach + 1)
             ]
-            values = (sum(parts[1:], parts[0]) + 0.5 + _HAIR).floor()
+            values = (sum(parts[1:], parts[0]) + 0.5 + HAIR).floor()
     return values.clamp(0, 255).to(torch.uint8)
 
 
@@ -86,10 +92,10 @@ def hue(images: Images, factor: Factor) -> Images:
     )
     turns = torch.where(span > 0, (angle / 6 + 1) % 1.0, 0.0)
     # Pillow keeps hue and saturation in a byte each, and so must we to end at the same colours.
-    hue_byte = (turns * 255 + _HAIR).floor()
+    hue_byte = (turns * 255 + HAIR).floor()
     shift = (factor * 255).to(torch.int32).float()[:, None, None]
     hue_byte = (hue_byte + shift) % 256
-    saturation = torch.where(high > 0, (span * 255 / high.clamp(min=1) + _HAIR).floor(), 0.0) / 255
+    saturation = torch.where(high > 0, (span * 255 / high.clamp(min=1) + HAIR).floor(), 0.0) / 255
     sector = hue_byte * (6 / 255)
     index = sector.floor()
     fraction = sector - index

@@ -1,0 +1,147 @@
+"""Drawn operations applied to a batch by Triton kernels: two launches and one transfer, and six more for a blur.
+
+What a picture goes through is a number that its programs branch on, so pictures with different operations need not be
+gathered, and the host's work does not grow with the number of operations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+from jaxtyping import Float32, Float64, Int32, UInt8
+from torch import Tensor
+
+from fathoms.data.augment.enhance import REACH, blur_boxes
+from fathoms.data.augment.geometry import PLANE, matrices
+from fathoms.data.augment.policy import Layer
+from fathoms.data.augment.tables import FACTOR_LINES, PICTURE_TABLES
+from fathoms.data.device import to_device
+from fathoms.data.triton import table_kernels as codes
+from fathoms.data.triton.layer_kernels import box_kernel, layer_kernel
+from fathoms.data.triton.table_kernels import table_kernel
+from fathoms.errors import BackendError
+from fathoms.ops.dispatch import why_not_triton
+from fathoms.ops.triton.around import launch, launch_options
+from fathoms.registry import check_name
+
+CODES: dict[str, int] = {
+    **dict.fromkeys(FACTOR_LINES, codes.LINES.value),
+    **dict.fromkeys(PLANE, codes.LINEAR.value),
+    "auto_contrast": codes.AUTO_CONTRAST.value,
+    "contrast": codes.CONTRAST.value,
+    "equalize": codes.EQUALIZE.value,
+    "colour": codes.COLOUR.value,
+    "sharpness": codes.SHARPNESS.value,
+    "hue": codes.HUE.value,
+    "gaussian_blur": codes.BLUR.value,
+}
+
+# A picture of 32 x 32 is one tile, gone over in parts where all at once would take too many registers. Statistics of
+# larger pictures are taken in larger steps, since one program takes them all.
+TILE, PART, STEP = 1024, 256, 4096
+# Fused multiply-adds would round otherwise than the operations as written.
+_OPTIONS = {**launch_options(4, 1), "enable_fp_fusion": False}
+_STEP_OPTIONS = {**launch_options(8, 1), "enable_fp_fusion": False}
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the kernels are told, as host arrays: per picture, per table, per map and per blurred picture."""
+
+    code: Int32[np.ndarray, " B"]
+    slot: Int32[np.ndarray, " B"]
+    """Which table or map belongs to a picture."""
+    factor: Float32[np.ndarray, " B"]
+    tabled: Int32[np.ndarray, " t"]
+    """The pictures that get a table, those with lines first."""
+    lines: Float64[np.ndarray, "l 6"]
+    matrix: Float32[np.ndarray, "m 6"]
+    blurred: Int32[np.ndarray, " b"]
+    boxes: Float32[np.ndarray, "b k"]
+
+
+def orders_of(layer: Layer, height: int, width: int) -> Orders:
+    """A layer as the kernels take it."""
+    for kind in layer.rows:
+        check_name(kind, CODES, "operation", "apply_layer")
+    lined, tabled, moved, blurred = (
+        {kind: rows for kind, rows in layer.rows.items() if kind in kinds}
+        for kinds in (FACTOR_LINES, PICTURE_TABLES, PLANE, ("gaussian_blur",))
+    )
+    code, slot = np.zeros((2, len(layer.argument)), np.int32)
+    for kind, rows in layer.rows.items():
+        code[rows] = CODES[kind]
+    tables, mapped, blurs = (_joined(group) for group in (lined | tabled, moved, blurred))
+    code[mapped] += layer.cubic[mapped]
+    slot[tables] = np.arange(len(tables))
+    slot[mapped] = np.arange(len(mapped))
+    lines = [FACTOR_LINES[kind](layer.argument[rows]) for kind, rows in lined.items()]
+    maps = [matrices(kind, layer.argument[rows], height, width) for kind, rows in moved.items()]
+    factor = layer.argument.astype(np.float32)
+    return Orders(
+        code,
+        slot,
+        factor,
+        tables,
+        np.concatenate([np.empty((6, 0)), *lines], 1).T,
+        np.concatenate([np.empty((0, 6)), *maps]).astype(np.float32),
+        blurs,
+        blur_boxes(torch.from_numpy(factor[blurs])).numpy(),
+    )
+
+
+def _joined(groups: dict[str, np.ndarray]) -> Int32[np.ndarray, " n"]:
+    return np.concatenate([np.empty(0, np.int32), *groups.values()]).astype(np.int32)
+
+
+def apply_layer(
+    images: UInt8[Tensor, "B 3 H W"], layer: Layer, fill: UInt8[Tensor, "3"]
+) -> UInt8[Tensor, "B 3 H W"]:
+    """The batch with each sample's operation applied, as a new tensor; `images` itself if there is none."""
+    if reason := why_not_triton(images):
+        raise BackendError(f"apply_layer: the Triton kernels cannot run: {reason}; use the plain form")
+    count, _, height, width = images.shape
+    pixels = height * width
+    if not layer.rows or not images.numel():
+        return images
+    orders = orders_of(layer, height, width)
+    images, out = images.contiguous(), torch.empty(images.shape, dtype=torch.uint8, device=images.device)
+    code, slot, factor, tabled, lines, matrix, blurred, boxes = to_device(
+        [
+            orders.code,
+            orders.slot,
+            orders.factor,
+            orders.tabled,
+            orders.lines,
+            orders.matrix,
+            orders.blurred,
+            orders.boxes,
+        ],
+        images.device,
+    )
+    tables = torch.empty(len(tabled), 3, 256, dtype=torch.uint8, device=images.device)
+    if len(tabled):
+        launch(
+            table_kernel, (3 * len(tabled),), images, tables, tabled, code, factor, lines, pixels,
+            BLOCK=TILE if pixels <= TILE else STEP, **(_OPTIONS if pixels <= TILE else _STEP_OPTIONS),
+        )  # fmt: skip
+    tiles = triton.cdiv(pixels, TILE)
+    launch(
+        layer_kernel, (count * tiles,), images, out, code, slot, factor, matrix, tables, fill, height, width,
+        BLOCK=TILE, PART=PART, **_OPTIONS,
+    )  # fmt: skip
+    if len(blurred):
+        scratch = torch.empty_like(out)
+        # Three passes along rows, then three along columns, to and fro; the last ends in `out`.
+        given, into = images, scratch
+        for turn in range(6):
+            step, length = (1, width) if turn < 3 else (width, height)
+            launch(
+                box_kernel, (3 * len(blurred) * tiles,), given, into, blurred, boxes, pixels, step, length,
+                REACH=REACH, BLOCK=TILE, **_OPTIONS,
+            )  # fmt: skip
+            given, into = into, out if into is scratch else scratch
+    return out
