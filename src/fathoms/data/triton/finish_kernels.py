@@ -60,14 +60,14 @@ def normal(draw):
 
 @triton.jit
 def sample(
-    images, factors, edges, keys, picture, pixel, y, x, mask, c: tl.constexpr, pixels: tl.constexpr,
+    image_ptr, factor_ptr, edge_ptr, key_ptr, picture, pixel, y, x, mask, c: tl.constexpr, pixels: tl.constexpr,
     COUNT: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
     """Channel c of a picture's pixels, normalised and, inside its rectangles, erased."""
-    byte = tl.load(images + picture.to(tl.int64) * (3 * pixels) + c * pixels + pixel, mask, other=0)
-    value = tl.load(factors + 3 + c) + byte.to(tl.float32) * tl.load(factors + c)
+    byte = tl.load(image_ptr + picture.to(tl.int64) * (3 * pixels) + c * pixels + pixel, mask, other=0)
+    value = tl.load(factor_ptr + 3 + c) + byte.to(tl.float32) * tl.load(factor_ptr + c)
     for box in tl.static_range(COUNT):
-        own = edges + (picture * COUNT + box) * 4
+        own = edge_ptr + (picture * COUNT + box) * 4
         top, bottom = tl.load(own), tl.load(own + 1)
         # Most samples have none, and a draw costs as much as all the rest.
         if bottom > top:
@@ -75,16 +75,18 @@ def sample(
             if MODE == "const":
                 fill = tl.zeros_like(value)
             elif MODE == "rand":
-                fill = normal(uniform(tl.load(keys + picture), (tl.zeros_like(pixel) + c + 1).to(tl.int64)))
+                fill = normal(
+                    uniform(tl.load(key_ptr + picture), (tl.zeros_like(pixel) + c + 1).to(tl.int64))
+                )
             else:
-                fill = normal(uniform(tl.load(keys + picture), (c * pixels + pixel + 1).to(tl.int64)))
+                fill = normal(uniform(tl.load(key_ptr + picture), (c * pixels + pixel + 1).to(tl.int64)))
             value = tl.where(inside, fill, value)
     return value
 
 
 @triton.jit
 def finish_kernel(
-    images, factors, edges, keys, shares, partners, boxes, out,
+    image_ptr, factor_ptr, edge_ptr, key_ptr, share_ptr, partner_ptr, box_ptr, out_ptr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, COUNT: tl.constexpr, MODE: tl.constexpr, MIXED: tl.constexpr,
     P: tl.constexpr,
 ):  # fmt: skip
@@ -98,20 +100,22 @@ def finish_kernel(
     mask, y, x = pixel < pixels, pixel // WIDTH, pixel % WIDTH
     share, partner, weight = 1.0, picture, tl.zeros((P,), tl.float32) + 1
     if MIXED:
-        share, partner = tl.load(shares + picture), tl.load(partners + picture)
-        box = boxes + picture * 4
+        share, partner = tl.load(share_ptr + picture), tl.load(partner_ptr + picture)
+        box = box_ptr + picture * 4
         inside = (
             (y >= tl.load(box)) & (y < tl.load(box + 1)) & (x >= tl.load(box + 2)) & (x < tl.load(box + 3))
         )
         weight = tl.where(share < 0, tl.where(inside, 0.0, 1.0), share)
     for c in tl.static_range(3):
-        value = sample(images, factors, edges, keys, picture, pixel, y, x, mask, c, pixels, COUNT, MODE)
+        value = sample(
+            image_ptr, factor_ptr, edge_ptr, key_ptr, picture, pixel, y, x, mask, c, pixels, COUNT, MODE,
+        )  # fmt: skip
         # The first is known when this is compiled, the second is not.
         if MIXED:  # noqa: SIM102
             if share != 1:
                 other = sample(
-                    images, factors, edges, keys, partner, pixel, y, x, mask, c, pixels, COUNT, MODE
-                )
+                    image_ptr, factor_ptr, edge_ptr, key_ptr, partner, pixel, y, x, mask, c, pixels, COUNT, MODE,
+                )  # fmt: skip
                 value = tl.where(weight == 1, value, other + (value - other) * weight)
-        place = out + picture.to(tl.int64) * (3 * pixels) + c * pixels + pixel
-        tl.store(place, value.to(out.dtype.element_ty), mask)
+        place = out_ptr + picture.to(tl.int64) * (3 * pixels) + c * pixels + pixel
+        tl.store(place, value.to(out_ptr.dtype.element_ty), mask)

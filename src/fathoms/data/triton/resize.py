@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fathoms.data.device import to_device
 from fathoms.data.places import Places
-from fathoms.data.triton.resize_kernels import columns_kernel, copy_kernel, rows_kernel
+from fathoms.data.triton.resize_kernels import FIELDS, columns_kernel, copy_kernel, rows_kernel
 from fathoms.ops.triton.around import launch, launch_options
 
 # Rows and columns of the result that one program makes, at most.
@@ -25,23 +25,12 @@ def resize_boxes(pixels: Int32[Tensor, " n"], places: Places, size: int) -> UInt
     low, high = np.clip(top, 0, height - 1), np.clip(top + box_h, 1, height)
     rows = high - low
     start = np.cumsum(rows) - rows
-    # The kernels read the rows of this table by their number.
-    numbers = (
-        places.offset,
-        places.pitch,
-        top,
-        left,
-        box_h,
-        box_w,
-        width,
-        rows,
-        low,
-        start,
-        high,
-        places.cubic,
-        places.flip,
-    )
-    (table,) = to_device([np.stack([np.asarray(row, np.int64) for row in numbers])], pixels.device)
+    told = {
+        "offset": places.offset, "pitch": places.pitch, "top": top, "left": left, "box_h": box_h, "box_w": box_w,
+        "width": width, "rows": rows, "low": low, "start": start, "high": high,
+        "cubic": places.cubic, "flip": places.flip,
+    }  # fmt: skip
+    (table,) = to_device([np.stack([told[name] for name in FIELDS]).astype(np.int64)], pixels.device)
     images = torch.empty(count, 3, size, size, dtype=torch.uint8, device=pixels.device)
     tile = min(_COLUMNS, triton.next_power_of_2(size))
     options: dict[str, Any] = {"SIZE": size, "R": _ROWS, "C": tile, **launch_options(_WARPS, 2)}

@@ -12,9 +12,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Rows of the table that says where each picture and its box lie.
+FIELDS = (
+    "offset", "pitch", "top", "left", "box_h", "box_w", "width", "rows", "low", "start", "high", "cubic", "flip",
+)  # fmt: skip
+OFFSET, PITCH, TOP, LEFT, BOX_H, BOX_W, WIDTH, ROWS, LOW, START, HIGH, CUBIC, FLIP = (
+    tl.constexpr(number) for number in range(len(FIELDS))
+)
+
 
 @triton.jit
-def box_weight(distance, cubic):
+def told(table_ptr, count, field: tl.constexpr):
+    """One number of this program's picture, of the `count` in the table."""
+    return tl.load(table_ptr + field * count + tl.program_id(0))
+
+
+@triton.jit
+def tap_weight(distance, cubic):
     """Weight of a pixel at a distance in units of the filter: Pillow's bicubic (a = -0.5) or bilinear."""
     x = tl.abs(distance)
     near = (1.5 * x - 2.5) * x * x + 1
@@ -24,7 +38,7 @@ def box_weight(distance, cubic):
 
 
 @triton.jit
-def box_taps(place, length, cubic, flip, SIZE: tl.constexpr):
+def taps_of(place, length, cubic, flip, SIZE: tl.constexpr):
     """Of places in the result: first tap, number of taps, distance of the first and from tap to tap, in filters.
 
     The ends are rounded in float64, as Pillow's are; a distance is small, and float32 is enough for it.
@@ -44,7 +58,7 @@ def one_over_sum(taps, nearest, step, cubic):
     """One over what the weights of each place add up to."""
     total = tl.zeros_like(nearest)
     for tap in range(tl.max(taps, 0)):
-        total += tl.where(tap < taps, box_weight(nearest + tap * step, cubic), 0.0)
+        total += tl.where(tap < taps, tap_weight(nearest + tap * step, cubic), 0.0)
     return 1 / total
 
 
@@ -61,90 +75,89 @@ def as_byte(total):
 
 
 @triton.jit
+def store_planes(image_ptr, row, column, red, green, blue, SIZE: tl.constexpr):
+    """A tile of this program's picture, from three tiles of whole numbers."""
+    here = (row < SIZE)[:, None] & (column < SIZE)[None, :]
+    out_ptr = image_ptr + tl.program_id(0).to(tl.int64) * (3 * SIZE * SIZE)
+    out_ptr += row[:, None] * SIZE + column[None, :]
+    tl.store(out_ptr, red.to(tl.uint8), here)
+    tl.store(out_ptr + SIZE * SIZE, green.to(tl.uint8), here)
+    tl.store(out_ptr + 2 * SIZE * SIZE, blue.to(tl.uint8), here)
+
+
+@triton.jit
 def columns_kernel(
-    pixels, table, columns, count, SIZE: tl.constexpr, R: tl.constexpr, C: tl.constexpr
+    pixel_ptr, table_ptr, column_ptr, count, SIZE: tl.constexpr, R: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
-    """Rows of a picture that its box touches, resized sideways: (rows of all pictures, SIZE) words."""
-    picture = tl.program_id(0)
-    own = table + picture
-    rows = tl.load(own + 7 * count)
+    """The rows of a picture that its box touches, resized sideways: (rows of all pictures, SIZE) words."""
+    rows = told(table_ptr, count, ROWS)
     row = tl.program_id(1) * R + tl.arange(0, R)
     column = tl.program_id(2) * C + tl.arange(0, C)
+    # The grid is made for the tallest box.
     if tl.program_id(1) * R < rows:
-        offset, pitch, left = tl.load(own), tl.load(own + count), tl.load(own + 3 * count)
-        length, width = tl.load(own + 5 * count), tl.load(own + 6 * count)
-        low, start = tl.load(own + 8 * count), tl.load(own + 9 * count)
-        cubic, flip = tl.load(own + 11 * count) != 0, tl.load(own + 12 * count) != 0
-        first, taps, nearest, step = box_taps(tl.minimum(column, SIZE - 1), length, cubic, flip, SIZE)
+        cubic, flip = told(table_ptr, count, CUBIC) != 0, told(table_ptr, count, FLIP) != 0
+        left, width = told(table_ptr, count, LEFT), told(table_ptr, count, WIDTH)
+        first, taps, nearest, step = taps_of(
+            tl.minimum(column, SIZE - 1), told(table_ptr, count, BOX_W), cubic, flip, SIZE
+        )
         share = one_over_sum(taps, nearest, step, cubic)
-        base = offset + (low + row)[:, None] * pitch
+        line = (told(table_ptr, count, LOW) + row) * told(table_ptr, count, PITCH)
+        line_ptr = pixel_ptr + told(table_ptr, count, OFFSET) + line[:, None]
         none = tl.zeros((R, C), tl.float32)
         red, green, blue = none, none, none
         for tap in range(tl.max(taps, 0)):
             position = left + first + tap
             inside = (tap < taps) & (position >= 0) & (position < width) & (column < SIZE)
-            weight = tl.where(inside, box_weight(nearest + tap * step, cubic) * share, 0.0)[None, :]
-            words = tl.load(
-                pixels + base + position[None, :], (row < rows)[:, None] & inside[None, :], other=0
-            )
+            weight = tl.where(inside, tap_weight(nearest + tap * step, cubic) * share, 0.0)[None, :]
+            words = tl.load(line_ptr + position[None, :], (row < rows)[:, None] & inside[None, :], other=0)
             red += channel(words, 0) * weight
             green += channel(words, 8) * weight
             blue += channel(words, 16) * weight
         packed = as_byte(red) | (as_byte(green) << 8) | (as_byte(blue) << 16)
-        out = columns + (start + row)[:, None] * SIZE + column[None, :]
-        tl.store(out, packed, (row < rows)[:, None] & (column < SIZE)[None, :])
+        place = (told(table_ptr, count, START) + row)[:, None] * SIZE + column[None, :]
+        tl.store(column_ptr + place, packed, (row < rows)[:, None] & (column < SIZE)[None, :])
 
 
 @triton.jit
 def rows_kernel(
-    columns, table, images, count, SIZE: tl.constexpr, R: tl.constexpr, C: tl.constexpr
+    column_ptr, table_ptr, image_ptr, count, SIZE: tl.constexpr, R: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
     """The pictures (B, 3, SIZE, SIZE), out of the rows that `columns_kernel` made."""
-    picture = tl.program_id(0)
-    own = table + picture
     row = tl.program_id(1) * R + tl.arange(0, R)
     column = tl.program_id(2) * C + tl.arange(0, C)
-    top, length = tl.load(own + 2 * count), tl.load(own + 4 * count)
-    low, start, high = tl.load(own + 8 * count), tl.load(own + 9 * count), tl.load(own + 10 * count)
-    cubic = tl.load(own + 11 * count) != 0
-    first, taps, nearest, step = box_taps(tl.minimum(row, SIZE - 1), length, cubic, False, SIZE)
+    top, high = told(table_ptr, count, TOP), told(table_ptr, count, HIGH)
+    in_list = told(table_ptr, count, START) - told(table_ptr, count, LOW)
+    cubic = told(table_ptr, count, CUBIC) != 0
+    first, taps, nearest, step = taps_of(
+        tl.minimum(row, SIZE - 1), told(table_ptr, count, BOX_H), cubic, False, SIZE
+    )
     share = one_over_sum(taps, nearest, step, cubic)
     none = tl.zeros((R, C), tl.float32)
     red, green, blue = none, none, none
     for tap in range(tl.max(taps, 0)):
         position = top + first + tap
         inside = (tap < taps) & (position >= 0) & (position < high) & (row < SIZE)
-        weight = tl.where(inside, box_weight(nearest + tap * step, cubic) * share, 0.0)[:, None]
-        place = (start + position - low)[:, None] * SIZE + column[None, :]
-        words = tl.load(columns + place, inside[:, None] & (column < SIZE)[None, :], other=0)
+        weight = tl.where(inside, tap_weight(nearest + tap * step, cubic) * share, 0.0)[:, None]
+        place = (in_list + position)[:, None] * SIZE + column[None, :]
+        words = tl.load(column_ptr + place, inside[:, None] & (column < SIZE)[None, :], other=0)
         red += channel(words, 0) * weight
         green += channel(words, 8) * weight
         blue += channel(words, 16) * weight
-    mask = (row < SIZE)[:, None] & (column < SIZE)[None, :]
-    out = images + picture.to(tl.int64) * (3 * SIZE * SIZE) + row[:, None] * SIZE + column[None, :]
-    tl.store(out, as_byte(red).to(tl.uint8), mask)
-    tl.store(out + SIZE * SIZE, as_byte(green).to(tl.uint8), mask)
-    tl.store(out + 2 * SIZE * SIZE, as_byte(blue).to(tl.uint8), mask)
+    store_planes(image_ptr, row, column, as_byte(red), as_byte(green), as_byte(blue), SIZE)
 
 
 @triton.jit
 def copy_kernel(
-    pixels, table, images, count, SIZE: tl.constexpr, R: tl.constexpr, C: tl.constexpr
+    pixel_ptr, table_ptr, image_ptr, count, SIZE: tl.constexpr, R: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
     """Boxes that already have the wanted size: one fetch, black outside the picture."""
-    picture = tl.program_id(0)
-    own = table + picture
     row = tl.program_id(1) * R + tl.arange(0, R)
     column = tl.program_id(2) * C + tl.arange(0, C)
-    offset, pitch = tl.load(own), tl.load(own + count)
-    top, left = tl.load(own + 2 * count), tl.load(own + 3 * count)
-    width, high = tl.load(own + 6 * count), tl.load(own + 10 * count)
-    flip = tl.load(own + 12 * count) != 0
-    y, x = top + row, left + tl.where(flip, SIZE - 1 - column, column)
-    mask = (row < SIZE)[:, None] & (column < SIZE)[None, :]
-    inside = mask & ((y >= 0) & (y < high))[:, None] & ((x >= 0) & (x < width))[None, :]
-    words = tl.load(pixels + offset + y[:, None] * pitch + x[None, :], inside, other=0)
-    out = images + picture.to(tl.int64) * (3 * SIZE * SIZE) + row[:, None] * SIZE + column[None, :]
-    tl.store(out, (words & 255).to(tl.uint8), mask)
-    tl.store(out + SIZE * SIZE, ((words >> 8) & 255).to(tl.uint8), mask)
-    tl.store(out + 2 * SIZE * SIZE, ((words >> 16) & 255).to(tl.uint8), mask)
+    flip = told(table_ptr, count, FLIP) != 0
+    y = told(table_ptr, count, TOP) + row
+    x = told(table_ptr, count, LEFT) + tl.where(flip, SIZE - 1 - column, column)
+    rows = (row < SIZE) & (y >= 0) & (y < told(table_ptr, count, HIGH))
+    columns = (column < SIZE) & (x >= 0) & (x < told(table_ptr, count, WIDTH))
+    place = told(table_ptr, count, OFFSET) + y[:, None] * told(table_ptr, count, PITCH) + x[None, :]
+    words = tl.load(pixel_ptr + place, rows[:, None] & columns[None, :], other=0)
+    store_planes(image_ptr, row, column, words & 255, (words >> 8) & 255, (words >> 16) & 255, SIZE)
