@@ -36,11 +36,11 @@ FACTORS = {
     "shear_y": [-0.13, 0.0, 0.3],
     "translate_x": [-0.45, 0.25, 0.31234],
     "translate_y": [-0.2, 0.0, 0.45],
-    "gaussian_blur": [0.0, 0.1, 0.7, 1.3, 2.0],
+    "gaussian_blur": [0.0, 0.1, 0.9, 2.0],
     "hue": [-0.5, -0.2, 0.0, 0.1, 0.33],
 }
-SIZES = [(17, 23), (1, 1), (1, 7), (7, 1), (3, 3), (33, 40)]
-POLICIES = ("rand-m9-mstd0.5-inc1", "rand-m9-mstd0.5-inc1-n3-p1.0", "3a", "v0")
+SIZES = [(17, 23), (1, 1), (1, 7), (3, 3), (5, 4), (33, 40)]
+POLICIES = ("rand-m9-mstd0.5-inc1", "rand-m9-mstd0.5-inc1-n1-p1.0", "3a", "v0")
 
 
 def noise(count, height, width, device="cpu"):
@@ -82,12 +82,13 @@ def cases(count=24, large=(224, 224)):
         yield kind, noise(len(layer.argument), 32, 32), layer
     for height, width in SIZES:
         yield f"{height}x{width}", noise(len(every_kind()), height, width), layer_of(every_kind())
-    some = ("rotate", "equalize", "contrast", "auto_contrast", "sharpness", "gaussian_blur")
+    some = ("rotate", "equalize", "contrast", "auto_contrast", "sharpness")
     layer = layer_of([(kind, FACTORS[kind][-1], True) for kind in some])
     yield "large", noise(len(some), *large), layer
+    yield "large blur", noise(1, 96, 96), layer_of([("gaussian_blur", 1.7, False)])
     for policy in POLICIES:
         # Blurs take the interpreter long.
-        for number, layer in enumerate(drawn(policy, count // 2 if policy == "3a" else count)):
+        for number, layer in enumerate(drawn(policy, count // 3 if policy == "3a" else count)):
             yield f"{policy}, layer {number}", noise(len(layer.argument), 32, 32), layer
     for number, layer in enumerate(draw_jitter((0.4, 0.4, 0.4, 0.3), np.arange(12, dtype=np.uint64))):
         yield f"jitter, layer {number}", noise(12, 32, 32), layer
@@ -129,7 +130,7 @@ def launched(layer):
         launch(kernel, grid, *arguments, **options)
 
     module.launch = count
-    module.apply_layer(noise(len(layer.argument), 5, 5), layer, torch.tensor(FILL, dtype=torch.uint8))
+    module.apply_layer(noise(len(layer.argument), 2, 4), layer, torch.tensor(FILL, dtype=torch.uint8))
     module.launch = launch
     return seen
 
@@ -148,7 +149,7 @@ def interpreted():
     module.TILE, module.PART = tile, part
     report = {
         "cases": found,
-        "launches": {policy: launched(drawn(policy, 30)[0]) for policy in POLICIES},
+        "launches": {policy: launched(drawn(policy, 12)[0]) for policy in POLICIES},
         "kinds": list(module.CODES),
     }
     print(json.dumps(report))
@@ -168,9 +169,9 @@ def test_the_given_pictures_are_left_alone(report, name):
     assert report["cases"][name]["same"] == (name in ("no rows", "no pictures"))
 
 
-def test_a_layer_takes_two_launches_and_a_blur_six_more(report):
+def test_a_layer_takes_two_launches_and_a_blur_one_more(report):
     assert report["launches"]["rand-m9-mstd0.5-inc1"] == {"table_kernel": 1, "layer_kernel": 1}
-    assert report["launches"]["3a"] == {"table_kernel": 1, "layer_kernel": 1, "box_kernel": 6}
+    assert report["launches"]["3a"] == {"table_kernel": 1, "layer_kernel": 1, "blur_kernel": 1}
 
 
 def test_every_operation_of_a_policy_has_a_code(report):

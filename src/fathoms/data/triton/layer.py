@@ -1,4 +1,4 @@
-"""Drawn operations applied to a batch by Triton kernels: two launches and one transfer, and six more for a blur.
+"""Drawn operations applied to a batch by Triton kernels: one transfer and at most three launches.
 
 What a picture goes through is a number that its programs branch on, so pictures with different operations need not be
 gathered, and the host's work does not grow with the number of operations.
@@ -6,7 +6,7 @@ gathered, and the host's work does not grow with the number of operations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,13 +14,14 @@ import triton
 from jaxtyping import Float32, Float64, Int32, UInt8
 from torch import Tensor
 
-from fathoms.data.augment.enhance import REACH, blur_boxes
+from fathoms.data.augment.enhance import blur_boxes
 from fathoms.data.augment.geometry import PLANE, matrices
 from fathoms.data.augment.policy import Layer
 from fathoms.data.augment.tables import FACTOR_LINES, PICTURE_TABLES
 from fathoms.data.device import to_device
 from fathoms.data.triton import table_kernels as codes
-from fathoms.data.triton.layer_kernels import box_kernel, layer_kernel
+from fathoms.data.triton.blur_kernels import blur_kernel
+from fathoms.data.triton.layer_kernels import layer_kernel
 from fathoms.data.triton.table_kernels import table_kernel
 from fathoms.errors import BackendError
 from fathoms.ops.dispatch import why_not_triton
@@ -40,15 +41,16 @@ CODES: dict[str, int] = {
 }
 
 # A picture of 32 x 32 is one tile, gone over in parts where all at once would take too many registers. Statistics of
-# larger pictures are taken in larger steps, since one program takes them all.
+# larger pictures are taken in larger steps by more warps, since one program takes them all; so are blurs.
 TILE, PART, STEP = 1024, 256, 4096
-# Fused multiply-adds would round otherwise than the operations as written.
-_OPTIONS = {**launch_options(4, 1), "enable_fp_fusion": False}
-_STEP_OPTIONS = {**launch_options(8, 1), "enable_fp_fusion": False}
 
 
-@dataclass(frozen=True)
-class Orders:
+def _options(warps: int) -> dict[str, Any]:
+    # Fused multiply-adds would round otherwise than the operations as written.
+    return {**launch_options(warps, 1), "enable_fp_fusion": False}
+
+
+class Orders(NamedTuple):
     """What the kernels are told, as host arrays: per picture, per table, per map and per blurred picture."""
 
     code: Int32[np.ndarray, " B"]
@@ -81,6 +83,9 @@ def orders_of(layer: Layer, height: int, width: int) -> Orders:
     lines = [FACTOR_LINES[kind](layer.argument[rows]) for kind, rows in lined.items()]
     maps = [matrices(kind, layer.argument[rows], height, width) for kind, rows in moved.items()]
     factor = layer.argument.astype(np.float32)
+    boxes = np.empty((0, 0), np.float32)
+    if len(blurs):
+        boxes = blur_boxes(torch.from_numpy(factor[blurs])).numpy()
     return Orders(
         code,
         slot,
@@ -89,7 +94,7 @@ def orders_of(layer: Layer, height: int, width: int) -> Orders:
         np.concatenate([np.empty((6, 0)), *lines], 1).T,
         np.concatenate([np.empty((0, 6)), *maps]).astype(np.float32),
         blurs,
-        blur_boxes(torch.from_numpy(factor[blurs])).numpy(),
+        boxes,
     )
 
 
@@ -109,39 +114,33 @@ def apply_layer(
         return images
     orders = orders_of(layer, height, width)
     images, out = images.contiguous(), torch.empty(images.shape, dtype=torch.uint8, device=images.device)
-    code, slot, factor, tabled, lines, matrix, blurred, boxes = to_device(
-        [
-            orders.code,
-            orders.slot,
-            orders.factor,
-            orders.tabled,
-            orders.lines,
-            orders.matrix,
-            orders.blurred,
-            orders.boxes,
-        ],
-        images.device,
-    )
+    code, slot, factor, tabled, lines, matrix, blurred, boxes = to_device(orders, images.device)
     tables = torch.empty(len(tabled), 3, 256, dtype=torch.uint8, device=images.device)
     if len(tabled):
         launch(
             table_kernel, (3 * len(tabled),), images, tables, tabled, code, factor, lines, pixels,
-            BLOCK=TILE if pixels <= TILE else STEP, **(_OPTIONS if pixels <= TILE else _STEP_OPTIONS),
+            BLOCK=TILE if pixels <= TILE else STEP, **_options(4 if pixels <= TILE else 8),
         )  # fmt: skip
     tiles = triton.cdiv(pixels, TILE)
     launch(
         layer_kernel, (count * tiles,), images, out, code, slot, factor, matrix, tables, fill, height, width,
-        BLOCK=TILE, PART=PART, **_OPTIONS,
+        BLOCK=TILE, PART=PART, **_options(4),
     )  # fmt: skip
     if len(blurred):
-        scratch = torch.empty_like(out)
-        # Three passes along rows, then three along columns, to and fro; the last ends in `out`.
-        given, into = images, scratch
-        for turn in range(6):
-            step, length = (1, width) if turn < 3 else (width, height)
-            launch(
-                box_kernel, (3 * len(blurred) * tiles,), given, into, blurred, boxes, pixels, step, length,
-                REACH=REACH, BLOCK=TILE, **_OPTIONS,
-            )  # fmt: skip
-            given, into = into, out if into is scratch else scratch
+        _blur(images, out, blurred, boxes)
     return out
+
+
+def _blur(images: Tensor, out: Tensor, rows: Tensor, boxes: Tensor) -> None:
+    """Set out[rows] to images[rows] blurred."""
+    height, width = images.shape[2:]
+    scratch = torch.empty(len(rows), 3, height, width, dtype=torch.uint8, device=images.device)
+    # Words of four pixels, where rows are made of whole ones and the given pictures begin at one.
+    word = 1 if width % 4 or images.storage_offset() % 4 else 4
+    planes = [images, out, scratch] if word == 1 else [t.view(torch.int32) for t in (images, out, scratch)]
+    units = height * width // word
+    block, warps = (256, 4) if units <= 256 else (2048, 16)
+    launch(
+        blur_kernel, (3 * len(rows),), *planes, rows, boxes, height, width,
+        WORD=word, BLOCK=block, **_options(warps),
+    )  # fmt: skip

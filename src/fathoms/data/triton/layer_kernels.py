@@ -2,7 +2,7 @@
 
 A program takes a tile of one picture, all three channels, and branches on what that picture is to go through.
 The arithmetic is that of `fathoms.data.augment.geometry` and `enhance`, in the same order; launched without fused
-multiply-adds it gives the same bytes. Pictures that are blurred are left to `box_kernel`, one launch for each pass.
+multiply-adds it gives the same bytes. Pictures that are to be blurred are left to `blur_kernel`.
 """
 
 # Device code: to a type checker its constants are constexpr objects and its tensors unknown.
@@ -69,14 +69,16 @@ def look_up(picture_ptr, out_ptr, table_ptr, pixels, at, here):
 def tap_weight(d, TAP: tl.constexpr, TAPS: tl.constexpr):
     """Weight of one neighbour of a point that lies `d` past a pixel centre, as `geometry.tap_weights`."""
     if TAPS == 2:
-        return d if TAP == 1 else 1 - d
-    if TAP == 0:
-        return d * (-1 + d * (2 - d))
-    if TAP == 1:
-        return 1 + d * d * (d - 2)
-    if TAP == 2:
-        return d * (1 + d * (1 - d))
-    return d * d * (d - 1)
+        weight = d if TAP == 1 else 1 - d
+    elif TAP == 0:
+        weight = d * (-1 + d * (2 - d))
+    elif TAP == 1:
+        weight = 1 + d * d * (d - 2)
+    elif TAP == 2:
+        weight = d * (1 + d * (1 - d))
+    else:
+        weight = d * d * (d - 1)
+    return weight
 
 
 @triton.jit
@@ -242,25 +244,3 @@ def layer_kernel(
                 sharpness(image_ptr, out_ptr, factor, H, W, at, here)
             else:
                 hue(image_ptr, out_ptr, factor, pixels, at, here)
-
-
-@triton.jit
-def box_kernel(
-    image_ptr, out_ptr, row_ptr, weight_ptr, pixels, step, length, REACH: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """One pass of a blur over a tile of one plane: a box along pixels that lie `step` apart, `length` to a line."""
-    tiles = tl.cdiv(pixels, BLOCK)
-    plane = tl.program_id(0) // tiles
-    at = tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)
-    here = at < pixels
-    first = (tl.load(row_ptr + plane // 3).to(tl.int64) * 3 + plane % 3) * pixels
-    image_ptr += first
-    out_ptr += first
-    weight_ptr += plane // 3 * (2 * REACH + 1)
-    place = at // step % length
-    total = tl.zeros((BLOCK,), tl.float32)
-    for tap in tl.static_range(2 * REACH + 1):
-        near = tl.minimum(tl.maximum(place + tap - REACH, 0), length - 1)
-        value = tl.load(image_ptr + at + (near - place) * step, mask=here, other=0)
-        total += value.to(tl.float32) * tl.load(weight_ptr + tap)
-    tl.store(out_ptr + at, tl.floor(total + 0.5 + HAIR).to(tl.uint8), mask=here)
