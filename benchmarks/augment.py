@@ -1,7 +1,8 @@
 """Time of the augmentation's parts on one device, form by form: `python benchmarks/augment.py --device cuda --json`.
 
-Layers of a policy are drawn before and applied to bytes that are on the device already. The forms: torch (operations
-as written), inductor (those through torch.compile; it compiles for minutes, so only if asked for), triton, and copy,
+The works: layers of a policy on bytes, RandomResizedCrop's resize, and the last steps (normalise, erase, mix), each
+drawn before and on pictures that are on the device already. The forms: torch (operations as written), inductor (those
+through torch.compile; it compiles for minutes, so only if asked for), triton, and copy,
 which only copies the batch once a layer: no form that leaves its input alone can be quicker.
 
 `host_ms` is the time until the calls return, with nothing before them. `device_ms` is taken between two events with the
@@ -12,6 +13,7 @@ compare with the first form: largest difference, and share of the values that di
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import time
@@ -22,61 +24,76 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fathoms.data.augment.apply import WRITTEN, apply_layer, compiled_kernels
-from fathoms.data.augment.policy import Layer, draw_layers, parse_policy
+from fathoms.data.augment.erase import draw_rectangles
+from fathoms.data.augment.finish import Erasing, Finish
+from fathoms.data.augment.mix import MixOptions, draw_mixture
+from fathoms.data.augment.policy import draw_layers, parse_policy
+from fathoms.data.augment.rectangles import inside_boxes
+from fathoms.data.counter import generator, sample_keys
+from fathoms.data.crop import CropOptions, draw_boxes
+from fathoms.data.device import to_device
+from fathoms.data.forms import Forms, choose_forms
+from fathoms.data.places import Places
 
 SHAPES = [(16384, 32), (256, 224)]
+FORMS = ("torch", "inductor", "triton", "copy")
 FILL = (124, 116, 104)
 # Clocks that the device is kept busy for while the host fills its queue: a tenth of a second, about.
 BUSY_CLOCKS = 200_000_000
 
-Apply = Callable[[Tensor, Layer, Tensor], Tensor]
-Work = Callable[[], Any]
+Work = Callable[[], Tensor]
+
+# The least that anything can cost: the batch read and written once a layer.
+COPY = Forms(
+    "copy",
+    lambda pixels, places, size: pixels[: len(places.box) * 3 * size * size // 4].clone(),
+    lambda images, _layer, _fill: images.clone(),
+    lambda images, _scale, _shift, dtype, _drawn: images.to(dtype),
+)
 
 
-def torch_form() -> Apply:
-    """The operations as written."""
-    return lambda images, layer, fill: apply_layer(images, layer, fill, WRITTEN)
+@torch.compile(dynamic=False)
+def compiled_finish(images: Tensor, scale: Tensor, shift: Tensor, told: tuple[Tensor, ...]) -> Tensor:
+    """The last steps on tensors alone, for torch.compile: every sample has a rectangle, if an empty one."""
+    erased, box, partner, share, cut = told
+    out = torch.where(inside_boxes(erased, *images.shape[2:])[:, None], 0.0, shift + images * scale)
+    other = out.index_select(0, partner)
+    kept = torch.where(inside_boxes(box, *images.shape[2:])[:, None], other, out)
+    return torch.where(cut[:, None, None, None], kept, other + (out - other) * share[:, None, None, None])
 
 
-def inductor_form() -> Apply:
-    """The operations through torch.compile."""
-    kernels = compiled_kernels()
-    return lambda images, layer, fill: apply_layer(images, layer, fill, kernels)
+def inductor_finish(
+    images: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype, drawn: Finish
+) -> Tensor:
+    """`fathoms.data.augment.finish.finish` through torch.compile, with one rectangle at most."""
+    assert drawn.erasing is not None
+    assert drawn.mixture is not None
+    top, left, tall, wide = drawn.erasing.rectangles[:, 0].T
+    mixture = drawn.mixture
+    arrays = [np.stack([top, top + tall, left, left + wide], 1), mixture.box, mixture.partner]
+    told = to_device([*arrays, mixture.share.astype(np.float32), mixture.cut], images.device)
+    return compiled_finish(images, scale, shift, tuple(told)).to(dtype)
 
 
-def triton_form() -> Apply:
-    """The kernels."""
-    from fathoms.data.triton.layer import apply_layer as apply
-
-    return apply
-
-
-def copy_form() -> Apply:
-    """The least that a layer can cost: the batch read and written once."""
-    return lambda images, _layer, _fill: images.clone()
+def forms_of(name: str, device: torch.device) -> Forms:
+    """A form by its name."""
+    if name == "copy":
+        return COPY
+    forms = choose_forms(name, device)
+    return dataclasses.replace(forms, finish=inductor_finish) if name == "inductor" else forms
 
 
-FORMS: dict[str, Callable[[], Apply]] = {
-    "torch": torch_form,
-    "inductor": inductor_form,
-    "triton": triton_form,
-    "copy": copy_form,
-}
+def layers_of(policy: str) -> Callable[[int, int, Forms, torch.device], Work]:
+    """A work: all layers of a policy on a batch."""
 
-
-def layers_of(policy: str) -> Callable[[Tensor, str], Work]:
-    """A work: all layers of a policy on a batch, in one of the forms."""
-
-    def prepare(images: Tensor, form: str) -> Work:
-        layers = draw_layers(parse_policy(policy), np.arange(len(images), dtype=np.uint64) * 977 + 5)
-        fill, apply = torch.tensor(FILL, dtype=torch.uint8, device=images.device), FORMS[form]()
-        own = images.clone()
+    def prepare(count: int, size: int, forms: Forms, device: torch.device) -> Work:
+        layers = draw_layers(parse_policy(policy), keys_of(count))
+        fill, own = torch.tensor(FILL, dtype=torch.uint8, device=device), pictures(count, size, device)
 
         def run() -> Tensor:
             out = own
             for layer in layers:
-                out = apply(out, layer, fill)
+                out = forms.layer(out, layer, fill)
             return out
 
         return run
@@ -84,9 +101,47 @@ def layers_of(policy: str) -> Callable[[Tensor, str], Work]:
     return prepare
 
 
-WORKS: dict[str, Callable[[Tensor, str], Work]] = {
+def resizing(count: int, size: int, forms: Forms, device: torch.device) -> Work:
+    """A work: RandomResizedCrop of pictures of 32 x 32, or of photos, half of them mirrored."""
+    sides = (32, 32) if size == 32 else (375, 500)
+    keys, sizes = keys_of(count), np.tile(np.array([sides]), (count, 1))
+    boxes, flips, cubic = draw_boxes(sizes, keys, CropOptions())
+    area = sides[0] * sides[1]
+    # Few pictures serve many crops: what is read does not depend on what the pixels are.
+    pixels = torch.randint(0, 2**24, (min(count, 512) * area,), dtype=torch.int32, device=device)
+    offset = np.arange(count) % min(count, 512) * area
+    places = Places(offset, np.full(count, sides[1]), sizes, boxes, flips, cubic)
+    return lambda: forms.resize(pixels, places, size)
+
+
+def finishing(count: int, size: int, forms: Forms, device: torch.device) -> Work:
+    """A work: normalise, erase a quarter, mix."""
+    keys, own = keys_of(count), pictures(count, size, device)
+    scale, shift = (torch.rand(3, 1, 1, device=device) / 50 for _ in range(2))
+    rectangles = draw_rectangles(keys, 0.25, 1, size, size)
+    mixture = draw_mixture(
+        MixOptions(mixup=0.8, cutmix=1.0, mode="elem"), generator(0, 0, "mix"), count, size, size
+    )
+    drawn = Finish(Erasing(rectangles, "const", keys), mixture)
+    return lambda: forms.finish(own, scale, shift, torch.float32, drawn)
+
+
+def keys_of(count: int) -> np.ndarray:
+    """Keys of samples."""
+    return sample_keys(0, 0, "policy", np.arange(count))
+
+
+def pictures(count: int, size: int, device: torch.device) -> Tensor:
+    """Random bytes, always the same."""
+    torch.manual_seed(0)
+    return torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, device=device)
+
+
+WORKS: dict[str, Callable[[int, int, Forms, torch.device], Work]] = {
     "rand-m9-mstd0.5-inc1": layers_of("rand-m9-mstd0.5-inc1"),
     "3a": layers_of("3a"),
+    "resize": resizing,
+    "finish": finishing,
 }
 
 
@@ -118,11 +173,9 @@ def main() -> None:
     )
     for name in arguments.works:
         for count, size in shapes:
-            torch.manual_seed(0)
-            images = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, device=device)
             expected = None
             for form in forms:
-                run = WORKS[name](images, form)
+                run = WORKS[name](count, size, forms_of(form, device), device)
                 # The first result is the only one on the pictures as they were: some forms change them.
                 found = run()
                 row = {
@@ -179,13 +232,13 @@ def _difference(form: str, found: Tensor, expected: Tensor | None) -> dict[str, 
     if expected is None or form == "copy":
         return {"levels": None, "share": None}
     difference = torch.where(found > expected, found - expected, expected - found)
-    return {"levels": int(difference.max()), "share": int((difference > 0).sum()) / difference.numel()}
+    return {"levels": float(difference.max()), "share": int((difference > 0).sum()) / difference.numel()}
 
 
 def _line(row: dict[str, Any]) -> str:
     pictures = f"{row['count']} x {row['size']}²"
     on_device = "" if row["device_ms"] is None else f"{row['device_ms']:.3f}"
-    compared = f"{'':18}" if row["levels"] is None else f"{row['levels']:8}{row['share']:10.1e}"
+    compared = f"{'':18}" if row["levels"] is None else f"{row['levels']:8.2g}{row['share']:10.1e}"
     return f"{row['work']:24}{pictures:>16}  {row['form']:10}{row['host_ms']:9.3f}{on_device:>11}{compared}"
 
 
