@@ -116,18 +116,20 @@ def apply_layer(
     images, out = images.contiguous(), torch.empty(images.shape, dtype=torch.uint8, device=images.device)
     code, slot, factor, tabled, lines, matrix, blurred, boxes = to_device(orders, images.device)
     tables = torch.empty(len(tabled), 3, 256, dtype=torch.uint8, device=images.device)
-    if len(tabled):
-        launch(
-            table_kernel, (3 * len(tabled),), images, tables, tabled, code, factor, lines, pixels,
-            BLOCK=TILE if pixels <= TILE else STEP, **_options(4 if pixels <= TILE else 8),
-        )  # fmt: skip
     tiles = triton.cdiv(pixels, TILE)
-    launch(
-        layer_kernel, (count * tiles,), images, out, code, slot, factor, matrix, tables, fill, height, width,
-        BLOCK=TILE, PART=PART, **_options(4),
-    )  # fmt: skip
-    if len(blurred):
-        _blur(images, out, blurred, boxes)
+    # Triton starts kernels on the device that is current, which in a thread is the first one.
+    with torch.cuda.device_of(images):
+        if len(tabled):
+            launch(
+                table_kernel, (3 * len(tabled),), images, tables, tabled, code, factor, lines, pixels,
+                BLOCK=TILE if pixels <= TILE else STEP, **_options(4 if pixels <= TILE else 8),
+            )  # fmt: skip
+        launch(
+            layer_kernel, (count * tiles,), images, out, code, slot, factor, matrix, tables, fill, height, width,
+            BLOCK=TILE, PART=PART, **_options(4),
+        )  # fmt: skip
+        if len(blurred):
+            _blur(images, out, blurred, boxes)
     return out
 
 
