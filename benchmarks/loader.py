@@ -43,6 +43,7 @@ from fathoms.data import (
     list_splits,
     open_source,
 )
+from fathoms.data.arena import make_room
 from fathoms.data.forms import KERNELS
 from fathoms.data.pack import PackOptions, pack_split, write_index
 from fathoms.data.plan import Refs
@@ -107,7 +108,7 @@ def our_pipeline(
     work = Augment(AugmentOptions(aa=POLICY, interpolation=interpolation)) if augment else None
 
     def chunk(refs: Refs, epoch: int) -> None:
-        out = view.prepare(reader, refs, epoch, pin=False)
+        out = view.prepare(reader, refs, epoch, make_room(pin=False))
         if work is not None and out.images is not None:
             work.colours(out.images, refs, epoch)
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fathoms.data.arena import Make
 from fathoms.data.boxes import ragged
 from fathoms.data.counter import sample_keys
 from fathoms.data.crop import CropOptions, draw_boxes, part_inside
@@ -27,6 +28,11 @@ from fathoms.data.turbojpeg import columns
 # A crop with more than this many times the pixels of the result is resized by the worker even where the
 # device does the rest: moving a 12-megapixel photo over the bus costs more than shrinking it.
 _LARGE = 4
+
+
+def most_bytes(size: int) -> int:
+    """What one crop takes at most before it is resized to `size`, with one that takes its place."""
+    return 3 * (_LARGE + 1) * size**2
 
 
 class Crops:
@@ -50,41 +56,48 @@ class Crops:
         """Which sample each slot holds."""
         return [one.index for one in self.opened]
 
-    def images(self, pin: bool) -> Tensor:
-        """Every crop resized and mirrored here: (n, 3, size, size)."""
-        out = torch.empty(len(self.refs), 3, self.size, self.size, dtype=torch.uint8, pin_memory=pin)
+    def images(self, make: Make) -> Tensor:
+        """Every crop resized and mirrored here: (n, 3, size, size), in room that `make` gives."""
+        out = make((len(self.refs), 3, self.size, self.size))
         for slot, flip in enumerate(self.flips.tolist()):
             # A crop is dropped as soon as it is resized: a chunk of large photos would fill the memory.
             planes = self._resized(slot, self._pixels(slot))
             out[slot] = planes.flip(2) if flip else planes
         return out
 
-    def layout(self, pin: bool) -> tuple[Tensor, Places]:
-        """Every crop as it was decoded, behind one another: pixels (n, 3), and where each picture lies."""
+    def layout(self, make: Make) -> tuple[Tensor, Places]:
+        """Every crop as it was decoded, behind one another: pixels (n, 3), and where each picture lies.
+
+        They lie in room that `make` gives, at most `most_bytes` for each.
+        """
         offset, pitch = [0] * len(self.refs), [0] * len(self.refs)
         others: dict[int, np.ndarray] = {}
         regions: list[tuple[int, int, tuple[int, int, int, int]]] = []
         room = 0
         for slot, (top, left, height, width) in enumerate(self.inside):
             header = self.opened[slot].header
-            if self.reader.decoder.in_place(header) and height * width <= _LARGE * self.size**2:
-                start, wide = columns(header, left, width)
+            in_place = self.reader.decoder.in_place(header)
+            start, wide = columns(header, left, width) if in_place else (0, 0)
+            if 0 < height * wide <= _LARGE * self.size**2:
                 regions.append((slot, room, (start, top, wide, height)))
                 offset[slot], pitch[slot] = room + left - start, wide
                 room += height * wide
             else:
                 others[slot] = self._small(slot, self._pixels(slot))
-        pixels = torch.empty(room, 3, dtype=torch.uint8, pin_memory=pin)
+        pixels = make((room, 3))
         for slot, pixel in self._decode_in_place(pixels.data_ptr(), regions):
-            others[slot] = self._small(slot, pixel)
+            # The room of the one that is bad stays taken, so the other is made small.
+            others[slot] = self._small(slot, pixel, most=1)
         size = np.array([box[2:] for box in self.inside], np.int64)
         places = Places(np.array(offset), np.array(pitch), size, self.boxes, self.flips, self.cubics)
         if others:
             slots = list(others)
             flat, start, size[slots] = ragged(list(others.values()))
             places.offset[slots], places.pitch[slots] = room + start, size[slots, 1]
-            pixels = torch.cat([pixels, torch.from_numpy(flat)]) if room else torch.from_numpy(flat)
-        return pixels.pin_memory() if pin else pixels, places
+            joined = make((room + len(flat), 3))
+            joined[:room], joined[room:] = pixels, torch.from_numpy(flat)
+            pixels = joined
+        return pixels, places
 
     def _decode_in_place(
         self, address: int, regions: list[tuple[int, int, tuple[int, int, int, int]]]
@@ -140,9 +153,9 @@ class Crops:
             except BadImageError as again:
                 error = again
 
-    def _small(self, slot: int, pixels: np.ndarray) -> np.ndarray:
-        """The crop; where it is large, already resized."""
-        if pixels.size <= 3 * _LARGE * self.size**2:
+    def _small(self, slot: int, pixels: np.ndarray, most: int = _LARGE) -> np.ndarray:
+        """The crop; where it has more than `most` times the pixels of the result, already resized."""
+        if pixels.size <= 3 * most * self.size**2:
             return pixels
         planes = self._resized(slot, pixels)
         self.boxes[slot] = 0, 0, self.size, self.size

@@ -1,8 +1,9 @@
-"""The loader of encoded images: threads decode ahead, batches come out in order, on the device."""
+"""The loader of encoded images: workers decode ahead, batches come out in order, on the device."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,22 +14,26 @@ from torch import Tensor
 
 from fathoms.data.augment.pipeline import Augment
 from fathoms.data.batch import Batch
+from fathoms.data.crew import Crew, Decoding, Processes, Task, Threads
+from fathoms.data.crops import most_bytes
 from fathoms.data.decode import BACKENDS, choose_decoder
 from fathoms.data.errors import DataError
 from fathoms.data.forms import choose_forms
 from fathoms.data.places import Places
 from fathoms.data.plan import Plan, Refs
-from fathoms.data.reader import Reader
+from fathoms.data.sender import Sender
 from fathoms.data.sources.base import Source
 from fathoms.data.stats import LoaderStats
 from fathoms.data.views import Chunk, EvalView, TrainView
 from fathoms.data.words import as_words
-from fathoms.data.workers import Worker, WorkerPool, available_cores
+from fathoms.data.workers import available_cores
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 
 # Samples of one task, at most: what a task costs under Python's lock is shared by this many.
 CHUNK = 32
+KINDS = ("auto", "threads", "processes")
+CAN_FORK = sys.platform == "linux"
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,9 @@ class LoaderOptions:
     """How a loader works; none of this changes what comes out of it."""
 
     workers: int = 0
-    """Decoding threads; 0 means one per CPU core."""
+    """How many decode; 0 means one per CPU core."""
+    kind: str = "auto"
+    """threads, processes, or auto: processes where they feed a GPU with training crops, else threads."""
     prefetch: int = 3
     """Batches prepared ahead."""
     timeout: float = 60.0
@@ -50,6 +57,9 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         check_name(self.decoder, BACKENDS, "decoder", "data.decoder")
+        check_name(self.kind, KINDS, "kind of worker", "data.kind")
+        if self.kind == "processes" and not CAN_FORK:
+            raise ConfigError("data.kind='processes' needs Linux; use 'threads'")
         if self.workers < 0 or self.prefetch < 1 or self.timeout <= 0 or not 0 <= self.max_bad <= 1:
             raise ConfigError(
                 f"data: workers={self.workers}, prefetch={self.prefetch}, timeout={self.timeout}, "
@@ -57,8 +67,8 @@ class LoaderOptions:
             )
 
     @property
-    def threads(self) -> int:
-        """The number of threads, with 0 resolved to the cores this process may use."""
+    def count(self) -> int:
+        """The number of workers, with 0 resolved to the cores this process may use."""
         return self.workers or available_cores()
 
 
@@ -89,9 +99,10 @@ class Loader:
         self.options = options or LoaderOptions()
         self.device = torch.device(device)
         self.decoder = choose_decoder(self.options.decoder, self.options.exif)
-        self.stats = LoaderStats()
+        self.stats, self._sender = LoaderStats(), Sender(self.device)
         self._allowed = int(self.options.max_bad * len(source))
         self._forms = augment.forms if augment is not None else choose_forms("auto", self.device)
+        self._processes: tuple[tuple[int, int], Processes] | None = None
         # On a CPU the workers do everything that belongs to one sample; a GPU takes it over from them.
         self._colour_in_worker = augment is not None and self.device.type == "cpu"
 
@@ -110,7 +121,7 @@ class Loader:
         return (
             f"data: {self.source.kind} {self.source.split}, {len(self.source)} images, "
             f"{len(self.source.classes)} classes; decoder in use: {self.decoder.name} ({self.decoder.reason}); "
-            f"{self.options.threads} workers; resize on the {where}{self._described_forms()}"
+            f"{self.options.count} {self.kind}; resize on the {where}{self._described_forms()}"
         )
 
     def _described_forms(self) -> str:
@@ -118,18 +129,36 @@ class Loader:
 
     def advice(self) -> str:
         """What to do if the consumer waits for data; empty if it does not."""
-        return self.stats.advice(self.decoder.name, self.source.kind, self.options.threads, available_cores())
+        return self.stats.advice(self.decoder.name, self.source.kind, self.options.count, available_cores())
 
-    def _work(self, task: tuple[Refs, int], worker: Worker) -> Chunk:
-        refs, epoch = task
-        reader = Reader(self.source, self.decoder, worker.begin, self._note_bad)
-        chunk = self.view.prepare(reader, refs, epoch, pin=self.device.type == "cuda")
-        if self._colour_in_worker and chunk.images is not None and self.augment is not None:
-            chunk.images = self.augment.colours(chunk.images, refs, epoch)
-        return chunk
+    @property
+    def kind(self) -> str:
+        """Who decodes: "threads" or "processes"."""
+        if self.options.kind != "auto":
+            return self.options.kind
+        feeds_a_loop = self.device.type == "cuda" and isinstance(self.view, TrainView)
+        return "processes" if feeds_a_loop and CAN_FORK and self.options.count > 1 else "threads"
 
-    def _note_bad(self, name: str, reason: str) -> None:
-        self.stats.note_bad(name, reason, self._allowed)
+    def _gather_crew(self, chunk: int, parts: int) -> Crew:
+        """New threads; or the processes of the last epoch, unless pictures have become larger since."""
+        options, stats, pin = self.options, self.stats, self.device.type == "cuda"
+        decoding = Decoding(self.source, self.decoder, self.augment if self._colour_in_worker else None)
+        usual = (decoding, options.count, options.timeout, stats, self._allowed, pin)
+        if self.kind == "threads":
+            return Threads(*usual)
+        # Steps that are prepared, the one that is put together, and one whose pixels are still on their way.
+        slots, room = (options.prefetch + 2) * parts, chunk * most_bytes(self.view.size)
+        kept = self._processes
+        if kept is None or kept[0] != (slots, room) or kept[1].closed:
+            self.close()
+            kept = self._processes = ((slots, room), Processes(*usual, slots, room))
+        return kept[1]
+
+    def close(self) -> None:
+        """End the processes, if there are any; they also end with the loader."""
+        if self._processes is not None:
+            self._processes[1].close()
+            self._processes = None
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from step `start` on."""
@@ -137,15 +166,14 @@ class Loader:
             raise DataError(
                 f"data: step {start} is outside the epoch of {self.steps} steps; check the checkpoint"
             )
-        pool = WorkerPool(self._work, self.options.threads, self.options.timeout, self.stats.note_accident)
         waiting: dict[int, list[Chunk | None]] = {}
         left: dict[int, int] = {}
         plans: dict[int, Refs] = {}
         # Tasks are numbered step * parts + part, so that a result finds its place. Small batches make small
         # tasks, so that there is one for every worker.
-        chunk_size = min(CHUNK, -(-self.plan.batch_size * self.options.prefetch // self.options.threads))
+        chunk_size = min(CHUNK, -(-self.plan.batch_size * self.options.prefetch // self.options.count))
         parts = -(-self.plan.batch_size // chunk_size)
-        submitted = start
+        crew, submitted = self._gather_crew(chunk_size, parts), start
         asked = time.perf_counter()
         try:
             for step in range(start, self.steps):
@@ -155,12 +183,12 @@ class Loader:
                     plans[submitted], left[submitted] = refs, count
                     waiting[submitted] = [None for _ in range(count)]
                     for part in range(count):
-                        task = (refs.part(part * chunk_size, (part + 1) * chunk_size), epoch)
-                        pool.submit(submitted * parts + part, task)
+                        own = refs.part(part * chunk_size, (part + 1) * chunk_size)
+                        crew.submit(submitted * parts + part, Task(own, epoch, self.view))
                     submitted += 1
                 began = time.perf_counter()
                 while left[step]:
-                    number, chunk = pool.take()
+                    number, chunk = crew.take()
                     waiting[number // parts][number % parts] = chunk
                     left[number // parts] -= 1
                 self.stats.waited += time.perf_counter() - began
@@ -168,13 +196,14 @@ class Loader:
                 refs = plans.pop(step)
                 del left[step]
                 batch = self._assemble(chunks, refs, epoch, step)
+                crew.reuse(range(step * parts, step * parts + len(chunks)), self._sender.sent)
                 self.stats.images += len(refs)
                 yield batch
                 now = time.perf_counter()
                 self.stats.elapsed += now - asked
                 asked = now
         finally:
-            pool.close()
+            crew.finish()
 
     def _assemble(self, chunks: list[Chunk], refs: Refs, epoch: int, step: int) -> Batch:
         images = self._images(chunks)
@@ -191,11 +220,9 @@ class Loader:
     def _images(self, chunks: list[Chunk]) -> Tensor:
         ready = [chunk.images for chunk in chunks if chunk.images is not None]
         if ready:
-            return torch.cat([part.to(self.device, non_blocking=True) for part in ready])
+            return self._sender.send(ready)
         places = [chunk.places for chunk in chunks if chunk.places is not None]
-        pixels = [
-            chunk.pixels.to(self.device, non_blocking=True) for chunk in chunks if chunk.pixels is not None
-        ]
+        pixels = [chunk.pixels for chunk in chunks if chunk.pixels is not None]
         lengths = np.array([len(part) for part in pixels])
         starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
         joined = Places(
@@ -205,4 +232,4 @@ class Loader:
                 for name in ("pitch", "size", "box", "flip", "cubic")
             ),
         )
-        return self._forms.resize(as_words(torch.cat(pixels)), joined, self.view.size)
+        return self._forms.resize(as_words(self._sender.send(pixels)), joined, self.view.size)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from fathoms.data.arena import Make
 from fathoms.data.crop import CropOptions
 from fathoms.data.crops import Crops
 from fathoms.data.errors import BadImageError
@@ -50,14 +50,14 @@ class TrainView:
         if self.size < 1:
             raise ConfigError(f"data.size={self.size} must be at least 1")
 
-    def prepare(self, reader: Reader, refs: Refs, epoch: int, pin: bool) -> Chunk:
-        """Decode the crops of `refs`."""
+    def prepare(self, reader: Reader, refs: Refs, epoch: int, make: Make) -> Chunk:
+        """Decode the crops of `refs` into room that `make` gives."""
         crops = Crops(reader, refs, epoch, self.seed, self.crop, self.size)
         images = pixels = places = None
         if self.resize_on == "device":
-            pixels, places = crops.layout(pin)
+            pixels, places = crops.layout(make)
         else:
-            images = crops.images(pin)
+            images = crops.images(make)
         return Chunk(reader.source.labels[crops.indices].astype(np.int64), images, pixels, places)
 
 
@@ -69,9 +69,9 @@ class EvalView:
     crop_pct: float = 0.875
     interpolation: str = "bicubic"
 
-    def prepare(self, reader: Reader, refs: Refs, _epoch: int, pin: bool) -> Chunk:
+    def prepare(self, reader: Reader, refs: Refs, _epoch: int, make: Make) -> Chunk:
         """Decode the pictures of `refs`; they are the same in every epoch."""
-        out = torch.zeros(len(refs), 3, self.size, self.size, dtype=torch.uint8, pin_memory=pin)
+        out = make((len(refs), 3, self.size, self.size)).zero_()
         labels = reader.source.labels[refs.index].astype(np.int64)
         for slot, index in enumerate(refs.index):
             try:

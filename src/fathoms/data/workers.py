@@ -21,7 +21,7 @@ from fathoms.data.errors import LoaderError
 from fathoms.errors import FathomsError
 
 # How often the watch looks at the workers while it waits. A death is noticed within this time.
-_LOOK_EVERY = 0.2
+LOOK_EVERY = 0.2
 
 
 def available_cores() -> int:
@@ -127,7 +127,7 @@ class WorkerPool:
             except Exception as failure:
                 # Whatever ends a task must reach the consumer, or it would wait for ever. The file is named
                 # here: by the time the consumer looks, the worker is at another.
-                result, error = None, _at_a_file(worker, failure)
+                result, error = None, at_a_file(worker.name, worker.item, failure)
             self._results.put((worker, entry[0], result, error))
             worker.entry = None
 
@@ -139,7 +139,7 @@ class WorkerPool:
         """Wait for the next finished task; a worker that died or hangs is noticed within its time."""
         while True:
             try:
-                worker, number, result, error = self._results.get(timeout=_LOOK_EVERY)
+                worker, number, result, error = self._results.get(timeout=LOOK_EVERY)
             except queue.Empty:
                 self._watch()
                 continue
@@ -158,12 +158,9 @@ class WorkerPool:
                 continue
             self._accidents += 1
             if self._accidents > 1:
-                raise LoaderError(
-                    f"loader: {trouble}, and a worker was replaced before; check the disk and the memory, "
-                    "then run again: it resumes from here"
-                )
+                raise LoaderError(lost_again(trouble))
             worker.replaced = True
-            self._tell(f"loader: {trouble}; another worker takes its place and does its task again")
+            self._tell(replacing(trouble))
             self.workers[place] = Worker(worker.name)
             self._start([self.workers[place]])
             if worker.entry is not None:
@@ -180,11 +177,24 @@ class WorkerPool:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _at_a_file(worker: Worker, failure: Exception) -> LoaderError:
+def at_a_file(name: str, item: str, failure: Exception) -> LoaderError:
     """What ended a task, with the worker and the file it was at."""
     error = LoaderError(
-        f"loader: {worker.name} at {worker.item or 'no file'} failed with "
+        f"loader: {name} at {item or 'no file'} failed with "
         f"{type(failure).__name__}: {failure}; remove or repair the file"
     )
     error.__cause__ = failure
     return error
+
+
+def replacing(trouble: str) -> str:
+    """What is said of the first worker that is lost."""
+    return f"loader: {trouble}; another worker takes its place and does its task again"
+
+
+def lost_again(trouble: str) -> str:
+    """What is said of the second."""
+    return (
+        f"loader: {trouble}, and a worker was replaced before; check the disk and the memory, "
+        "then run again: it resumes from here"
+    )

@@ -1,0 +1,263 @@
+"""Worker processes: what `WorkerPool` does with threads, for a loop that launches work on a GPU.
+
+A loop takes Python's lock for every launch, and threads that decode take it from the loop: on 16 cores a batch that is
+put together in 6 ms took 50. Processes have locks of their own. They are forked, so that a data set of millions of
+names is there at once, and they decode into shared memory, so that no pixel is copied between processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from fathoms.data.arena import Arena, Make
+from fathoms.data.errors import LoaderError
+from fathoms.data.workers import LOOK_EVERY, at_a_file, give_way, lost_again, replacing
+from fathoms.errors import FathomsError
+
+# What a process tells of itself: when it began with a file, and the end of that file's name.
+_STATUS = np.dtype([("since", np.float64), ("length", np.int64), ("item", np.uint8, 1008)])
+# Signals that a scheduler sends to all processes of a job: the loop decides what they mean.
+_NOT_OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# Tasks that a process holds at most, and seconds that an epoch which was left is waited for.
+_TASKS_AHEAD, _PATIENCE = 4, 2.0
+
+
+class Reporter:
+    """What a worker is doing: written by it, read by the watch of another process."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._status = np.frombuffer(mmap.mmap(-1, _STATUS.itemsize), _STATUS)
+
+    def begin(self, item: str) -> None:
+        """Note the file the worker turns to now."""
+        data = np.frombuffer(item.encode()[-1008:], np.uint8)
+        self._status["item"][0, : len(data)] = data
+        self._status["length"], self._status["since"] = len(data), time.monotonic()
+
+    @property
+    def item(self) -> str:
+        """The file it is at; empty between files."""
+        return bytes(self._status["item"][0, : int(self._status["length"][0])]).decode(errors="replace")
+
+    @property
+    def spent(self) -> float:
+        """Seconds since it began with that file."""
+        return time.monotonic() - float(self._status["since"][0])
+
+
+@dataclass
+class _Child:
+    """One process as its parent sees it, and the tasks it has not done yet."""
+
+    reporter: Reporter
+    pid: int
+    pipe: Connection
+    tasks: deque[tuple[int, Any, int]] = field(default_factory=deque)
+    ended: bool = False
+
+    def trouble(self, timeout: float) -> str:
+        """What is wrong with it; empty if nothing is."""
+        where = f"at {self.reporter.item or 'no file'}"
+        self._look()
+        if self.ended:
+            return f"{self.reporter.name} died {where}"
+        if self.tasks and self.reporter.item and self.reporter.spent > timeout:
+            return f"{self.reporter.name} has hung for {self.reporter.spent:.1f} s {where}"
+        return ""
+
+    def _look(self, how: int = os.WNOHANG) -> None:
+        # A process that has been waited for is no more, and its number may be another's.
+        if not self.ended:
+            try:
+                self.ended = os.waitpid(self.pid, how)[0] == self.pid
+            except ChildProcessError:
+                self.ended = True
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self.pipe.close()
+        self._look()
+        if not self.ended:
+            os.kill(self.pid, signal.SIGKILL)
+            self._look(0)
+
+
+class ProcessPool:
+    """Run `work(task, worker, make)` in processes; `take()` gives (number, result, its slot) as they finish.
+
+    What `make` gives lies in a slot of shared memory, which is used again after `reuse`. A process that dies or hangs
+    is replaced once, and its tasks are done again; the second such accident ends the run with an error.
+
+    Args:
+        work: called in a worker; it reports each file with `worker.begin`, and its result is sent back.
+        count: number of processes.
+        timeout: seconds that one file may take.
+        replaced: told in a sentence about a process that had to be replaced.
+        arena: the shared memory; closed with the pool.
+        slots: how many the arena has.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Any, Reporter, Make], Any],
+        count: int,
+        timeout: float,
+        replaced: Callable[[str], None],
+        arena: Arena,
+        slots: int,
+    ) -> None:
+        self._work, self._timeout, self._tell = work, timeout, replaced
+        self.arena, self._free = arena, deque(range(slots))
+        self._busy: deque[tuple[torch.cuda.Event | None, list[int]]] = deque()
+        self._slots: dict[int, int] = {}
+        self._backlog: deque[tuple[int, Any, int]] = deque()
+        self._accidents = 0
+        self.children = [self._fork(f"data-worker-{number}") for number in range(count)]
+        self._end = weakref.finalize(self, _end, self.children, arena)
+
+    def _fork(self, name: str) -> _Child:
+        reporter, (ours, theirs) = Reporter(name), Pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _serve(self._work, reporter, theirs, self.arena, parent)
+        theirs.close()
+        return _Child(reporter, pid, ours)
+
+    def submit(self, number: int, task: Any) -> None:
+        """Hand in a task; waits for a slot if none is free."""
+        while not self._free:
+            event, slots = self._busy.popleft()
+            if event is not None:
+                event.synchronize()
+            self._free.extend(slots)
+        self._slots[number] = self._free.popleft()
+        self._backlog.append((number, task, self._slots[number]))
+        self._deal()
+
+    def _deal(self) -> None:
+        """Hand out tasks, few to each: a pipe that is full in both directions would be waited for at both ends."""
+        while self._backlog:
+            child = min(self.children, key=lambda child: len(child.tasks))
+            if len(child.tasks) >= _TASKS_AHEAD:
+                return
+            self._send(child, self._backlog.popleft())
+
+    def _send(self, child: _Child, entry: tuple[int, Any, int]) -> None:
+        child.tasks.append(entry)
+        # One that is dead is found out by the watch, which gives its tasks to another.
+        with contextlib.suppress(BrokenPipeError):
+            child.pipe.send(entry)
+
+    def take(self) -> tuple[int, Any, int]:
+        """Wait for the next finished task; a process that died or hangs is noticed within its time."""
+        number, result, error, slot = self._receive()
+        if error is not None:
+            raise error
+        return number, result, slot
+
+    def _receive(self) -> tuple[int, Any, FathomsError | None, int]:
+        while True:
+            for pipe in wait([child.pipe for child in self.children], LOOK_EVERY):
+                child = next(child for child in self.children if child.pipe is pipe)
+                try:
+                    number, result, error = child.pipe.recv()
+                except (EOFError, ConnectionResetError):
+                    break
+                slot = child.tasks.popleft()[2]
+                self._deal()
+                return number, result, error, slot
+            self._watch()
+
+    def _watch(self) -> None:
+        for place, child in enumerate(self.children):
+            trouble = child.trouble(self._timeout)
+            if not trouble:
+                continue
+            self._accidents += 1
+            if self._accidents > 1:
+                raise LoaderError(lost_again(trouble))
+            child.kill()
+            self._tell(replacing(trouble))
+            self.children[place] = self._fork(child.reporter.name)
+            for entry in child.tasks:
+                self._send(self.children[place], entry)
+
+    def reuse(self, numbers: Iterable[int], event: torch.cuda.Event | None) -> None:
+        """Give back the slots of some tasks, as soon as the device has come to `event`."""
+        self._busy.append((event, [self._slots.pop(number) for number in numbers]))
+
+    def finish(self) -> None:
+        """Wait for what is under way, of an epoch that was left early; what takes long or fails ends the pool."""
+        self._backlog.clear()
+        deadline = time.monotonic() + _PATIENCE
+        try:
+            while any(child.tasks for child in self.children) and time.monotonic() < deadline:
+                self._receive()
+        except LoaderError:
+            self.close()
+        if any(child.tasks for child in self.children):
+            self.close()
+        self.reuse(list(self._slots), None)
+        self._accidents = 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether the processes have ended."""
+        return not self._end.alive
+
+    def close(self) -> None:
+        """End the processes and give the memory back."""
+        self._end()
+
+
+def _end(children: list[_Child], arena: Arena) -> None:
+    for child in children:
+        child.kill()
+    arena.close()
+
+
+def _serve(
+    work: Callable[[Any, Reporter, Make], Any],
+    worker: Reporter,
+    pipe: Connection,
+    arena: Arena,
+    parent: int,
+) -> NoReturn:
+    """Do tasks until there is nobody to do them for. Leaves nothing of the parent's to be ended twice."""
+    try:
+        for number in _NOT_OURS:
+            signal.signal(number, signal.SIG_IGN)
+        # The parent's other threads are not here, and with them those that torch would wait for.
+        torch.set_num_threads(1)
+        give_way()
+        while True:
+            while not pipe.poll(1.0):
+                if os.getppid() != parent:
+                    os._exit(0)
+            number, task, slot = pipe.recv()
+            worker.begin("")
+            try:
+                message = (number, work(task, worker, arena.make(slot)), None)
+            except FathomsError as failure:
+                message = (number, None, failure)
+            except Exception as failure:
+                message = (number, None, at_a_file(worker.name, worker.item, failure))
+            pipe.send(message)
+            worker.begin("")
+    finally:
+        os._exit(0)
