@@ -279,24 +279,28 @@ def measure_feed(args: argparse.Namespace) -> dict[str, object]:
 
         def loader(workers: int) -> Loader:
             plan = Plan(len(source), size)
-            return Loader(source, plan, view, augment, LoaderOptions(workers=workers), device)
+            return Loader(source, plan, view, augment, LoaderOptions(workers, args.worker_kind), device)
 
-        for number, batch in enumerate(loader(cores).epoch(0)):
+        first = loader(cores)
+        for number, batch in enumerate(first.epoch(0)):
             step(batch)
             synchronise(device)
             say(f"step {number} of the warm-up")
             if number == 2 * WARMUP:
                 break
+        first.close()
         once = rate(itertools.repeat(batch, 10), step, device)
         count = max(1, int(args.seconds * once / size))
         still = rate(itertools.repeat(batch, count), step, device)
         say(f"one batch again and again: {still:,.0f} images/s")
         found = {}
         for workers in args.workers or [cores]:
-            idle = feed(loader(workers), Behind(device), args.seconds / 2, still)
-            found[str(workers)] = feed(loader(workers), step, args.seconds, still)
+            own = loader(workers)
+            idle = feed(own, Behind(device), args.seconds / 2, still)
+            found[str(workers)] = feed(own, step, args.seconds, still)
             found[str(workers)]["alone_images_per_second"] = idle["images_per_second"]
-            say(f"{workers} workers: {found[str(workers)]}")
+            say(f"{workers} {own.kind}: {found[str(workers)]}")
+            own.close()
     best = max(found.values(), key=lambda result: float(result["fed_share"]))
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
@@ -305,6 +309,7 @@ def measure_feed(args: argparse.Namespace) -> dict[str, object]:
         "batch_size": size,
         "depth": args.depth,
         "step": args.step,
+        "worker_kind": own.kind,
         "still_images_per_second": round(still, 1),
         "by_workers": found,
         "fed_share": best["fed_share"],

@@ -45,6 +45,7 @@ from fathoms.data import (
 )
 from fathoms.data.arena import make_room
 from fathoms.data.forms import KERNELS
+from fathoms.data.loader import KINDS
 from fathoms.data.pack import PackOptions, pack_split, write_index
 from fathoms.data.plan import Refs
 from fathoms.data.reader import Reader
@@ -208,6 +209,7 @@ def main() -> None:
         "--kernels", choices=KERNELS, default="auto", help="who does the pictures on the device"
     )
     parser.add_argument("--workers", type=int, nargs="*", help="with --feed: numbers of workers to try")
+    parser.add_argument("--worker-kind", choices=KINDS, default="auto", help="with --feed: who decodes")
     parser.add_argument("--seconds", type=float, default=3.0, help="with --feed: length of one measurement")
     parser.add_argument("--turns", type=int, default=3, help="with --device-resident: epochs of each kind")
     parser.add_argument("--depth", type=int, default=36)

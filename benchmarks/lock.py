@@ -28,10 +28,11 @@ from unittest import mock
 
 import torch
 
-from fathoms.data import CropOptions, Loader, LoaderOptions, Plan, TrainView, list_splits, open_source
+from fathoms.data import CropOptions, Plan, TrainView, choose_decoder, list_splits, open_source
+from fathoms.data.arena import make_room
+from fathoms.data.crew import Decoding, Task
 from fathoms.data.loader import CHUNK
 from fathoms.data.pack import PackOptions, pack_split, write_index
-from fathoms.data.plan import Refs
 from fathoms.data.turbojpeg import load_turbojpeg
 from fathoms.data.workers import Worker, WorkerPool, available_cores
 from feeding import SIZE, Repeated
@@ -39,22 +40,27 @@ from feeding import SIZE, Repeated
 _TASKS = 4000
 
 
+def refuse(name: str, reason: str) -> None:
+    """A bad photo would be left out of what is measured."""
+    raise SystemExit(f"lock: {name}: {reason}")
+
+
 class Busy:
     """Workers that prepare batches of `folder` at full speed, and a count of what they have done."""
 
     def __init__(self, folder: str, workers: int, chunk: int) -> None:
         source = Repeated(open_source(folder, "train"), 100)
-        view = TrainView(SIZE, CropOptions(), 0, "device")
-        loader = Loader(source, Plan(len(source), chunk), view, options=LoaderOptions(workers))
+        plan, view = Plan(len(source), chunk), TrainView(SIZE, CropOptions(), 0, "device")
+        decoding = Decoding(source, choose_decoder(), None)
         self.done = [0] * 64
 
-        def work(task: tuple[Refs, int], worker: Worker) -> None:
-            loader._work(task, worker)
-            self.done[int(worker.name.rsplit("-", 1)[1])] += len(task[0])
+        def work(task: Task, worker: Worker) -> None:
+            decoding(task, worker.begin, refuse, make_room(pin=False))
+            self.done[int(worker.name.rsplit("-", 1)[1])] += len(task.refs)
 
         self.pool = WorkerPool(work, workers, timeout=60.0)
         for number in range(_TASKS):
-            self.pool.submit(number, (loader.plan.batch(0, number % loader.steps), 0))
+            self.pool.submit(number, Task(plan.batch(0, number % plan.steps), 0, view))
 
     def close(self) -> None:
         """Let the workers end."""
@@ -103,7 +109,7 @@ def held(folder: str, chunk: int, turns: int) -> float:
 
     source = open_source(folder, "train")
     plan, view = Plan(len(source), chunk), TrainView(SIZE, CropOptions(), 0, "device")
-    loader, worker = Loader(source, plan, view, options=LoaderOptions(1)), Worker("data-worker-0")
+    decoding, worker = Decoding(source, choose_decoder(), None), Worker("data-worker-0")
     spent = []
     with (
         mock.patch.object(os, "pread", timed(os.pread)),
@@ -112,7 +118,7 @@ def held(folder: str, chunk: int, turns: int) -> float:
         for turn, step in itertools.product(range(turns), range(plan.steps)):
             refs = plan.batch(turn, step)
             free, began = 0.0, time.thread_time()
-            loader._work((refs, turn), worker)
+            decoding(Task(refs, turn, view), worker.begin, refuse, make_room(pin=False))
             spent.append(time.thread_time() - began - free)
     return 1e6 * statistics.quantiles(spent)[0] / chunk
 

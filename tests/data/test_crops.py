@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from fathoms.data import CropOptions, choose_decoder, open_source
+from fathoms.data.arena import make_room
 from fathoms.data.crops import Crops
 from fathoms.data.plan import Refs
 from fathoms.data.reader import Reader
@@ -56,7 +57,7 @@ def test_crops_decoded_in_place_are_those_decoded_one_by_one(mixed_folder, mode)
         names: set[str] = set()
         reader = Reader(mixed_folder, decoder, lambda _: None, lambda name, _, names=names: names.add(name))
         crops = Crops(reader, Refs(index, index * 0, index), 0, 0, CropOptions(mode), SIZE)
-        pixels, places = crops.layout(pin=False)
+        pixels, places = crops.layout(make_room(pin=False))
         found.append((crops.indices, places, list(cut(pixels, places))))
         bad.append(names)
     # Crop decode does not see damage below the crop, so it may keep a picture that a full decode refuses.

@@ -23,6 +23,7 @@ from fathoms.data import (
     TrainView,
     open_source,
 )
+from fathoms.data.crew import Decoding
 from fathoms.data.sources.folder import FolderSource
 from fathoms.data.workers import WorkerPool
 
@@ -310,16 +311,17 @@ def test_threads_end_with_the_epoch_and_torch_keeps_its_own(photo_folder):
     assert torch.get_num_threads() == before
 
 
-def test_small_batches_make_small_tasks_so_that_every_worker_has_one(photo_folder):
-    sizes = {}
-    for workers in (1, 6):
-        loader = train_loader(open_source(photo_folder), workers=workers)
-        sizes[workers], work = [], loader._work
-        loader._work = lambda task, worker, own=sizes[workers], work=work: (
-            own.append(len(task[0])) or work(task, worker)
-        )
-        list(loader.epoch(0))
-    assert sizes == {1: [8] * 6, 6: [4] * 12}
+def test_small_batches_make_small_tasks_so_that_every_worker_has_one(photo_folder, monkeypatch):
+    sizes, decode = [], Decoding.__call__
+    monkeypatch.setattr(
+        Decoding,
+        "__call__",
+        lambda self, task, *rest: sizes.append(len(task.refs)) or decode(self, task, *rest),
+    )
+    for workers, expected in ((1, [8] * 6), (6, [4] * 12)):
+        sizes.clear()
+        assert len(list(train_loader(open_source(photo_folder), workers=workers).epoch(0))) == 6
+        assert sizes == expected
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux can be told")

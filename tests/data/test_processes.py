@@ -150,6 +150,8 @@ def meanwhile(loader, source, number, times=1):
                 time.sleep(0.01)
                 here = children(loader) if loader._processes else []
                 found = next((c for c in here if c.reporter.item == source.where(7)), None)
+            # It has told of the file and is about to read it: let it begin.
+            time.sleep(0.2)
             os.kill(found.pid, number)
             time.sleep(0.6)
 

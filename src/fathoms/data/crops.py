@@ -31,8 +31,8 @@ _LARGE = 4
 
 
 def most_bytes(size: int) -> int:
-    """What one crop takes at most before it is resized to `size`, with one that takes its place."""
-    return 3 * (_LARGE + 1) * size**2
+    """What one crop takes at most before it is resized to `size`."""
+    return 3 * _LARGE * size**2
 
 
 class Crops:
@@ -85,9 +85,13 @@ class Crops:
             else:
                 others[slot] = self._small(slot, self._pixels(slot))
         pixels = make((room, 3))
-        for slot, pixel in self._decode_in_place(pixels.data_ptr(), regions):
-            # The room of the one that is bad stays taken, so the other is made small.
-            others[slot] = self._small(slot, pixel, most=1)
+        failed = dict(self._decode_in_place(pixels.data_ptr(), regions))
+        if failed:
+            # Another one's crop may need more room than the bad one had, so all of them are laid out anew.
+            good = [region for region in regions if region[0] not in failed]
+            others |= {slot: self._cut_out(pixels, slot, before, region) for slot, before, region in good}
+            others |= {slot: self._small(slot, pixel) for slot, pixel in failed.items()}
+            room = 0
         size = np.array([box[2:] for box in self.inside], np.int64)
         places = Places(np.array(offset), np.array(pitch), size, self.boxes, self.flips, self.cubics)
         if others:
@@ -95,7 +99,7 @@ class Crops:
             flat, start, size[slots] = ragged(list(others.values()))
             places.offset[slots], places.pitch[slots] = room + start, size[slots, 1]
             joined = make((room + len(flat), 3))
-            joined[:room], joined[room:] = pixels, torch.from_numpy(flat)
+            joined[:room], joined[room:] = pixels[:room], torch.from_numpy(flat)
             pixels = joined
         return pixels, places
 
@@ -153,9 +157,18 @@ class Crops:
             except BadImageError as again:
                 error = again
 
-    def _small(self, slot: int, pixels: np.ndarray, most: int = _LARGE) -> np.ndarray:
-        """The crop; where it has more than `most` times the pixels of the result, already resized."""
-        if pixels.size <= 3 * most * self.size**2:
+    def _cut_out(
+        self, pixels: Tensor, slot: int, before: int, region: tuple[int, int, int, int]
+    ) -> np.ndarray:
+        """A copy of a crop that was decoded in place, without its margin."""
+        _, left, _, width = self.inside[slot]
+        start, _, wide, height = region
+        whole = pixels[before : before + wide * height].view(height, wide, 3)
+        return whole[:, left - start : left - start + width].contiguous().clone().numpy()
+
+    def _small(self, slot: int, pixels: np.ndarray) -> np.ndarray:
+        """The crop; where it is large, already resized."""
+        if pixels.size <= 3 * _LARGE * self.size**2:
             return pixels
         planes = self._resized(slot, pixels)
         self.boxes[slot] = 0, 0, self.size, self.size
