@@ -162,3 +162,29 @@ def test_what_is_frozen_or_has_no_gradient_yet_gets_none():
     got = gradients(frozen, copies.module, copies)
     given = {name for name, grad in got.items() if name.startswith("blocks.") and grad is not None}
     assert given == {"blocks.0.attn_join.norm.weight"}
+
+
+def test_a_factor_of_several_linears_loses_none_of_their_gradients(monkeypatch):
+    """Three linears read what a norm of class attention puts out. A GPU adds a list of pairs all at once."""
+
+    def add_at_once(totals, added):
+        for total, value in [(total, total + more) for total, more in zip(totals, added, strict=True)]:
+            total.copy_(value)
+
+    monkeypatch.setattr(torch, "_foreach_add_", add_at_once)
+    plain, copied = (make(readout="class_attention") for _ in range(2))
+    copies = WorkingCopy(copied, torch.float32)
+    for _ in range(2):
+        expected = gradients(plain, plain, autocast=False)
+        got = gradients(copied, copies.module, copies, autocast=False)
+    for name, value in expected.items():
+        if name.endswith(FACTORS):
+            assert (got[name] - value).norm() <= 1e-4 * value.norm(), name
+
+
+def test_a_gelu_in_tanhs_form_is_not_taken_for_the_exact_one():
+    model = make()
+    model.blocks[1].mlp.act = nn.GELU(approximate="tanh")
+    copied = WorkingCopy(model, torch.float32).module
+    assert [type(block.mlp.act) for block in copied.blocks] == [BiasedGelu, nn.GELU, BiasedGelu]
+    assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-5, atol=1e-6)
