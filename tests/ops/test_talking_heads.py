@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fathoms.errors import BackendError, ShapeError
+from fathoms.ops import talking_heads as op
 from fathoms.ops.talking_heads import talking_heads, talking_heads_reference, why_not_fused
 
 # torch says this once, in the thread that runs the first backward pass of a process on a GPU.
@@ -31,7 +32,16 @@ CASES = {
     "float16": ((1, 5, 17, 32), "float16", 0.2, "packed", True),
     "bfloat16": ((1, 8, 18, 48), "bfloat16", 48**-0.5, "packed", True),
     "twelve_heads": ((1, 12, 17, 16), "bfloat16", 0.25, "packed", True),
+    # More tokens than any tile has, so that what was summed over one tile goes on in the next.
+    "many_tiles": ((1, 2, 70, 8), "float32", 1.5, "packed", True),
+    "many_tiles_float16": ((1, 2, 70, 16), "float16", 0.25, "packed", True),
+    "one_token": ((2, 3, 1, 5), "float32", 0.25, "packed", True),
+    "no_images": ((0, 2, 5, 8), "float32", 0.25, "packed", True),
+    "no_tokens": ((2, 2, 0, 8), "float32", 0.25, "packed", True),
+    "no_channels": ((2, 2, 5, 0), "float32", 0.25, "contiguous", True),
 }
+# More heads than "triton" takes.
+MANY_HEADS = (33,)
 # float32: rounding of sums over N and K. float16: its own rounding. bfloat16: the interpreter truncates where the
 # device rounds, which doubles the error of the unfused form (the device test compares with that form instead).
 TOLERANCE = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 3e-2}
@@ -70,33 +80,68 @@ def doubled(leaves):
 
 
 def relative_errors(results, exact):
-    """Norm of the difference over norm of the truth; for the logit bias, whose gradient is zero, the norm."""
+    """Norm of the difference over norm of the truth, or the norm where the truth is zero, as for the logit bias."""
     errors = {}
     for name, value in exact.items():
         difference = (results[name].double() - value).norm().item()
-        errors[name] = difference / (1.0 if name == "logit_bias" else value.norm().item())
+        errors[name] = difference / (1.0 if name == "logit_bias" or not value.any() else value.norm().item())
     return errors
+
+
+def errors_of(impl, shape, dtype, scale, layout="packed", biases=True):
+    """Relative errors against float64, and whether everything has the dtype of the inputs."""
+    leaves = make_inputs(shape, dtype, layout, biases)
+    fused = run(talking_heads, leaves, scale=scale, impl=impl)
+    exact = run(talking_heads_reference, doubled(leaves), scale=scale)
+    same = all(fused[key].dtype == dtype for key in fused)
+    return {"errors": relative_errors(fused, exact), "same_dtype": same}
+
+
+def alone(attend, leaves):
+    """The largest difference of each gradient where nothing else asks for one."""
+    together = run(attend, leaves)
+    differences = []
+    for place, name in enumerate(NAMES):
+        only = [x.detach().requires_grad_(place == index) for index, x in enumerate(leaves)]
+        differences.append((run(attend, only)[name] - together[name]).abs().max().item())
+    return max(differences)
+
+
+def second_order(attend, leaves):
+    """What is said to whoever asks for the gradient of a gradient."""
+    (grad,) = torch.autograd.grad(attend(*leaves).square().sum(), leaves[0], create_graph=True)
+    try:
+        grad.sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
 
 
 def interpreted():
     """Run every case through the kernels, in this process, and the checks of the custom op."""
     from fathoms.ops.triton import staged
-    from fathoms.ops.triton.talking_heads import talking_heads_forward
+    from fathoms.ops.triton.talking_heads import talking_heads_backward, talking_heads_forward
 
     # Two images at a time at most, so that batches are worked on in parts.
     staged.SCRATCH = 2 * 3 * 13 * 16 * 4
-    report = {}
+    heads = {count: errors_of("staged", (1, count, 9, 8), torch.float32, 0.25) for count in MANY_HEADS}
+    report = {"many_heads": heads}
     for impl, forward in {"triton": talking_heads_forward, "staged": staged.staged_forward}.items():
         report[impl] = rows = {}
-        for name, (shape, dtype, scale, layout, biases) in CASES.items():
-            leaves = make_inputs(shape, getattr(torch, dtype), layout, biases)
-            fused = run(talking_heads, leaves, scale=scale, impl=impl)
-            exact = run(talking_heads_reference, doubled(leaves), scale=scale)
-            same = all(fused[key].dtype == leaves[0].dtype for key in fused)
-            rows[name] = {"errors": relative_errors(fused, exact), "same_dtype": same}
+        for name, (shape, dtype, *form) in CASES.items():
+            rows[name] = errors_of(impl, shape, getattr(torch, dtype), *form)
         leaves = make_inputs((1, 2, 9, 16), torch.float32)
-        rows["opcheck"] = torch.library.opcheck(forward, (*leaves, 0.25))
+        rows["opcheck"] = {"forward": torch.library.opcheck(forward, (*leaves, 0.25))}
+        q, k, v, logit_weight, _, prob_weight, bias = (x.detach() for x in leaves)
+        given = (torch.ones_like(q), q, k, v, logit_weight.T, prob_weight.T, bias)
+        if impl == "triton":
+            kept = forward(q, k, v, logit_weight.T, None, prob_weight.T, bias, 0.25)[1]
+            rows["opcheck"]["backward"] = torch.library.opcheck(talking_heads_backward, (*given, kept, 0.25))
+        else:
+            rows["opcheck"]["backward"] = torch.library.opcheck(staged.staged_backward, (*given, 0.25))
         attend = functools.partial(talking_heads, scale=0.25, impl=impl)
+        rows["alone"] = alone(attend, leaves)
+        rows["second_order"] = second_order(attend, leaves)
         eager = run(attend, leaves)
         compiled = run(torch.compile(attend, fullgraph=True, backend="aot_eager"), leaves)
         rows["compiled"] = max(relative_errors(compiled, eager).values())
@@ -118,9 +163,27 @@ def test_gradients_keep_the_dtype(report, name, impl):
     assert report[impl][name]["same_dtype"]
 
 
+@pytest.mark.parametrize("heads", MANY_HEADS)
+def test_interpreted_stages_take_many_heads(report, heads):
+    errors = report["many_heads"][str(heads)]["errors"]
+    assert max(errors.values()) < TOLERANCE["float32"], errors
+
+
 @pytest.mark.parametrize("impl", KERNELS)
-def test_custom_op_passes_opcheck(report, impl):
-    assert set(report[impl]["opcheck"].values()) == {"SUCCESS"}
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_custom_ops_pass_opcheck(report, part, impl):
+    """The backward pass with transposed weights: what is told to torch.compile must have the real strides."""
+    assert set(report[impl]["opcheck"][part].values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+def test_a_gradient_does_not_depend_on_who_else_asks_for_one(report, impl):
+    assert report[impl]["alone"] == 0
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+def test_gradients_of_second_order_are_refused(report, impl):
+    assert "no autograd formula was registered" in report[impl]["second_order"]
 
 
 @pytest.mark.compile
@@ -154,6 +217,21 @@ def test_autocast_takes_its_dtype_as_plain_attention_does():
     leaves = make_inputs((1, 2, 5, 8), torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert talking_heads(*leaves, scale=0.3).dtype == torch.bfloat16
+
+
+def test_autocast_takes_all_three_in_one_dtype(monkeypatch):
+    """A kernel multiplies no bfloat16 queries with float32 keys; torch's own attention casts all three."""
+    seen = []
+
+    def spy(*given, **options):
+        seen.extend(given[:3])
+        return talking_heads_reference(*given, **options)
+
+    monkeypatch.setattr(op, "talking_heads_reference", spy)
+    q, *others = make_inputs((1, 2, 5, 8), torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        talking_heads(q.bfloat16(), *others, scale=0.3)
+    assert [x.dtype for x in seen] == 3 * [torch.bfloat16]
 
 
 def test_kernel_on_cpu_is_refused_with_the_reason():
