@@ -188,3 +188,22 @@ def test_a_gelu_in_tanhs_form_is_not_taken_for_the_exact_one():
     copied = WorkingCopy(model, torch.float32).module
     assert [type(block.mlp.act) for block in copied.blocks] == [BiasedGelu, nn.GELU, BiasedGelu]
     assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("place", ["attn_join.norm", "attn_join.scale", "mlp.fc1", "mlp.act", "attn.proj"])
+def test_a_hook_still_sees_and_changes_what_it_saw(place):
+    model = make()
+    part = model.blocks[1].get_submodule(place)
+    part.register_forward_hook(lambda _module, _inputs, out: 3 * out + 0.5)
+    copied = WorkingCopy(model, torch.float32).module
+    assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_branch_of_two_blocks_serves_both():
+    model = make()
+    model.blocks[1].attn = model.blocks[0].attn
+    with torch.no_grad():
+        model.blocks[1].attn_join.norm.weight.mul_(2)
+        model.blocks[1].attn_join.scale.gamma.mul_(2)
+    copied = WorkingCopy(model, torch.float32).module
+    assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-4, atol=1e-5)

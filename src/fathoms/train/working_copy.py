@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fathoms.parts.layers import has_hooks, is_bare
 from fathoms.parts.mlp import BiasedGelu, GeluMLP
 from fathoms.train.absorb import Absorbing, Stack, take_factors
 
@@ -83,9 +84,9 @@ class WorkingCopy:
 def _move_biases(module: nn.Module) -> None:
     """Let GELUs add the biases of the linears in front of them."""
     for mlp in module.modules():
-        if not isinstance(mlp, GeluMLP) or type(mlp.fc1) is not nn.Linear:
+        if not isinstance(mlp, GeluMLP) or not is_bare(mlp.fc1):
             continue
-        if type(mlp.act) is not nn.GELU or mlp.act.approximate != "none":
+        if type(mlp.act) is not nn.GELU or mlp.act.approximate != "none" or has_hooks(mlp.act):
             continue
         mlp.act = BiasedGelu(mlp.fc1.bias)
         mlp.fc1.register_parameter("bias", None)
