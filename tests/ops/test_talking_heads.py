@@ -80,7 +80,10 @@ def doubled(leaves):
 
 
 def relative_errors(results, exact):
-    """Norm of the difference over norm of the truth, or the norm where the truth is zero, as for the logit bias."""
+    """Norm of the difference over norm of the truth, or the norm where the truth is zero, as for the logit bias.
+
+    Compare them one by one: Python's max may pass over a NaN.
+    """
     errors = {}
     for name, value in exact.items():
         difference = (results[name].double() - value).norm().item()
@@ -98,13 +101,13 @@ def errors_of(impl, shape, dtype, scale, layout="packed", biases=True):
 
 
 def alone(attend, leaves):
-    """The largest difference of each gradient where nothing else asks for one."""
+    """How far each gradient is off where nothing else asks for one."""
     together = run(attend, leaves)
     differences = []
     for place, name in enumerate(NAMES):
         only = [x.detach().requires_grad_(place == index) for index, x in enumerate(leaves)]
         differences.append((run(attend, only)[name] - together[name]).abs().max().item())
-    return max(differences)
+    return differences
 
 
 def second_order(attend, leaves):
@@ -124,12 +127,19 @@ def interpreted():
 
     # Two images at a time at most, so that batches are worked on in parts.
     staged.SCRATCH = 2 * 3 * 13 * 16 * 4
+    # New tensors are full of NaN, so that a number that nobody wrote shows.
+    torch.use_deterministic_algorithms(True)
     heads = {count: errors_of("staged", (1, count, 9, 8), torch.float32, 0.25) for count in MANY_HEADS}
     report = {"many_heads": heads}
+    for impl in KERNELS:
+        cases = CASES.items()
+        report[impl] = {
+            name: errors_of(impl, shape, getattr(torch, dtype), *form)
+            for name, (shape, dtype, *form) in cases
+        }
+    torch.use_deterministic_algorithms(False)
     for impl, forward in {"triton": talking_heads_forward, "staged": staged.staged_forward}.items():
-        report[impl] = rows = {}
-        for name, (shape, dtype, *form) in CASES.items():
-            rows[name] = errors_of(impl, shape, getattr(torch, dtype), *form)
+        rows = report[impl]
         leaves = make_inputs((1, 2, 9, 16), torch.float32)
         rows["opcheck"] = {"forward": torch.library.opcheck(forward, (*leaves, 0.25))}
         q, k, v, logit_weight, _, prob_weight, bias = (x.detach() for x in leaves)
@@ -144,7 +154,7 @@ def interpreted():
         rows["second_order"] = second_order(attend, leaves)
         eager = run(attend, leaves)
         compiled = run(torch.compile(attend, fullgraph=True, backend="aot_eager"), leaves)
-        rows["compiled"] = max(relative_errors(compiled, eager).values())
+        rows["compiled"] = relative_errors(compiled, eager)
     print(json.dumps(report))
 
 
@@ -154,7 +164,7 @@ def test_interpreted_kernels_match_float64(report, name, impl):
     # Logits of hundreds leave differences of nearly equal numbers: float32 itself keeps only four digits of those.
     tolerance = 1e-3 if name == "large_logits" else TOLERANCE[CASES[name][1]]
     errors = report[impl][name]["errors"]
-    assert max(errors.values()) < tolerance, errors
+    assert all(error < tolerance for error in errors.values()), errors
 
 
 @pytest.mark.parametrize("impl", KERNELS)
@@ -166,7 +176,7 @@ def test_gradients_keep_the_dtype(report, name, impl):
 @pytest.mark.parametrize("heads", MANY_HEADS)
 def test_interpreted_stages_take_many_heads(report, heads):
     errors = report["many_heads"][str(heads)]["errors"]
-    assert max(errors.values()) < TOLERANCE["float32"], errors
+    assert all(error < TOLERANCE["float32"] for error in errors.values()), errors
 
 
 @pytest.mark.parametrize("impl", KERNELS)
@@ -178,7 +188,7 @@ def test_custom_ops_pass_opcheck(report, part, impl):
 
 @pytest.mark.parametrize("impl", KERNELS)
 def test_a_gradient_does_not_depend_on_who_else_asks_for_one(report, impl):
-    assert report[impl]["alone"] == 0
+    assert report[impl]["alone"] == [0.0] * len(NAMES)
 
 
 @pytest.mark.parametrize("impl", KERNELS)
@@ -189,7 +199,7 @@ def test_gradients_of_second_order_are_refused(report, impl):
 @pytest.mark.compile
 @pytest.mark.parametrize("impl", KERNELS)
 def test_compile_sees_through_the_custom_op(report, impl):
-    assert report[impl]["compiled"] < 1e-6
+    assert all(error < 1e-6 for error in report[impl]["compiled"].values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -198,7 +208,8 @@ def test_reference_matches_float64(dtype):
     exact = run(talking_heads_reference, doubled(leaves), scale=48**-0.5)
     errors = relative_errors(run(talking_heads, leaves, scale=48**-0.5, impl="reference"), exact)
     # bfloat16 keeps eight bits, and rounds five maps on the way to the logit weights.
-    assert max(errors.values()) < (1e-5 if dtype == torch.float32 else 5e-2), errors
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-2
+    assert all(error < tolerance for error in errors.values()), errors
 
 
 def test_reference_passes_gradcheck():
