@@ -41,8 +41,9 @@ def make(**switches):
 
 def gradients(model, module, copies=None, autocast=True):
     """Gradients of a model's own parameters, computed through `module`."""
-    images, labels = batch()
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+    device = next(model.parameters()).device
+    images, labels = (x.to(device) for x in batch())
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
         loss = F.cross_entropy(module(images).float(), labels)
     loss.backward()
     if copies is not None:
@@ -172,7 +173,18 @@ def test_a_factor_of_several_linears_loses_none_of_their_gradients(monkeypatch):
             total.copy_(value)
 
     monkeypatch.setattr(torch, "_foreach_add_", add_at_once)
-    plain, copied = (make(readout="class_attention") for _ in range(2))
+    check_factors("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_a_factor_of_several_linears_loses_none_of_their_gradients():
+    check_factors("cuda")
+
+
+def check_factors(device):
+    """Gradients of the factors around class attention after two batches, through the model and through its copy."""
+    plain, copied = (make(readout="class_attention").to(device) for _ in range(2))
     copies = WorkingCopy(copied, torch.float32)
     for _ in range(2):
         expected = gradients(plain, plain, autocast=False)
