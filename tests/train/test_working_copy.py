@@ -138,6 +138,24 @@ def test_pushed_weights_are_the_masters_rounded_once():
         assert torch.equal(copy, master.to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("readout", ["cls", "class_attention"])
+def test_after_a_push_outputs_and_gradients_are_those_of_the_changed_model(readout):
+    plain, copied = (make(readout=readout) for _ in range(2))
+    copies = WorkingCopy(copied, torch.float32)
+    for model in (plain, copied):
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    copies.push_weights()
+    assert torch.allclose(copies.module(batch()[0]), plain(batch()[0]), rtol=1e-4, atol=1e-5)
+    expected = gradients(plain, plain, autocast=False)
+    got = gradients(copied, copies.module, copies, autocast=False)
+    floor = 1e-5 * max(x.norm() for x in expected.values())
+    for name, value in expected.items():
+        assert (got[name] - value).norm() <= 1e-4 * value.norm() + floor, name
+
+
 def test_shared_parameters_are_copied_once():
     layer = nn.Linear(4, 4)
     copies = WorkingCopy(nn.Sequential(layer, layer))
