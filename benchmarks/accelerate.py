@@ -5,7 +5,8 @@
 Each model runs beside its own copy, whose time shows the noise of the machine, and beside the accelerated one, in
 turn: a forward pass in inference, and a forward and backward pass in training. On a CPU the time is that of the
 process itself, on one thread, in float32 at batch 2 and with 4 blocks; on a GPU whole models run at batch 64 under
-bfloat16 autocast, and the peak memory of a training pass is told too. Writes results/accelerate_DEVICE.json and .md.
+bfloat16 autocast, and the memory of a training pass on top of the models is told too. Writes
+results/accelerate_DEVICE.json and .md.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from fathoms.surgery.accelerate import accelerate
 from fathoms.surgery.batches import example_images
+from ops import peak_mib
 
 RESULTS = Path(__file__).parents[1] / "results"
 MODELS = {
@@ -92,11 +94,7 @@ def measure(name: str, device: torch.device) -> dict[str, Any]:
         "training": in_turn(models, training, device),
     }
     if cuda:
-        row["peak"] = []
-        for each in models:
-            torch.cuda.reset_peak_memory_stats()
-            training(each)
-            row["peak"].append(torch.cuda.max_memory_allocated() / 2**20)
+        row["peak"] = [peak_mib(lambda each=each: training(each)) for each in models]
     return row
 
 

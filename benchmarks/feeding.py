@@ -142,7 +142,7 @@ def measure_resident(args: argparse.Namespace) -> dict[str, object]:
     The share is what training loses: one minus the rate with the loader over the rate with one batch
     used again and again, whole epochs of each in turns. The model is the one of the `cifar` recipe.
     """
-    device = torch.device(args.device)
+    device, size = torch.device(args.device), args.batch_size or 512
     say(f"reading {args.data}")
     source = read_sheets(args.data)
     mix = MixOptions(mixup=0.8, cutmix=1.0)
@@ -169,7 +169,7 @@ def measure_resident(args: argparse.Namespace) -> dict[str, object]:
     still: list[float] = []
     for name, (crop, options) in recipes.items():
         augment = Augment(options, classes=len(source.classes), device=device, kernels=args.kernels)
-        loader = ResidentLoader(source, Plan(len(source), args.batch_size), 32, crop, augment, device)
+        loader = ResidentLoader(source, Plan(len(source), size), 32, crop, augment, device)
         epochs = itertools.count()
         first = next(loader.epoch(next(epochs)))
         say(f"{name}: the first batch is there")
@@ -192,7 +192,7 @@ def measure_resident(args: argparse.Namespace) -> dict[str, object]:
         say(f"{name}: training {fed:,.0f} images/s, one batch again and again {own:,.0f}: {share[name]:.1%}")
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "batch_size": args.batch_size,
+        "batch_size": size,
         "step": args.step,
         "images_per_second": alone,
         "training_images_per_second": round(statistics.median(still)),
@@ -267,7 +267,7 @@ def measure_feed(args: argparse.Namespace) -> dict[str, object]:
         write_index(Path(folder), original.classes, {original.split: entry}, PackOptions())
         pack = open_source(folder, split)
         say(f"packed {len(pack)} photos")
-        size = min(args.batch_size, 256)
+        size = args.batch_size or 256
         source = Repeated(pack, -(-size * 4000 // len(pack)))
         options = AugmentOptions(aa=POLICY, reprob=0.25, mix=MixOptions(mixup=0.8, cutmix=1.0))
         augment = Augment(options, classes=len(source.classes), device=device, kernels=args.kernels)

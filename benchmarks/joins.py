@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fathoms.parts import NORMS, RESIDUALS
 from fathoms.parts.norm import split_affine
+from ops import peak_mib
 
 MAIN = (256 * 197, 384)
 OTHERS = [(256 * 197, 192), (256 * 197, 768), (64 * 577, 384), (256 * 196, 384)]
@@ -221,16 +222,6 @@ def in_turns(graphs: dict[Any, Replay]) -> dict[Any, float]:
             if turn > 1:
                 times[name].append(start.elapsed_time(end) / CALLS)
     return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
-
-
-def peak_mib(work: Callable[[], object]) -> float:
-    """Memory that one call takes on top of its inputs."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    work()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def kernel_times(work: Callable[[], object]) -> dict[str, float]:

@@ -201,8 +201,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("data", help="a tar or folder of photos; with --device-resident, cifar10_sheets.tar")
-    parser.add_argument("--device-resident", action="store_true")
-    parser.add_argument("--feed", action="store_true")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--device-resident", action="store_true", help="the second form")
+    form.add_argument("--feed", action="store_true", help="the third form")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--step", choices=SETTINGS, default="launched", help="how a training step is run")
     parser.add_argument(
@@ -212,8 +213,8 @@ def main() -> None:
     parser.add_argument("--worker-kind", choices=KINDS, default="auto", help="with --feed: who decodes")
     parser.add_argument("--seconds", type=float, default=3.0, help="with --feed: length of one measurement")
     parser.add_argument("--turns", type=int, default=3, help="with --device-resident: epochs of each kind")
-    parser.add_argument("--depth", type=int, default=36)
-    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--depth", type=int, default=36, help="with --feed: blocks of the ViT")
+    parser.add_argument("--batch-size", type=int, help="512 with --device-resident, 256 with --feed")
     parser.add_argument("--first", type=int, default=0, help="start at this photo, to measure in pieces")
     parser.add_argument("--images", type=int, default=50_000, help="at most this many photos a turn")
     parser.add_argument("--repeats", type=int, default=5)

@@ -66,13 +66,12 @@ class Row:
     other: Callable[[], nn.Module]
     speed: float | None = None
     memory: float | None = None
-    setting: Setting | None = None
     other_setting: Setting | None = None
     names: tuple[str, str] = field(default=("fathoms", "timm"))
 
     def settings(self) -> tuple[Setting, Setting]:
         """Of this library's model and of the other."""
-        return self.setting or Setting(), self.other_setting or TIMM_SETTINGS[self.mode]
+        return Setting(), self.other_setting or TIMM_SETTINGS[self.mode]
 
 
 def cait(name: str, mode: str, batch: int, speed: float, memory: float | None = None, **options: Any) -> Row:
@@ -238,14 +237,19 @@ def wanted(value: float, sign: str, goal: float | None) -> str:
 def as_table(report: dict[str, Any]) -> str:
     """The results as a page."""
     made = [row for row in report["rows"].values() if "failed" not in row]
-    machines = sorted({f"one {row['device']}, torch {row['torch']}" for row in made})
-    matrix, copy = ([row[key] for row in made] for key in ("matrix_tflops", "copy_tbps"))
+    where = ""
+    if made:
+        machines = sorted({f"one {row['device']}, torch {row['torch']}" for row in made})
+        matrix, copy = ([row[key] for row in made] for key in ("matrix_tflops", "copy_tbps"))
+        where = (
+            f" on {'; '.join(machines)}; both sides of a row in one process, in turns. Measured limits: "
+            f"{min(matrix):.0f} to {max(matrix):.0f} TFLOP/s bfloat16 products, "
+            f"{min(copy):.2f} to {max(copy):.2f} TB/s copies"
+        )
     lines = [
         "# Whole models beside timm + torch.compile",
         "",
-        f"Made by `python benchmarks/models.py --output results/models` on {'; '.join(machines)}; both sides of a row "
-        f"in one process, in turns. Measured limits: {min(matrix):.0f} to {max(matrix):.0f} TFLOP/s bfloat16 products, "
-        f"{min(copy):.2f} to {max(copy):.2f} TB/s copies.",
+        f"Made by `python benchmarks/models.py --output results/models`{where}.",
         "",
         "| row | batch | images/s | other, images/s | ratio (wanted) | peak GiB | other | ratio (wanted) "
         "| share of matrix rate / of copy rate | other compiled by |",

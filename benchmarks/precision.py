@@ -83,7 +83,7 @@ def train(arguments: argparse.Namespace, folder: Path, policy: str, seed: int) -
 
 
 def compare(accuracies: dict[str, list[float]]) -> dict[str, Any]:
-    """Means and standard deviations by policy, and whether the means are that close."""
+    """Means and standard deviations by policy, and whether the means are that close; None if one seed has no spread."""
     report: dict[str, Any] = {
         policy: {
             "top1": top1,
@@ -94,15 +94,20 @@ def compare(accuracies: dict[str, list[float]]) -> dict[str, Any]:
     }
     fast, plain = (report[policy] for policy in POLICIES)
     difference = fast["mean"] - plain["mean"]
-    spread = max(fast["sd"] or 0.0, plain["sd"] or 0.0)
-    return {**report, "difference": difference, "within_one_sd": abs(difference) <= spread}
+    spread = None if fast["sd"] is None else max(fast["sd"], plain["sd"])
+    within = None if spread is None else abs(difference) <= spread
+    return {**report, "difference": difference, "within_one_sd": within}
 
 
 def as_text(report: dict[str, Any]) -> str:
     """Two lines and a verdict."""
     lines = [f"{policy}: {report[policy]['mean']:.2f} % (sd {report[policy]['sd']})" for policy in POLICIES]
-    verdict = "within" if report["within_one_sd"] else "outside"
-    return "\n".join([*lines, f"difference {report['difference']:+.2f}, {verdict} one standard deviation"])
+    verdicts = {
+        True: "within one standard deviation",
+        False: "outside one standard deviation",
+        None: "of one seed each: no verdict",
+    }
+    return "\n".join([*lines, f"difference {report['difference']:+.2f}, {verdicts[report['within_one_sd']]}"])
 
 
 if __name__ == "__main__":

@@ -100,6 +100,8 @@ def interpreted():
     from fathoms.ops.triton.gelu import gelu_backward, gelu_forward
 
     report = {"cases": {}}
+    # New tensors are full of NaN, so that a number that nobody wrote shows.
+    torch.use_deterministic_algorithms(True)
     for name, (shape, dtype, bias_dtype, layout) in CASES.items():
         given = make_inputs(shape, getattr(torch, dtype), bias_dtype and getattr(torch, bias_dtype), layout)
         fused, again = (run(bias_gelu, *given, impl="triton") for _ in range(2))
@@ -112,6 +114,7 @@ def interpreted():
             ),
             "same_again": all(torch.equal(fused[key], again[key]) for key in fused),
         }
+    torch.use_deterministic_algorithms(False)
     report["grid"] = grid_errors(grid())
     broken = torch.tensor([[math.nan], [math.inf], [-math.inf]])
     results = run(bias_gelu, broken, None, torch.ones_like(broken), impl="triton")
@@ -142,7 +145,7 @@ def interpreted():
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_kernels_match_float64(report, name):
     errors = report["cases"][name]["errors"]
-    assert max(errors.values()) < TOLERANCE[CASES[name][1]], errors
+    assert all(error < TOLERANCE[CASES[name][1]] for error in errors.values()), errors
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,10 +1,12 @@
 """Plain attention: torch's, without the kernel whose gradient is wrong."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fathoms.ops import softmax
 from fathoms.ops.softmax import attend, leave_out_cudnn_attention
 
 
@@ -22,8 +24,37 @@ def test_it_is_torch_s_attention(keys):
     assert torch.equal(attend(q, k, v), F.scaled_dot_product_attention(q, k, v))
 
 
-def test_the_kernel_that_is_wrong_is_not_among_the_sound_ones():
-    assert {backend.name for backend in softmax.SOUND} == {"FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"}
+class Pretended(torch.Tensor):
+    """On a CPU, and says that it is not."""
+
+    is_cuda = True
+
+
+def switched_on():
+    cuda = torch.backends.cuda
+    names = ("cudnn", "flash", "mem_efficient", "math")
+    return {name for name in names if getattr(cuda, f"{name}_sdp_enabled")()}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "keys", "expected"),
+    [
+        (None, 64, {"flash", "mem_efficient", "math"}),
+        (None, 65, {"cudnn", "flash", "mem_efficient", "math"}),
+        # Mathematics alone, for gradients of second order: what a user has switched off stays off.
+        ([SDPBackend.MATH], 64, {"math"}),
+        ([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], 64, {"flash"}),
+    ],
+)
+def test_the_kernel_that_is_wrong_and_no_other_is_switched_off(monkeypatch, allowed, keys, expected):
+    seen = []
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, *_: seen.append(switched_on()) or q)
+    x = torch.zeros(1, 1, keys, 8).as_subclass(Pretended)
+    before = switched_on()
+    with contextlib.nullcontext() if allowed is None else sdpa_kernel(allowed):
+        attend(x, x, x)
+    assert seen == [expected]
+    assert switched_on() == before
 
 
 def test_a_process_can_be_kept_off_it():

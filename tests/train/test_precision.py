@@ -10,7 +10,7 @@ from torch import nn
 from fathoms.errors import ConfigError
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
-from fathoms.train.graph import GraphedStep, _Capture
+from fathoms.train.graph import WARMUP, GraphedStep, _Capture
 from fathoms.train.precision import PRECISIONS, compile_blocks, kept_for_backward, set_stream
 from fathoms.train.recipe import Recipe
 from fathoms.train.working_copy import WorkingCopy
@@ -52,6 +52,14 @@ def test_the_stream_has_the_dtype_of_the_policy(precision):
         module(batch()[0])
     wide = precision in ("fp32", "autocast_fp32_stream")
     assert seen == [torch.float32 if wide else torch.bfloat16]
+
+
+def test_a_policy_leaves_nothing_of_the_one_before():
+    model = make()
+    set_stream(model, "autocast_fp32_stream")
+    set_stream(model, "autocast")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model.forward_features(batch()[0]).dtype == torch.bfloat16
 
 
 def test_a_precision_given_by_hand_overrides_the_amp_of_a_recipe():
@@ -132,6 +140,24 @@ def test_a_graphs_bookkeeping_gathers_gradients_and_knows_shapes(monkeypatch):
         if launch == "graph":
             assert len(run.captures) == 2
     assert results["graph"] == pytest.approx(results["eager"], rel=1e-6)
+
+
+@pytest.mark.plain
+def test_a_gradient_that_waits_outlives_a_graph_that_gives_none(monkeypatch):
+    """Each size of image has a graph of its own, and may use a parameter that the others do not."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    used, other = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    gradient = torch.full((2,), 3.0)
+    graph = PretendedGraph(None, (torch.ones(2),), (), ())
+    monkeypatch.setattr(graph, "replay", lambda: None)
+    step = GraphedStep(lambda x: (x,), [used, other])
+    monkeypatch.setattr(step, "_capture", lambda x: _Capture(graph, x, x, [gradient, None]))
+    for _ in range(WARMUP):
+        step(torch.ones(2))
+    used.grad, other.grad = torch.ones(2), torch.ones(2)
+    step(torch.ones(2))
+    assert used.grad.tolist() == [4.0, 4.0]
+    assert other.grad.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.gpu

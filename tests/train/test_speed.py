@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import runpy
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +43,10 @@ def test_shares_count_a_backward_pass_twice():
 def test_unknown_settings_are_refused(words):
     with pytest.raises(FathomsError, match="did you mean"):
         Setting(**words)
+
+
+def test_a_table_can_be_written_when_no_row_has_succeeded():
+    script = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "models.py"))
+    assert "| cait | failed: out of memory |" in script["as_table"](
+        {"rows": {"cait": {"failed": "out of memory"}}}
+    )

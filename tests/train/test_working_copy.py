@@ -41,8 +41,9 @@ def make(**switches):
 
 def gradients(model, module, copies=None, autocast=True):
     """Gradients of a model's own parameters, computed through `module`."""
-    images, labels = batch()
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+    device = next(model.parameters()).device
+    images, labels = (x.to(device) for x in batch())
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
         loss = F.cross_entropy(module(images).float(), labels)
     loss.backward()
     if copies is not None:
@@ -137,6 +138,24 @@ def test_pushed_weights_are_the_masters_rounded_once():
         assert torch.equal(copy, master.to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("readout", ["cls", "class_attention"])
+def test_after_a_push_outputs_and_gradients_are_those_of_the_changed_model(readout):
+    plain, copied = (make(readout=readout) for _ in range(2))
+    copies = WorkingCopy(copied, torch.float32)
+    for model in (plain, copied):
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    copies.push_weights()
+    assert torch.allclose(copies.module(batch()[0]), plain(batch()[0]), rtol=1e-4, atol=1e-5)
+    expected = gradients(plain, plain, autocast=False)
+    got = gradients(copied, copies.module, copies, autocast=False)
+    floor = 1e-5 * max(x.norm() for x in expected.values())
+    for name, value in expected.items():
+        assert (got[name] - value).norm() <= 1e-4 * value.norm() + floor, name
+
+
 def test_shared_parameters_are_copied_once():
     layer = nn.Linear(4, 4)
     copies = WorkingCopy(nn.Sequential(layer, layer))
@@ -162,3 +181,59 @@ def test_what_is_frozen_or_has_no_gradient_yet_gets_none():
     got = gradients(frozen, copies.module, copies)
     given = {name for name, grad in got.items() if name.startswith("blocks.") and grad is not None}
     assert given == {"blocks.0.attn_join.norm.weight"}
+
+
+def test_a_factor_of_several_linears_loses_none_of_their_gradients(monkeypatch):
+    """Three linears read what a norm of class attention puts out. A GPU adds a list of pairs all at once."""
+
+    def add_at_once(totals, added):
+        for total, value in [(total, total + more) for total, more in zip(totals, added, strict=True)]:
+            total.copy_(value)
+
+    monkeypatch.setattr(torch, "_foreach_add_", add_at_once)
+    check_factors("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_a_factor_of_several_linears_loses_none_of_their_gradients():
+    check_factors("cuda")
+
+
+def check_factors(device):
+    """Gradients of the factors around class attention after two batches, through the model and through its copy."""
+    plain, copied = (make(readout="class_attention").to(device) for _ in range(2))
+    copies = WorkingCopy(copied, torch.float32)
+    for _ in range(2):
+        expected = gradients(plain, plain, autocast=False)
+        got = gradients(copied, copies.module, copies, autocast=False)
+    for name, value in expected.items():
+        if name.endswith(FACTORS):
+            assert (got[name] - value).norm() <= 1e-4 * value.norm(), name
+
+
+def test_a_gelu_in_tanhs_form_is_not_taken_for_the_exact_one():
+    model = make()
+    model.blocks[1].mlp.act = nn.GELU(approximate="tanh")
+    copied = WorkingCopy(model, torch.float32).module
+    assert [type(block.mlp.act) for block in copied.blocks] == [BiasedGelu, nn.GELU, BiasedGelu]
+    assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("place", ["attn_join.norm", "attn_join.scale", "mlp.fc1", "mlp.act", "attn.proj"])
+def test_a_hook_still_sees_and_changes_what_it_saw(place):
+    model = make()
+    part = model.blocks[1].get_submodule(place)
+    part.register_forward_hook(lambda _module, _inputs, out: 3 * out + 0.5)
+    copied = WorkingCopy(model, torch.float32).module
+    assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_branch_of_two_blocks_serves_both():
+    model = make()
+    model.blocks[1].attn = model.blocks[0].attn
+    with torch.no_grad():
+        model.blocks[1].attn_join.norm.weight.mul_(2)
+        model.blocks[1].attn_join.scale.gamma.mul_(2)
+    copied = WorkingCopy(model, torch.float32).module
+    assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-4, atol=1e-5)

@@ -34,8 +34,8 @@ def class_attention(
     the same for a whole row and cancels in the softmax, so the gradient of the key bias is zero. The context is read
     as it is and kept once for the gradient; nothing else of its size is made but its own gradient.
 
-    Products with the context take it in its dtype, or autocast's, and sum in float32; all that is as small as the
-    queries is float32 (float64 stays float64).
+    Products with the context take it in the dtype of q, or autocast's, and sum in float32; all that is as small as the
+    queries is float32 (float64 stays float64). The output has that dtype too.
 
     Args:
         q: The queries, projected, split into heads and normed.

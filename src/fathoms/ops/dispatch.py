@@ -15,6 +15,9 @@ from fathoms.registry import check_name
 
 Impl = Literal["auto", "staged", "triton", "reference"]
 
+# What CUDA allows along a grid's second and third axis.
+MAX_PROGRAMS = 65535
+
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 

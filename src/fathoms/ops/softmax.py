@@ -8,8 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-SOUND = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
 
 def attend(
     q: Float[Tensor, "B H Q K"], k: Float[Tensor, "B H N K"], v: Float[Tensor, "B H N K"]
@@ -21,9 +19,22 @@ def attend(
     meets it). There, and only there, it is left out.
     """
     if q.is_cuda and k.shape[-2] % 64 == 0:
-        with sdpa_kernel(SOUND):
+        with sdpa_kernel(_sound()):
             return F.scaled_dot_product_attention(q, k, v)
     return F.scaled_dot_product_attention(q, k, v)
+
+
+# A constant to torch.compile, which cannot read the switches itself.
+@torch.compiler.assume_constant_result
+def _sound() -> list[SDPBackend]:
+    """The other kernels, but for those that are switched off."""
+    switches = torch.backends.cuda
+    others = {
+        SDPBackend.FLASH_ATTENTION: switches.flash_sdp_enabled(),
+        SDPBackend.EFFICIENT_ATTENTION: switches.mem_efficient_sdp_enabled(),
+        SDPBackend.MATH: switches.math_sdp_enabled(),
+    }
+    return [kernel for kernel, on in others.items() if on]
 
 
 def leave_out_cudnn_attention() -> None:

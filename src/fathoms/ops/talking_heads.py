@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fathoms.errors import ShapeError
 from fathoms.ops.autocast import product_dtype
-from fathoms.ops.dispatch import Impl, choose, why_not_triton
+from fathoms.ops.dispatch import MAX_PROGRAMS, Impl, choose, why_not_triton
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Tiles of all heads stand in registers together ("triton"), or in one product of the tensor cores ("staged").
@@ -45,9 +45,7 @@ def talking_heads(
     Paper: Shazeer et al. 2020, arXiv:2003.02436.
     """
     _check_shapes(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias)
-    dtype = product_dtype(q)
-    if dtype != q.dtype:
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    q, k, v = (x.to(product_dtype(x)) for x in (q, k, v))
     kernels = {"staged": _why_not_staged(q), "triton": _why_not_fused(q) if impl == "triton" else None}
     chosen = choose("talking_heads", impl, q, kernels)
     if chosen == "reference":
@@ -101,6 +99,8 @@ def _why_not_fused(q: Tensor) -> str | None:
     heads, head_dim = q.shape[1], q.shape[3]
     if heads > MAX_FUSED_HEADS:
         return f"{heads} heads do not fit in registers, the kernel takes up to {MAX_FUSED_HEADS}"
+    if q.shape[0] > MAX_PROGRAMS:
+        return f"{q.shape[0]} images are too many, the kernel takes up to {MAX_PROGRAMS}"
     if q.dtype in KERNEL_DTYPES and why_not_triton(q) is None and q.is_cuda:
         need, have = _shared_memory(heads, head_dim, q.dtype, q.device.index)
         if need > have:

@@ -17,13 +17,18 @@ def linear_flops(linear: nn.Linear, num_tokens: int) -> int:
 
 def is_bare(linear: nn.Module) -> bool:
     """Whether a call of the linear does nothing but W x + b, so that its weights say all that it does."""
+    return type(linear) is nn.Linear and not has_hooks(linear)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of the module does more than its own forward and backward."""
     hooks = (
-        linear._forward_pre_hooks,
-        linear._forward_hooks,
-        linear._backward_pre_hooks,
-        linear._backward_hooks,
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
     )
-    return type(linear) is nn.Linear and not any(hooks)
+    return any(hooks)
 
 
 class Shift(nn.Module):

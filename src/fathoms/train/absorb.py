@@ -11,6 +11,7 @@ without per-channel work, and its backward pass without the sums over all tokens
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from fathoms.parts.block import Block, Join
 from fathoms.parts.contract import Branch, Part
+from fathoms.parts.layers import has_hooks, is_bare
 from fathoms.parts.norm import split_affine
 from fathoms.parts.residual import RESIDUALS
 
@@ -41,29 +43,42 @@ class Absorbing:
 
 
 def take_factors(module: nn.Module) -> list[Absorbing]:
-    """Take the factors of channels out of every block of `module`, and say which linear each belongs to."""
+    """Take the factors of channels out of every block of `module`, and say which linear each belongs to.
+
+    They stay where a hook would see the difference, and around a linear of several blocks, which can hold but one's.
+    """
     blocks = [part for part in module.modules() if isinstance(part, Block)]
-    return [absorbing for block in blocks for absorbing in _of_block(block)]
+    uses = Counter(
+        linear for block in blocks for _, first, last in _branches(block) for linear in (*first, last)
+    )
+    plain = {linear for linear, count in uses.items() if count == 1 and _is_plain(linear)}
+    return [absorbing for block in blocks for absorbing in _of_block(block, plain)]
 
 
-def _of_block(block: Block) -> Iterator[Absorbing]:
+def _branches(block: Block) -> Iterator[tuple[Join, list[nn.Linear], nn.Linear]]:
+    """Each join of a block with the linears at its branch's entry and the one at its exit."""
     for join, branch in ((block.attn_join, block.attn), (block.mlp_join, block.mlp)):
-        first, last = cast(Branch, branch).ends()
-        if all(_is_plain(linear) for linear in first):
+        yield join, *cast(Branch, branch).ends()
+
+
+def _of_block(block: Block, plain: set[nn.Linear]) -> Iterator[Absorbing]:
+    for join, first, last in _branches(block):
+        if plain.issuperset(first):
             yield from _entering(join, first)
-        if _is_plain(last):
+        if last in plain:
             yield from _leaving(join, last)
 
 
 def _is_plain(linear: nn.Linear) -> bool:
     """Whether it is a matrix in float32 and nothing else; Fixup's linears shift their input, for one."""
-    return type(linear) is nn.Linear and linear.weight.dtype == torch.float32
+    return is_bare(linear) and linear.weight.dtype == torch.float32
 
 
 def _entering(join: Join, linears: list[nn.Linear]) -> Iterator[Absorbing]:
-    if join.placement not in ("pre", "pre_post") or join.place == "input":
+    norm = cast(nn.Module, join.norm)
+    if join.placement not in ("pre", "pre_post") or join.place == "input" or has_hooks(norm):
         return
-    rest, gain, shift = split_affine(cast(nn.Module, join.norm))
+    rest, gain, shift = split_affine(norm)
     if gain is not None or shift is not None:
         join.norm = cast(Part, rest)
         for linear in linears:
@@ -71,10 +86,11 @@ def _entering(join: Join, linears: list[nn.Linear]) -> Iterator[Absorbing]:
 
 
 def _leaving(join: Join, linear: nn.Linear) -> Iterator[Absorbing]:
-    if join.placement not in ("pre", "post") or join.place != "branch":
+    scale = cast(nn.Module, join.scale)
+    if join.placement not in ("pre", "post") or join.place != "branch" or has_hooks(scale):
         return
     # A residual scale is one parameter, for each channel or for all, or none.
-    own = list(cast(nn.Module, join.scale).parameters())
+    own = list(scale.parameters())
     if own:
         join.scale = RESIDUALS.build("none", linear.out_features)
         yield Absorbing(linear, scale=own[0])

@@ -81,10 +81,17 @@ class GraphedStep:
 
 def _add(parameters: list[nn.Parameter], waiting: list[Tensor | None]) -> None:
     """Add gradients that were there before to those that have come."""
-    pairs = list(zip(parameters, waiting, strict=True))
-    added = [(p.grad, old) for p, old in pairs if p.grad is not None and old is not None]
-    if added:
-        torch._foreach_add_([new for new, _ in added], [old for _, old in added])
+    new, old = [], []
+    for parameter, gradient in zip(parameters, waiting, strict=True):
+        if gradient is None:
+            continue
+        if parameter.grad is None:
+            parameter.grad = gradient
+        else:
+            new.append(parameter.grad)
+            old.append(gradient)
+    if new:
+        torch._foreach_add_(new, old)
 
 
 def launched(compute: Compute, launch: str | None, module: nn.Module, processes: int = 1) -> Compute:

@@ -30,13 +30,14 @@ PRECISIONS = ("fp32", "autocast_fp32_stream", "autocast", "bf16")
 def set_stream(model: nn.Module, precision: str) -> None:
     """Let a model's residual stream have the dtype of a policy."""
     check_name(precision, PRECISIONS, "precision", "train.precision")
-    if precision == "autocast_fp32_stream":
-        if not isinstance(model, ViT):
-            raise ConfigError(
-                "train.precision='autocast_fp32_stream' is for fathoms models; use 'autocast', where timm's "
-                "models keep a float32 stream anyway"
-            )
-        model.stream_dtype = torch.float32
+    wide = precision == "autocast_fp32_stream"
+    if isinstance(model, ViT):
+        model.stream_dtype = torch.float32 if wide else None
+    elif wide:
+        raise ConfigError(
+            "train.precision='autocast_fp32_stream' is for fathoms models; use 'autocast', where timm's "
+            "models keep a float32 stream anyway"
+        )
 
 
 def compile_blocks(model: nn.Module, **options: Any) -> None:

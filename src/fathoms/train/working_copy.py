@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fathoms.parts.layers import has_hooks, is_bare
 from fathoms.parts.mlp import BiasedGelu, GeluMLP
 from fathoms.train.absorb import Absorbing, Stack, take_factors
 
@@ -83,7 +84,9 @@ class WorkingCopy:
 def _move_biases(module: nn.Module) -> None:
     """Let GELUs add the biases of the linears in front of them."""
     for mlp in module.modules():
-        if not isinstance(mlp, GeluMLP) or type(mlp.fc1) is not nn.Linear or type(mlp.act) is not nn.GELU:
+        if not isinstance(mlp, GeluMLP) or not is_bare(mlp.fc1):
+            continue
+        if type(mlp.act) is not nn.GELU or mlp.act.approximate != "none" or has_hooks(mlp.act):
             continue
         mlp.act = BiasedGelu(mlp.fc1.bias)
         mlp.fc1.register_parameter("bias", None)
@@ -91,10 +94,14 @@ def _move_biases(module: nn.Module) -> None:
 
 def _add_gradients(given: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Give parameters their gradients, or add to those they have."""
-    old, new = [], []
+    # A factor of several linears has a gradient from each. A GPU adds all pairs of a list at once, and of two that
+    # add to one tensor it would lose one: so each parameter stands in the list once.
+    sums: dict[Tensor, Tensor] = {}
     for parameter, gradient in given:
-        if not parameter.requires_grad:
-            continue
+        if parameter.requires_grad:
+            sums[parameter] = sums[parameter] + gradient if parameter in sums else gradient
+    old, new = [], []
+    for parameter, gradient in sums.items():
         if parameter.grad is None:
             parameter.grad = gradient
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -27,13 +28,22 @@ def launch_options(warps: int, stages: int) -> dict[str, Any]:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **compiled: Any) -> None:
-    """Start a kernel; to a type checker its parameters are the ones seen on the device."""
-    kernel[grid](*arguments, **compiled)
+    """Start a kernel where its first tensor is; to a type checker its parameters are the ones seen on the device."""
+    # A grid without programs cannot be started.
+    if math.prod(grid) == 0:
+        return
+    # Triton starts kernels on the current device, and that may be another one.
+    with torch.cuda.device_of(arguments[0]):
+        kernel[grid](*arguments, **compiled)
 
 
 def rows(x: Tensor) -> Tensor:
-    """`x` with its channels next to each other; views of a packed qkv tensor are taken as they are."""
-    return x if x.stride(3) == 1 else x.contiguous()
+    """`x` with its channels next to each other; views of a packed qkv tensor are taken as they are.
+
+    Kernels find the place of an image in 64 bits and the places in it in 32: an image that lies wider apart is copied.
+    """
+    reach = sum((size - 1) * stride for size, stride in zip(x.shape[1:], x.stride()[1:], strict=True))
+    return x if x.stride(3) == 1 and reach < 2**31 else x.contiguous()
 
 
 def empty_like_rows(q: Tensor) -> Tensor:
@@ -45,7 +55,7 @@ def empty_like_rows(q: Tensor) -> Tensor:
 def empty_gradients(q: Tensor, logit_weight: Tensor, prob_weight: Tensor) -> tuple[Tensor, ...]:
     """Room for the gradients of q, k, v and both mixing matrices, for tracing."""
     dq, dk, dv = (empty_like_rows(q) for _ in range(3))
-    return dq, dk, dv, torch.empty_like(logit_weight), torch.empty_like(prob_weight)
+    return dq, dk, dv, *(weight.new_empty(weight.shape) for weight in (logit_weight, prob_weight))
 
 
 def bias_gradients(

@@ -97,9 +97,6 @@ def _launch(
 ) -> None:
     tile, channels = TILES[name], x.shape[-1]
     programs = _strips(x, tile) * triton.cdiv(channels, tile.columns)
-    # A grid without programs cannot be started.
-    if programs == 0:
-        return
     launch(
         kernel, (programs,), *pointers, math.prod(x.shape[:-1]), channels,
         STRIP=tile.strip, R=tile.rows, C=tile.columns, STAGES=tile.stages, BIASED=biased,

@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
+from fathoms.ops.dispatch import MAX_PROGRAMS
 from fathoms.ops.triton.around import (
     bias_gradients,
     compile_options,
@@ -151,9 +152,10 @@ def _pitch(tokens: int) -> int:
 
 
 def _images(q: Tensor) -> int:
-    """Images whose maps fit in the scratch; at least one."""
+    """Images whose maps fit in the scratch and in a grid; at least one."""
     batch, heads, tokens, _ = q.shape
-    return min(batch, max(1, SCRATCH // (heads * tokens * _pitch(tokens) * q.element_size())))
+    fitting = SCRATCH // max(1, heads * tokens * _pitch(tokens) * q.element_size())
+    return max(1, min(batch, fitting, MAX_PROGRAMS))
 
 
 def _scratch(q: Tensor, maps: int) -> Tensor:
@@ -163,7 +165,8 @@ def _scratch(q: Tensor, maps: int) -> Tensor:
 
 def _parts(q: Tensor) -> Iterator[slice]:
     images = _images(q)
-    for first in range(0, q.shape[0], images):
+    # A batch without images is one part without images.
+    for first in range(0, max(1, q.shape[0]), images):
         yield slice(first, min(first + images, q.shape[0]))
 
 
