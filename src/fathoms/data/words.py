@@ -14,6 +14,10 @@ from torch import Tensor
 
 def as_words(pixels: UInt8[Tensor, "*shape 3"]) -> Int32[Tensor, "*shape"]:
     """RGB bytes, innermost, as words; the fourth byte is zero."""
+    if torch.compiler.is_compiling():
+        # The compiler lays tensors out as it likes, and bytes that are far apart cannot be seen as words.
+        red, green, blue = pixels.to(torch.int32).unbind(-1)
+        return red | green << 8 | blue << 16
     out = torch.zeros((*pixels.shape[:-1], 4), dtype=torch.uint8, device=pixels.device)
     out[..., :3] = pixels
     return out.view(torch.int32).squeeze(-1)
@@ -21,6 +25,8 @@ def as_words(pixels: UInt8[Tensor, "*shape 3"]) -> Int32[Tensor, "*shape"]:
 
 def word_planes(words: Int32[Tensor, "*shape"]) -> UInt8[Tensor, "3 *shape"]:
     """Red, green and blue of words, as planes; nothing is copied."""
+    if torch.compiler.is_compiling():
+        return torch.stack([words >> shift & 255 for shift in (0, 8, 16)]).to(torch.uint8)
     return words.unsqueeze(-1).view(torch.uint8).movedim(-1, 0)[:3]
 
 

@@ -113,7 +113,8 @@ def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:
         return ResidentLoader(source, plan, size, crop, augment, world.device)
     where = "device" if world.device.type == "cuda" else "worker"
     view = TrainView(size, crop, seed, where)
-    return Loader(source, plan, view, augment, LoaderOptions(workers=job.run.workers), world.device)
+    workers = LoaderOptions(job.run.workers, job.run.worker_kind)
+    return Loader(source, plan, view, augment, workers, world.device)
 
 
 def augment_options(recipe: Recipe) -> AugmentOptions:

@@ -30,7 +30,9 @@ class RunOptions:
     device: str = "auto"
     """auto, cpu or cuda."""
     workers: int = 0
-    """Decoding threads; 0: one per core."""
+    """How many decode pictures; 0: one per core."""
+    worker_kind: Literal["auto", "threads", "processes"] = "auto"
+    """Who decodes; auto: processes for training on a GPU, since threads would slow the loop down, else threads."""
     resume: Literal["auto", "never"] = "auto"
     """Go on where the same command left off, or refuse to touch an old run."""
     allow_change: tuple[str, ...] | None = None
