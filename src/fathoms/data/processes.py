@@ -8,6 +8,7 @@ names is there at once, and they decode into shared memory, so that no pixel is 
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 import os
 import signal
@@ -242,6 +243,8 @@ def _serve(
     try:
         for number in _NOT_OURS:
             signal.signal(number, signal.SIG_IGN)
+        # What the parent has on a GPU is not to be freed here.
+        gc.freeze()
         # The parent's other threads are not here, and with them those that torch would wait for.
         torch.set_num_threads(1)
         give_way()
