@@ -9,8 +9,19 @@ from __future__ import annotations
 
 import argparse
 
+import numpy as np
 import torch
 
+from fathoms.data.augment.apply import COLOUR
+from fathoms.data.augment.erase import draw_rectangles
+from fathoms.data.augment.finish import Erasing, Finish
+from fathoms.data.augment.geometry import PLANE
+from fathoms.data.augment.mix import MixOptions, draw_mixture
+from fathoms.data.augment.policy import Layer
+from fathoms.data.augment.tables import FACTOR_LINES, PICTURE_TABLES
+from fathoms.data.counter import generator, sample_keys
+from fathoms.data.forms import choose_forms
+from fathoms.data.places import Places
 from fathoms.ops.gelu import bias_gelu
 from fathoms.ops.talking_heads import talking_heads
 
@@ -43,7 +54,33 @@ def main() -> None:
             bias = torch.randn(shape[-1], device="cuda", requires_grad=True)
             bias_gelu(x, bias, impl="triton").sum().backward()
             print(f"bias_gelu {shape} {dtype}", flush=True)
+    pictures()
     torch.cuda.synchronize()
+
+
+def pictures() -> None:
+    """The kernels for pictures at odd sizes: boxes that reach outside, every operation, erasing and mixing."""
+    device, rng = torch.device("cuda"), np.random.default_rng(0)
+    forms = choose_forms("triton", device)
+    sides, keys = np.array([[37, 53], [1, 9], [130, 20]]), sample_keys(0, 0, "policy", np.arange(3))
+    area = sides.prod(1)
+    box = np.array([[-3, 4, 40, 60], [0, 0, 1, 9], [5, -2, 90, 30]])
+    flags = np.array([True, False, True])
+    places = Places(np.cumsum(area) - area, sides[:, 1], sides, box, flags, ~flags)
+    words = torch.randint(0, 2**24, (int(area.sum()),), dtype=torch.int32, device=device)
+    fill = torch.zeros(3, dtype=torch.uint8, device=device)
+    one = torch.ones(3, 1, 1, device=device)
+    for size in (33, 16):
+        images = forms.resize(words, places, size)
+        for kind in (*FACTOR_LINES, *PICTURE_TABLES, *PLANE, *COLOUR):
+            layer = Layer({kind: np.arange(3)}, rng.uniform(0.1, 0.4, 3), flags)
+            images = forms.layer(images, layer, fill)
+        erasing = Erasing(draw_rectangles(keys, 1.0, 2, size, size), "pixel", keys)
+        mixture = draw_mixture(
+            MixOptions(mixup=0.8, cutmix=1.0, mode="elem"), generator(0, 0, "mix"), 3, size, size
+        )
+        forms.finish(images, one, one, torch.bfloat16, Finish(erasing, mixture))
+        print(f"pictures of {size}", flush=True)
 
 
 if __name__ == "__main__":
