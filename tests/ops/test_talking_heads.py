@@ -20,7 +20,7 @@ from fathoms.ops.talking_heads import talking_heads, talking_heads_reference, wh
 pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 
 NAMES = ("q", "k", "v", "logit_weight", "logit_bias", "prob_weight", "prob_bias")
-KERNELS = ("triton", "staged")
+KERNELS = ("staged", "triton")
 # name: (B, H, N, K), dtype, scale, layout of q, k, v, with biases
 CASES = {
     "three_heads_odd_tokens": ((5, 3, 13, 16), "float32", 0.25, "packed", True),
