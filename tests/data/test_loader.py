@@ -311,6 +311,29 @@ def test_threads_end_with_the_epoch_and_torch_keeps_its_own(photo_folder):
     assert torch.get_num_threads() == before
 
 
+class Work:
+    """Stands for what a GPU was asked for: under way, or done."""
+
+    def __init__(self, under_way):
+        self.under_way = under_way
+
+    def query(self):
+        return not self.under_way
+
+
+@pytest.mark.parametrize("under_way", [True, False])
+def test_waiting_counts_only_while_the_device_has_nothing_to_do(photo_folder, monkeypatch, under_way):
+    loader = train_loader(open_source(photo_folder), workers=1)
+    read = type(loader.source).read
+    monkeypatch.setattr(
+        type(loader.source), "read", lambda source, index: time.sleep(0.01) or read(source, index)
+    )
+    monkeypatch.setattr(loader._sender, "asked", lambda: Work(under_way))
+    assert len(list(loader.epoch(0))) == 6
+    # 48 files of 0.01 s each, by one worker.
+    assert loader.stats.waited < 0.1 if under_way else loader.stats.waited > 0.3
+
+
 def test_small_batches_make_small_tasks_so_that_every_worker_has_one(photo_folder, monkeypatch):
     sizes, decode = [], Decoding.__call__
     monkeypatch.setattr(

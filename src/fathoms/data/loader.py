@@ -186,11 +186,14 @@ class Loader:
                         own = refs.part(part * chunk_size, (part + 1) * chunk_size)
                         crew.submit(submitted * parts + part, Task(own, epoch, self.view))
                     submitted += 1
-                began = time.perf_counter()
+                began, asked_before = time.perf_counter(), self._sender.asked()
                 while left[step]:
                     number, chunk = crew.take()
                     waiting[number // parts][number % parts] = chunk
                     left[number // parts] -= 1
+                    if asked_before is not None and not asked_before.query():
+                        # The device still has work, so nothing is lost yet.
+                        began = time.perf_counter()
                 self.stats.waited += time.perf_counter() - began
                 chunks = [chunk for chunk in waiting.pop(step) if chunk is not None]
                 refs = plans.pop(step)

@@ -15,6 +15,14 @@ class Sender:
         self.sent: torch.cuda.Event | None = None
         """What the device comes to when it has read all that was given to it so far; None on a CPU."""
 
+    def asked(self) -> torch.cuda.Event | None:
+        """What a GPU comes to when it has done all that it was asked for until now; None on a CPU, which has."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
     def send(self, parts: list[Tensor]) -> Tensor:
         """The parts as one tensor on the device; on a CPU a copy, too."""
         if self._stream is None:

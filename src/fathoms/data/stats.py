@@ -15,7 +15,7 @@ class LoaderStats:
 
     images: int = 0
     waited: float = 0.0
-    """Seconds the consumer stood still for data."""
+    """Seconds the consumer stood still for data; where it uses a GPU, those in which that had nothing to do."""
     elapsed: float = 0.0
     """Seconds since the first batch was asked for, waiting and working."""
     bad: dict[str, str] = field(default_factory=dict)
