@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import mmap
 import os
+import pickle
 import signal
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
@@ -45,7 +47,8 @@ class Reporter:
 
     def begin(self, item: str) -> None:
         """Note the file the worker turns to now."""
-        data = np.frombuffer(item.encode()[-1008:], np.uint8)
+        # The name of a file need not be text.
+        data = np.frombuffer(item.encode(errors="backslashreplace")[-1008:], np.uint8)
         self._status["item"][0, : len(data)] = data
         self._status["length"], self._status["since"] = len(data), time.monotonic()
 
@@ -55,9 +58,9 @@ class Reporter:
         return bytes(self._status["item"][0, : int(self._status["length"][0])]).decode(errors="replace")
 
     @property
-    def spent(self) -> float:
-        """Seconds since it began with that file."""
-        return time.monotonic() - float(self._status["since"][0])
+    def since(self) -> float:
+        """When it began with that file; all processes share this clock."""
+        return float(self._status["since"][0])
 
 
 @dataclass
@@ -69,6 +72,18 @@ class _Child:
     pipe: Connection
     tasks: deque[tuple[int, Any, int]] = field(default_factory=deque)
     ended: bool = False
+    given: float = 0.0
+    """When the first of its tasks came to be the first."""
+
+    def add(self, entry: tuple[int, Any, int]) -> None:
+        """Note a task that it is sent."""
+        self.given = self.given if self.tasks else time.monotonic()
+        self.tasks.append(entry)
+
+    def done(self) -> int:
+        """Note that the first of its tasks is done; its slot."""
+        self.given = time.monotonic()
+        return self.tasks.popleft()[2]
 
     def trouble(self, timeout: float) -> str:
         """What is wrong with it; empty if nothing is."""
@@ -76,8 +91,10 @@ class _Child:
         self._look()
         if self.ended:
             return f"{self.reporter.name} died {where}"
-        if self.tasks and self.reporter.item and self.reporter.spent > timeout:
-            return f"{self.reporter.name} has hung for {self.reporter.spent:.1f} s {where}"
+        # One that is stopped between two files tells of none. A result that lies in the pipe says more than silence.
+        spent = time.monotonic() - max(self.given, self.reporter.since)
+        if self.tasks and spent > timeout and not self.pipe.poll():
+            return f"{self.reporter.name} has hung for {spent:.1f} s {where}"
         return ""
 
     def _look(self, how: int = os.WNOHANG) -> None:
@@ -127,28 +144,48 @@ class ProcessPool:
         self._slots: dict[int, int] = {}
         self._backlog: deque[tuple[int, Any, int]] = deque()
         self._accidents = 0
-        self.children = [self._fork(f"data-worker-{number}") for number in range(count)]
+        self.children: list[_Child] = []
+        # Before the first is begun: if there cannot be as many as are wanted, none may be left.
         self._end = weakref.finalize(self, _end, self.children, arena)
+        for number in range(count):
+            self.children.append(self._fork(f"data-worker-{number}"))
 
     def _fork(self, name: str) -> _Child:
         reporter, (ours, theirs) = Reporter(name), Pipe()
         parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            _serve(self._work, reporter, theirs, self.arena, parent)
+        # An interrupt of the child before it can refuse it would send it down its parent's way.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_OURS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _serve(self._work, reporter, theirs, self.arena, parent)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         return _Child(reporter, pid, ours)
 
     def submit(self, number: int, task: Any) -> None:
         """Hand in a task; waits for a slot if none is free."""
-        while not self._free:
-            event, slots = self._busy.popleft()
-            if event is not None:
-                event.synchronize()
-            self._free.extend(slots)
-        self._slots[number] = self._free.popleft()
-        self._backlog.append((number, task, self._slots[number]))
-        self._deal()
+        with self._in_one_piece():
+            while not self._free:
+                event, slots = self._busy.popleft()
+                if event is not None:
+                    event.synchronize()
+                self._free.extend(slots)
+            self._slots[number] = self._free.popleft()
+            self._backlog.append((number, task, self._slots[number]))
+            self._deal()
+
+    @contextlib.contextmanager
+    def _in_one_piece(self) -> Iterator[None]:
+        """What is cut short in here may have left half a message in a pipe: it ends the pool."""
+        if self.closed:
+            raise LoaderError("loader: its processes have ended; begin the epoch again")
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def _deal(self) -> None:
         """Hand out tasks, few to each: a pipe that is full in both directions would be waited for at both ends."""
@@ -159,30 +196,33 @@ class ProcessPool:
             self._send(child, self._backlog.popleft())
 
     def _send(self, child: _Child, entry: tuple[int, Any, int]) -> None:
-        child.tasks.append(entry)
+        child.add(entry)
         # One that is dead is found out by the watch, which gives its tasks to another.
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(ConnectionError):
             child.pipe.send(entry)
 
     def take(self) -> tuple[int, Any, int]:
         """Wait for the next finished task; a process that died or hangs is noticed within its time."""
-        number, result, error, slot = self._receive()
+        with self._in_one_piece():
+            number, result, error, slot = self._receive()
         if error is not None:
             raise error
         return number, result, slot
 
-    def _receive(self) -> tuple[int, Any, FathomsError | None, int]:
-        while True:
+    def _receive(self, until: float = math.inf) -> tuple[int, Any, FathomsError | None, int]:
+        while time.monotonic() < until:
             for pipe in wait([child.pipe for child in self.children], LOOK_EVERY):
                 child = next(child for child in self.children if child.pipe is pipe)
                 try:
                     number, result, error = child.pipe.recv()
-                except (EOFError, ConnectionResetError):
+                # It ended, perhaps in the middle of a message.
+                except (EOFError, OSError):
                     break
-                slot = child.tasks.popleft()[2]
+                slot = child.done()
                 self._deal()
                 return number, result, error, slot
             self._watch()
+        raise TimeoutError
 
     def _watch(self) -> None:
         for place, child in enumerate(self.children):
@@ -205,14 +245,10 @@ class ProcessPool:
     def finish(self) -> None:
         """Wait for what is under way, of an epoch that was left early; what takes long or fails ends the pool."""
         self._backlog.clear()
-        deadline = time.monotonic() + _PATIENCE
-        try:
-            while any(child.tasks for child in self.children) and time.monotonic() < deadline:
-                self._receive()
-        except LoaderError:
-            self.close()
-        if any(child.tasks for child in self.children):
-            self.close()
+        until = time.monotonic() + _PATIENCE
+        with contextlib.suppress(LoaderError, TimeoutError), self._in_one_piece():
+            while any(child.tasks for child in self.children):
+                self._receive(until)
         self.reuse(list(self._slots), None)
         self._accidents = 0
 
@@ -243,6 +279,7 @@ def _serve(
     try:
         for number in _NOT_OURS:
             signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NOT_OURS)
         # What the parent has on a GPU is not to be freed here.
         gc.freeze()
         # The parent's other threads are not here, and with them those that torch would wait for.
@@ -257,10 +294,19 @@ def _serve(
             try:
                 message = (number, work(task, worker, arena.make(slot)), None)
             except FathomsError as failure:
-                message = (number, None, failure)
+                message = (number, None, _sendable(failure))
             except Exception as failure:
                 message = (number, None, at_a_file(worker.name, worker.item, failure))
-            pipe.send(message)
             worker.begin("")
+            pipe.send(message)
     finally:
         os._exit(0)
+
+
+def _sendable(error: FathomsError) -> FathomsError:
+    """The error, or what it says: one that is not made of its message alone may not arrive."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return LoaderError(str(error))
+    return error
