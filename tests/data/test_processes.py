@@ -95,6 +95,44 @@ def test_evaluation_hands_out_the_same_pixels(photo_folder):
     assert torch.equal(*batches)
 
 
+@pytest.mark.parametrize("kind", ["processes", "threads"])
+def test_epochs_that_are_open_at_once_do_not_meet(photo_folder, kind):
+    source = open_source(photo_folder)
+    loader, other = train_loader(source, kind), train_loader(source, "threads")
+    first = loader.epoch(0)
+    begun = [next(first)]
+    # The second begins while the first stands still, and ends before it; the third begins in the middle of it.
+    assert same(loader.epoch(1), other.epoch(1))
+    third = loader.epoch(2)
+    begun_third = [next(third)]
+    assert same([*begun, *first], other.epoch(0))
+    assert same([*begun_third, *third], other.epoch(2))
+    assert same(loader.epoch(3), other.epoch(3))
+
+
+@pytest.mark.parametrize("resize_on", ["worker", "device"])
+@pytest.mark.parametrize("kind", ["processes", "threads"])
+def test_another_size_is_handed_out_from_the_next_epoch_on(photo_folder, kind, resize_on):
+    loader = train_loader(open_source(photo_folder), kind, resize_on=resize_on)
+    batches = loader.epoch(0)
+    sizes = [next(batches).images.shape[-1]]
+    loader.set_size(64)
+    sizes += [batch.images.shape[-1] for batch in batches]
+    assert sizes == [32] * 6
+    assert next(loader.epoch(1)).images.shape[-1] == 64
+
+
+def test_a_loader_that_is_closed_in_the_middle_says_so(photo_folder):
+    source = open_source(photo_folder)
+    loader = train_loader(source)
+    batches = loader.epoch(0)
+    next(batches)
+    loader.close()
+    with pytest.raises(LoaderError, match="have ended"):
+        list(batches)
+    assert same(loader.epoch(1), train_loader(source, "threads").epoch(1))
+
+
 def test_larger_pictures_get_more_memory(photo_folder):
     source = open_source(photo_folder)
     apart, threads = train_loader(source), train_loader(source, "threads")

@@ -130,3 +130,37 @@ def test_an_epoch_is_cut_into_chunks_of_nearly_one_size(source, monkeypatch):
     assert whole._chunks(5) == []
     assert len(list(whole.epoch(0))) == 5
     assert list(whole.epoch(0, start=5)) == []
+
+
+class Failing(Watched):
+    """One that fails once, in the piece of a chunk that is begun ahead."""
+
+    left = 1
+
+    def _pieces(self, epoch, steps):
+        pieces = super()._pieces(epoch, steps)
+        if steps.start == 0:
+            return (yield from pieces)
+        yield
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("out of memory")
+        return (yield from pieces)
+
+
+def test_a_chunk_that_failed_half_way_is_made_again(source):
+    usual = loader(source)
+    failing = Failing(source, usual.plan, usual.size, usual.crop, usual.augment)
+    batches = failing.epoch(0)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        list(batches)
+    for batch, other in zip(failing.epoch(0, start=2), usual.epoch(0, start=2), strict=True):
+        assert torch.equal(batch.images, other.images)
+
+
+def test_time_spent_on_pieces_counts_as_waiting(source):
+    usual = loader(source)
+    watched = Watched(source, usual.plan, usual.size, usual.crop, usual.augment)
+    assert len(list(watched.epoch(0))) == 5
+    # Nobody works between the steps, so all the time there is goes into making batches.
+    assert watched.stats.wait_share > 0.9

@@ -12,7 +12,7 @@ class Ahead(Generic[T]):
     """A generator whose result is wanted later: each `next` is a piece of it, its return value the result.
 
     Args:
-        key: what the result is of; one that was begun for something else is no use.
+        key: what the result is of; one that was begun for something else is no use. None after an error.
         pieces: the work.
     """
 
@@ -29,6 +29,10 @@ class Ahead(Generic[T]):
             next(self._pieces)
         except StopIteration as end:
             self._result.append(end.value)
+        except BaseException:
+            # A generator that raised is over, and would seem to have made None.
+            self.key = None
+            raise
         return not self._result
 
     def finish(self) -> T:

@@ -129,6 +129,8 @@ class Processes:
             return dataclasses.replace(chunk, images=None, pixels=None), shapes, bad
 
         self._stats, self._allowed = stats, allowed
+        self.busy = False
+        """Whether an epoch has them; it gives them back with `finish`."""
         self._pool = ProcessPool(work, count, timeout, stats.note_accident, Arena(slots, room, pin), slots)
 
     def submit(self, number: int, task: Task) -> None:
@@ -150,6 +152,7 @@ class Processes:
     def finish(self) -> None:
         """Take what is under way; the processes stay for the next epoch."""
         self._pool.finish()
+        self.busy = False
 
     @property
     def closed(self) -> bool:

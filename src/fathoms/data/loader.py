@@ -148,10 +148,14 @@ class Loader:
             return Threads(*usual)
         # Steps that are prepared, the one that is put together, and one whose pixels are still on their way.
         slots, room = (options.prefetch + 2) * parts, chunk * most_bytes(self.view.size)
+        if self._processes is not None and self._processes[1].busy:
+            # An epoch that is still open keeps its own: results of two must not meet in one pool.
+            self._processes = None
         kept = self._processes
         if kept is None or kept[0] != (slots, room) or kept[1].closed:
             self.close()
             kept = self._processes = ((slots, room), Processes(*usual, slots, room))
+        kept[1].busy = True
         return kept[1]
 
     def close(self) -> None:
@@ -173,7 +177,7 @@ class Loader:
         # tasks, so that there is one for every worker.
         chunk_size = min(CHUNK, -(-self.plan.batch_size * self.options.prefetch // self.options.count))
         parts = -(-self.plan.batch_size // chunk_size)
-        crew, submitted = self._gather_crew(chunk_size, parts), start
+        crew, submitted, view = self._gather_crew(chunk_size, parts), start, self.view
         asked = time.perf_counter()
         try:
             for step in range(start, self.steps):
@@ -184,7 +188,7 @@ class Loader:
                     waiting[submitted] = [None for _ in range(count)]
                     for part in range(count):
                         own = refs.part(part * chunk_size, (part + 1) * chunk_size)
-                        crew.submit(submitted * parts + part, Task(own, epoch, self.view))
+                        crew.submit(submitted * parts + part, Task(own, epoch, view))
                     submitted += 1
                 began, asked_before = time.perf_counter(), self._sender.asked()
                 while left[step]:
@@ -198,7 +202,7 @@ class Loader:
                 chunks = [chunk for chunk in waiting.pop(step) if chunk is not None]
                 refs = plans.pop(step)
                 del left[step]
-                batch = self._assemble(chunks, refs, epoch, step)
+                batch = self._assemble(chunks, refs, epoch, step, view.size)
                 crew.reuse(range(step * parts, step * parts + len(chunks)), self._sender.sent)
                 self.stats.images += len(refs)
                 yield batch
@@ -208,8 +212,8 @@ class Loader:
         finally:
             crew.finish()
 
-    def _assemble(self, chunks: list[Chunk], refs: Refs, epoch: int, step: int) -> Batch:
-        images = self._images(chunks)
+    def _assemble(self, chunks: list[Chunk], refs: Refs, epoch: int, step: int, size: int) -> Batch:
+        images = self._images(chunks, size)
         labels = torch.from_numpy(np.concatenate([chunk.labels for chunk in chunks]))
         labels = labels.to(self.device, non_blocking=True)
         ids = torch.from_numpy(refs.index.astype(np.int64))
@@ -220,7 +224,7 @@ class Loader:
         images, targets = self.augment.finish(images, labels, refs, epoch, step, self.plan.global_batch)
         return Batch(images, labels, ids, epoch, step, targets)
 
-    def _images(self, chunks: list[Chunk]) -> Tensor:
+    def _images(self, chunks: list[Chunk], size: int) -> Tensor:
         ready = [chunk.images for chunk in chunks if chunk.images is not None]
         if ready:
             return self._sender.send(ready)
@@ -235,4 +239,4 @@ class Loader:
                 for name in ("pitch", "size", "box", "flip", "cubic")
             ),
         )
-        return self._forms.resize(as_words(self._sender.send(pixels)), joined, self.view.size)
+        return self._forms.resize(as_words(self._sender.send(pixels)), joined, size)
