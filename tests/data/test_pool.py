@@ -185,3 +185,25 @@ def test_an_interrupt_at_birth_does_not_send_a_child_down_its_parents_way(monkey
         assert sorted(pool.take()[1] for _ in range(4)) == [0, 1, 2, 3]
         assert not pool.told
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_process_its_parent_never_knew_of_ends(monkeypatch):
+    fork, pids = os.fork, []
+
+    def noted():
+        pids.append(fork())
+        return pids[-1]
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fork", noted)
+    monkeypatch.setattr("fathoms.data.processes._Child", interrupted)
+    with pytest.raises(KeyboardInterrupt), pool_of():
+        pass
+    gc.collect()
+    deadline, ended = time.monotonic() + 5, 0
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.05)
+        ended = os.waitpid(pids[0], os.WNOHANG)[0]
+    assert ended == pids[0]

@@ -158,6 +158,8 @@ class ProcessPool:
         try:
             pid = os.fork()
             if pid == 0:
+                # So that it sees the other end close, even where its parent was interrupted before it knew of it.
+                ours.close()
                 _serve(self._work, reporter, theirs, self.arena, parent)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
