@@ -11,9 +11,10 @@ import time
 import pytest
 
 from fathoms.data.arena import Arena
+from fathoms.data.child import Reporter
 from fathoms.data.errors import DataError, LoaderError
 from fathoms.data.loader import CAN_FORK
-from fathoms.data.processes import ProcessPool, Reporter
+from fathoms.data.processes import ProcessPool
 
 pytestmark = [
     pytest.mark.skipif(not CAN_FORK, reason="processes are forked, which is for Linux"),
@@ -198,7 +199,7 @@ def test_a_process_its_parent_never_knew_of_ends(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "fork", noted)
-    monkeypatch.setattr("fathoms.data.processes._Child", interrupted)
+    monkeypatch.setattr("fathoms.data.processes.Child", interrupted)
     with pytest.raises(KeyboardInterrupt), pool_of():
         pass
     gc.collect()

@@ -11,9 +11,10 @@ import torch
 
 from fathoms.data.arena import Arena, Make, make_room
 from fathoms.data.augment.pipeline import Augment
+from fathoms.data.child import Reporter
 from fathoms.data.decode import Decoder
 from fathoms.data.plan import Refs
-from fathoms.data.processes import ProcessPool, Reporter
+from fathoms.data.processes import ProcessPool
 from fathoms.data.reader import Reader
 from fathoms.data.sources.base import Source
 from fathoms.data.stats import LoaderStats

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-import mmap
 import os
 import pickle
 import signal
@@ -18,100 +17,21 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
 from fathoms.data.arena import Arena, Make
+from fathoms.data.child import Child, Reporter
 from fathoms.data.errors import LoaderError
 from fathoms.data.workers import LOOK_EVERY, at_a_file, give_way, lost_again, replacing
 from fathoms.errors import FathomsError
 
-# What a process tells of itself: when it began with a file, and the end of that file's name.
-_STATUS = np.dtype([("since", np.float64), ("length", np.int64), ("item", np.uint8, 1008)])
 # Signals that a scheduler sends to all processes of a job: the loop decides what they mean.
 _NOT_OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 # Tasks that a process holds at most, and seconds that an epoch which was left is waited for.
 _TASKS_AHEAD, _PATIENCE = 4, 2.0
-
-
-class Reporter:
-    """What a worker is doing: written by it, read by the watch of another process."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._status = np.frombuffer(mmap.mmap(-1, _STATUS.itemsize), _STATUS)
-
-    def begin(self, item: str) -> None:
-        """Note the file the worker turns to now."""
-        # The name of a file need not be text.
-        data = np.frombuffer(item.encode(errors="backslashreplace")[-1008:], np.uint8)
-        self._status["item"][0, : len(data)] = data
-        self._status["length"], self._status["since"] = len(data), time.monotonic()
-
-    @property
-    def item(self) -> str:
-        """The file it is at; empty between files."""
-        return bytes(self._status["item"][0, : int(self._status["length"][0])]).decode(errors="replace")
-
-    @property
-    def since(self) -> float:
-        """When it began with that file; all processes share this clock."""
-        return float(self._status["since"][0])
-
-
-@dataclass
-class _Child:
-    """One process as its parent sees it, and the tasks it has not done yet."""
-
-    reporter: Reporter
-    pid: int
-    pipe: Connection
-    tasks: deque[tuple[int, Any, int]] = field(default_factory=deque)
-    ended: bool = False
-    given: float = 0.0
-    """When the first of its tasks came to be the first."""
-
-    def add(self, entry: tuple[int, Any, int]) -> None:
-        """Note a task that it is sent."""
-        self.given = self.given if self.tasks else time.monotonic()
-        self.tasks.append(entry)
-
-    def done(self) -> int:
-        """Note that the first of its tasks is done; its slot."""
-        self.given = time.monotonic()
-        return self.tasks.popleft()[2]
-
-    def trouble(self, timeout: float) -> str:
-        """What is wrong with it; empty if nothing is."""
-        where = f"at {self.reporter.item or 'no file'}"
-        self._look()
-        if self.ended:
-            return f"{self.reporter.name} died {where}"
-        # One that is stopped between two files tells of none. A result that lies in the pipe says more than silence.
-        spent = time.monotonic() - max(self.given, self.reporter.since)
-        if self.tasks and spent > timeout and not self.pipe.poll():
-            return f"{self.reporter.name} has hung for {spent:.1f} s {where}"
-        return ""
-
-    def _look(self, how: int = os.WNOHANG) -> None:
-        # A process that has been waited for is no more, and its number may be another's.
-        if not self.ended:
-            try:
-                self.ended = os.waitpid(self.pid, how)[0] == self.pid
-            except ChildProcessError:
-                self.ended = True
-
-    def kill(self) -> None:
-        """End it, whatever it does."""
-        self.pipe.close()
-        self._look()
-        if not self.ended:
-            os.kill(self.pid, signal.SIGKILL)
-            self._look(0)
 
 
 class ProcessPool:
@@ -144,13 +64,13 @@ class ProcessPool:
         self._slots: dict[int, int] = {}
         self._backlog: deque[tuple[int, Any, int]] = deque()
         self._accidents = 0
-        self.children: list[_Child] = []
+        self.children: list[Child] = []
         # Before the first is begun: if there cannot be as many as are wanted, none may be left.
         self._end = weakref.finalize(self, _end, self.children, arena)
         for number in range(count):
             self.children.append(self._fork(f"data-worker-{number}"))
 
-    def _fork(self, name: str) -> _Child:
+    def _fork(self, name: str) -> Child:
         reporter, (ours, theirs) = Reporter(name), Pipe()
         parent = os.getpid()
         # An interrupt of the child before it can refuse it would send it down its parent's way.
@@ -164,7 +84,7 @@ class ProcessPool:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        return _Child(reporter, pid, ours)
+        return Child(reporter, pid, ours)
 
     def submit(self, number: int, task: Any) -> None:
         """Hand in a task; waits for a slot if none is free."""
@@ -197,7 +117,7 @@ class ProcessPool:
                 return
             self._send(child, self._backlog.popleft())
 
-    def _send(self, child: _Child, entry: tuple[int, Any, int]) -> None:
+    def _send(self, child: Child, entry: tuple[int, Any, int]) -> None:
         child.add(entry)
         # One that is dead is found out by the watch, which gives its tasks to another.
         with contextlib.suppress(ConnectionError):
@@ -264,7 +184,7 @@ class ProcessPool:
         self._end()
 
 
-def _end(children: list[_Child], arena: Arena) -> None:
+def _end(children: list[Child], arena: Arena) -> None:
     for child in children:
         child.kill()
     arena.close()
