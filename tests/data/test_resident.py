@@ -156,11 +156,3 @@ def test_a_chunk_that_failed_half_way_is_made_again(source):
         list(batches)
     for batch, other in zip(failing.epoch(0, start=2), usual.epoch(0, start=2), strict=True):
         assert torch.equal(batch.images, other.images)
-
-
-def test_time_spent_on_pieces_counts_as_waiting(source):
-    usual = loader(source)
-    watched = Watched(source, usual.plan, usual.size, usual.crop, usual.augment)
-    assert len(list(watched.epoch(0))) == 5
-    # Nobody works between the steps, so all the time there is goes into making batches.
-    assert watched.stats.wait_share > 0.9

@@ -137,11 +137,9 @@ class ResidentLoader:
             for batch in batches:
                 self.stats.images += len(batch)
                 yield batch
-                began = time.perf_counter()
                 if self._next is not None:
                     self._next.go_on()
                 now = time.perf_counter()
-                self.stats.waited += now - began
                 self.stats.elapsed += now - asked
                 asked = now
 
