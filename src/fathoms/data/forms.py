@@ -34,6 +34,10 @@ class Forms:
     finish: Callable[[Tensor, Tensor, Tensor, torch.dtype, Finish], Tensor]
     """As `fathoms.data.augment.finish.finish`."""
 
+    def described(self, device: torch.device) -> str:
+        """A word on it for the log; none where the workers do everything."""
+        return f"; pictures on {device} by {self.name}" if device.type != "cpu" else ""
+
 
 @functools.cache
 def choose_forms(kernels: str, device: torch.device) -> Forms:

@@ -121,11 +121,8 @@ class Loader:
         return (
             f"data: {self.source.kind} {self.source.split}, {len(self.source)} images, "
             f"{len(self.source.classes)} classes; decoder in use: {self.decoder.name} ({self.decoder.reason}); "
-            f"{self.options.count} {self.kind}; resize on the {where}{self._described_forms()}"
+            f"{self.options.count} {self.kind}; resize on the {where}{self._forms.described(self.device)}"
         )
-
-    def _described_forms(self) -> str:
-        return f"; pictures on {self.device} by {self._forms.name}" if self.device.type != "cpu" else ""
 
     def advice(self) -> str:
         """What to do if the consumer waits for data; empty if it does not."""

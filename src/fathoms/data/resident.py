@@ -110,11 +110,9 @@ class ResidentLoader:
         """One line on what is in use, for the log."""
         return (
             f"data: {self.source.kind} {self.source.split}, {len(self.source)} images, "
-            f"{len(self.source.classes)} classes; kept on {self.device}, no decoder in use{self._described_forms()}"
+            f"{len(self.source.classes)} classes; kept on {self.device}, no decoder in use"
+            f"{self._forms.described(self.device)}"
         )
-
-    def _described_forms(self) -> str:
-        return f"; pictures by {self._forms.name}" if self.device.type != "cpu" else ""
 
     def advice(self) -> str:
         """Nothing: there is no loader to wait for."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
+from fathoms.train.gradients import add_gradients
 
 # Steps that run as they are before the first capture: they compile, choose kernels and allocate workspaces.
 WARMUP = 3
@@ -64,7 +65,8 @@ class GraphedStep:
         captured.graph.replay()
         for parameter, gradient in zip(self.parameters, captured.gradients, strict=True):
             parameter.grad = gradient
-        _add(self.parameters, waiting)
+        pairs = zip(self.parameters, waiting, strict=True)
+        add_gradients((parameter, gradient) for parameter, gradient in pairs if gradient is not None)
         return captured.outputs
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> _Capture:
@@ -77,21 +79,6 @@ class GraphedStep:
         with torch.cuda.graph(graph):
             outputs = self.compute(*static)
         return _Capture(graph, static, outputs, [parameter.grad for parameter in self.parameters])
-
-
-def _add(parameters: list[nn.Parameter], waiting: list[Tensor | None]) -> None:
-    """Add gradients that were there before to those that have come."""
-    new, old = [], []
-    for parameter, gradient in zip(parameters, waiting, strict=True):
-        if gradient is None:
-            continue
-        if parameter.grad is None:
-            parameter.grad = gradient
-        else:
-            new.append(parameter.grad)
-            old.append(gradient)
-    if new:
-        torch._foreach_add_(new, old)
 
 
 def launched(compute: Compute, launch: str | None, module: nn.Module, processes: int = 1) -> Compute:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from fathoms.parts.layers import has_hooks, is_bare
 from fathoms.parts.mlp import BiasedGelu, GeluMLP
 from fathoms.train.absorb import Absorbing, Stack, take_factors
+from fathoms.train.gradients import add_gradients
 
 
 class WorkingCopy:
@@ -66,11 +66,11 @@ class WorkingCopy:
         wide = [torch.empty_like(master) for master, _ in given]
         if given:
             torch._foreach_copy_(wide, [grad for _, grad in given])
-        _add_gradients(zip([master for master, _ in given], wide, strict=True))
+        add_gradients(zip([master for master, _ in given], wide, strict=True))
         for narrow in self.copies:
             narrow.grad = None
         for stack in self.stacks:
-            _add_gradients(stack.gradients())
+            add_gradients(stack.gradients())
 
     @torch.no_grad()
     def push_weights(self) -> None:
@@ -90,22 +90,3 @@ def _move_biases(module: nn.Module) -> None:
             continue
         mlp.act = BiasedGelu(mlp.fc1.bias)
         mlp.fc1.register_parameter("bias", None)
-
-
-def _add_gradients(given: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Give parameters their gradients, or add to those they have."""
-    # A factor of several linears has a gradient from each. A GPU adds all pairs of a list at once, and of two that
-    # add to one tensor it would lose one: so each parameter stands in the list once.
-    sums: dict[Tensor, Tensor] = {}
-    for parameter, gradient in given:
-        if parameter.requires_grad:
-            sums[parameter] = sums[parameter] + gradient if parameter in sums else gradient
-    old, new = [], []
-    for parameter, gradient in sums.items():
-        if parameter.grad is None:
-            parameter.grad = gradient
-        else:
-            old.append(parameter.grad)
-            new.append(gradient)
-    if old:
-        torch._foreach_add_(old, new)
