@@ -97,6 +97,18 @@ def test_half_precision_errs_no_more_than_the_plain_form(name, dtype, device_sum
     assert all(own[key] <= 1.2 * plain[key] for key in exact if key in own), (own, plain)
 
 
+@pytest.mark.compile
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_two_narrow_numbers_hold_a_wide_one_compiled_too(dtype):
+    a = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
+    for form in (op._halves, torch.compile(op._halves, fullgraph=True), torch.vmap(op._halves, (0, None))):
+        high, low = form(a, dtype)
+        assert high.dtype == low.dtype == dtype
+        off = (high.double() + low.double() - a.double()).abs()
+        # Below fp16's smallest normal number what is left has fewer digits.
+        assert (off <= torch.finfo(dtype).eps ** 2 * a.abs() + 2.0**-25).all()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_under_autocast_too(name):
     shape, size, biases = CASES[name]
@@ -206,6 +218,8 @@ def test_on_a_gpu_it_errs_no_more_than_the_plain_form(name, dtype, compiled):
     shape, size, biases = CASES[name]
     leaves, grad = make_inputs(shape, size, biases, dtype, "cuda")
     exact = exact_outcome(leaves, grad)
+    # Each case is compiled for itself: one function may only be compiled a few times over.
+    torch.compiler.reset()
     form = torch.compile(absorbed, fullgraph=True) if compiled else absorbed
     results = outcome(form, leaves, grad)
     assert all(value.dtype == dtype for value in results.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, get_args
 
 import torch
@@ -114,10 +115,20 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     if not _sums_wide(b):
         return a @ b.to(a.dtype)
     # Two narrow numbers hold a wide one, and twice as many rows cost nothing: what takes time is to read b.
-    high = a.to(b.dtype)
-    both = torch.cat([high, (a - high).to(b.dtype)], dim=1)
+    both = torch.cat(_halves(a, b.dtype), dim=1)
     of_high, of_low = torch.bmm(both, b, out_dtype=a.dtype).chunk(2, dim=1)
     return of_high + of_low
+
+
+def _halves(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Two numbers of a narrower dtype that make up one of float32: its first digits, and what they leave.
+
+    The digits are cut off by their bits. torch.compile keeps a rounded number unrounded for what reads it next, so
+    that `a - a.to(dtype)` is zero there.
+    """
+    spare = 23 + round(math.log2(torch.finfo(dtype).eps))
+    high = (a.detach().view(torch.int32) & -(1 << spare)).view(torch.float32)
+    return high.to(dtype), (a - high).to(dtype)
 
 
 def _sums_wide(b: Tensor) -> bool:
