@@ -294,6 +294,12 @@ def test_mode_dtype_and_trainability_are_kept():
     assert model.norm.a.requires_grad
 
 
+def test_a_norm_that_was_folded_away_is_followed_by_one_in_the_dtype_of_the_model():
+    model = nn.Sequential(nn.LayerNorm(4, elementwise_affine=False), nn.Linear(4, 4)).double()
+    swap_norms(model, "learnable_scaler")
+    assert model[0].a.dtype == torch.float64
+
+
 def test_taper_goes_from_the_old_norm_to_the_new_and_then_removes_the_old():
     model, old, new = vit(), vit(), vit()
     swap_norms(new, "learnable_scaler")

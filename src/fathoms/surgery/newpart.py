@@ -35,8 +35,11 @@ def home_of(module: nn.Module) -> dict[str, torch.device | torch.dtype]:
     return {} if tensor is None else {"device": tensor.device, "dtype": tensor.dtype}
 
 
-def build_part(site: Site, to: str) -> NewPart:
-    """The norm `to` for a site, at its own start, in the dtype and on the device of the old one."""
+def build_part(site: Site, to: str, model: nn.Module) -> NewPart:
+    """The norm `to` for a site, at its own start, in the dtype and on the device of the old one.
+
+    A norm whose gain and shift have been folded away has neither: there the model says.
+    """
     eps = getattr(site.module, "eps", None) if to in ("layernorm", "rmsnorm") else None
     # A map in the place of trained norms starts at the identity, not at the random scales of a new network.
     start = {"init": "ones"} if to == "learnable_scaler" else {}
@@ -49,7 +52,7 @@ def build_part(site: Site, to: str) -> NewPart:
     activation = getattr(site.module, "act", None)
     if site.kind in ("batchnorm", "groupnorm", "layernorm") and isinstance(activation, nn.Module):
         module = ThenActivation(module, activation)
-    part.to(**home_of(site.module))  # pyrefly: ignore
+    part.to(**(home_of(site.module) or home_of(model)))  # pyrefly: ignore
     return NewPart(part, module)
 
 

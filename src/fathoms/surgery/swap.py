@@ -60,7 +60,7 @@ def swap_norms(
     sites = _sites(model, to, only, batches)
     if how != "reset":
         _refuse_training_batchnorm(sites)
-    new = {site.name: build_part(site, to) for site in sites}
+    new = {site.name: build_part(site, to, model) for site in sites}
     if how == "keep":
         new = {site.name: carry(site, new[site.name]) for site in sites}
     errors: dict[str, float] = {}
