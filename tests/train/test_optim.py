@@ -337,17 +337,20 @@ def test_muon_is_torchs_muon_and_torchs_adamw():
     adamw = torch.optim.AdamW([{"params": outer}, {"params": plain, "weight_decay": 0.0}], weight_decay=0.05)
     for step in range(5):
         images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(step))
-        for each in (model, twin):
-            each.zero_grad()
-            each(images).square().sum().backward()
+        model.zero_grad()
+        model(images).square().sum().backward()
+        for own, parameter in named.items():
+            parameter.grad = model.get_parameter(own).grad.clone()
         rate = 0.002 / (1 + step)
         set_lr(optimizer, rate)
         set_lr(muon, rate)
         set_lr(adamw, rate)
         for each in (optimizer, muon, adamw):
             each.step()
+    taken = {id(parameter) for parameter in inner}
     for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
-        assert torch.equal(a, b), name
+        # Stacks may round otherwise; how much is in test_stacked_muon.py.
+        assert torch.allclose(a, b, atol=1e-4) if id(b) in taken else torch.equal(a, b), name
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def test_each_step_has_a_seed_of_its_own():
     assert len({step_seed(*place) for place in places}) == len(places)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "ddp_bf16", "fsdp", "fsdp_everything"])
+@pytest.mark.parametrize("kind", ["ddp", "ddp_bf16", "fsdp", "fsdp_muon", "fsdp_everything"])
 def test_two_processes_train_as_one_does(tmp_path, kind):
     """Same global batch, so the same samples in the same step; sums in another order, hence 1e-4."""
     common = [*TINY, "--output", str(tmp_path), "--crop", "whole"]
@@ -226,6 +226,8 @@ def test_two_processes_train_as_one_does(tmp_path, kind):
         common += ["--mixup", "0.4", "--cutmix", "1", "--probe-interval", "7"]
     if kind == "ddp_bf16":
         common += ["--precision", "bf16", "--residual", "layerscale", "--readout", "class_attention"]
+    if kind == "fsdp_muon":
+        common += ["--opt", "muon"]
     if kind == "fsdp_everything":
         common += ["--opt", "lamb", "--model-ema", "--model-ema-decay", "0.9", "--train-feature-decay", "0.1"]
     train(train_command.make_job(parse(train_command, "train", [*common, "--experiment", "one"])))

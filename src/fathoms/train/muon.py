@@ -10,12 +10,13 @@ from torch import Tensor
 
 from fathoms.errors import ConfigError
 from fathoms.train.gate import step_unless
+from fathoms.train.stacked_muon import StackedMuon
 
 ALGORITHMS = ("muon", "adamw")
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """torch's Muon on groups whose "algorithm" is "muon", torch's AdamW on those where it is "adamw".
+    """Muon in stacks on groups whose "algorithm" is "muon", torch's AdamW on those where it is "adamw".
 
     Both work on this optimizer's own groups and state, so that a learning rate set here acts there, and
     `state_dict` holds all of it. Muon's steps are scaled to the size of AdamW's (0.2 sqrt(max side), as in
@@ -56,7 +57,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         }
         self._parts: dict[str, torch.optim.Optimizer] = {}
         if mine["muon"]:
-            self._parts["muon"] = torch.optim.Muon(
+            self._parts["muon"] = StackedMuon(
                 mine["muon"], lr, weight_decay, momentum, adjust_lr_fn="match_rms_adamw"
             )
         if mine["adamw"]:

@@ -100,7 +100,7 @@ def muon(
     eps: float = 1e-8,
     fused: bool | None = None,
 ) -> torch.optim.Optimizer:
-    """Orthogonalised momentum for the matrices inside blocks, AdamW for the rest; both torch's."""
+    """Orthogonalised momentum for the matrices inside blocks, torch's AdamW for the rest."""
     fused = _all_on_cuda(groups) or None if fused is None else fused
     parts = split_for_muon(groups)
     return MuonWithAdamW(parts, lr=lr, momentum=momentum, betas=betas, eps=eps, fused=fused)

@@ -1,0 +1,210 @@
+"""Muon on stacks: matrices of one shape are orthogonalised together, so that a deep model needs few launches."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from fathoms.errors import ConfigError
+from fathoms.train.gate import put_back_
+
+# A stack has at most so many numbers (256 MB in bfloat16); more matrices of its shape make another one.
+LIMIT = 2**27
+
+# By the names that every torch from 2.11 on knows: how much longer than the learning rate a step on a matrix of so many rows and columns is.
+STRETCH: dict[str | None, Callable[[int, int], float]] = {
+    None: lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+    "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+}
+
+
+class Settings(NamedTuple):
+    """What the matrices of a stack share besides their shape."""
+
+    momentum: float
+    nesterov: bool
+    coefficients: tuple[float, float, float]
+    steps: int
+    eps: float
+
+
+class Matrix(NamedTuple):
+    """A parameter that moves, with the numbers that its group gives it alone."""
+
+    parameter: Tensor
+    gradient: Tensor
+    buffer: Tensor
+    kept: float
+    """What weight decay leaves of the parameter."""
+    rate: float
+
+
+class StackedMuon(torch.optim.Muon):
+    """torch's Muon, with its groups, settings and state, one stack of matrices at a time.
+
+    With G the gradient, B <- B + (1 - momentum) (G - B) and O the Newton-Schulz iterate of G + momentum (B - G)
+    in bfloat16: W <- (1 - lr * weight_decay) W - lr * stretch * O. O does not depend on a learning rate, so groups
+    that differ in it (layer decay) share stacks.
+
+    Of matrices that are spread over processes (FSDP2) each process orthogonalises its share of a stack.
+    """
+
+    # torch's word for: set `found_inf`, and where it is one a step moves nothing (see gate.py).
+    _step_supports_amp_scaling = True
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move every matrix that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        hold: Tensor | None = getattr(self, "found_inf", None)
+        go = None if hold is None else 1 - hold
+        for settings, stack in self._stacks():
+            _move(settings, stack, go)
+        return loss
+
+    def _stacks(self) -> Iterator[tuple[Settings, list[Matrix]]]:
+        """The matrices that have a gradient, those together that can be stacked."""
+        alike: dict[Any, list[Matrix]] = defaultdict(list)
+        for group in self.param_groups:
+            settings = _settings(group)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    spread = _spread(parameter)
+                    key = (settings, parameter.shape, parameter.dtype, parameter.device, spread)
+                    alike[key].append(self._matrix(group, parameter, parameter.grad))
+        for (settings, shape, *_), matrices in alike.items():
+            most = max(1, LIMIT // max(1, shape.numel()))
+            for first in range(0, len(matrices), most):
+                yield settings, matrices[first : first + most]
+
+    def _matrix(self, group: dict[str, Any], parameter: Tensor, gradient: Tensor) -> Matrix:
+        if parameter.is_complex():
+            raise ConfigError("muon: a parameter is complex; use adamw")
+        if gradient.is_sparse:
+            raise ConfigError("muon: a gradient is sparse; use adamw")
+        if _spread(gradient) != _spread(parameter):
+            raise ConfigError(
+                "muon: a gradient lies over processes otherwise than its parameter; shard both alike"
+            )
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient, memory_format=torch.preserve_format)
+        lr, stretch = group["lr"], STRETCH[group["adjust_lr_fn"]](*parameter.shape)
+        kept = 1 - lr * group["weight_decay"]
+        return Matrix(parameter, gradient, state["momentum_buffer"], kept, lr * stretch)
+
+
+def _settings(group: dict[str, Any]) -> Settings:
+    if isinstance(group["lr"], Tensor):
+        raise ConfigError("muon: a group's lr is a tensor; give a number")
+    if group["adjust_lr_fn"] not in STRETCH:
+        raise ConfigError(f"muon: adjust_lr_fn is {group['adjust_lr_fn']!r}; use one of {[*STRETCH]}")
+    coefficients = tuple(group["ns_coefficients"])
+    return Settings(group["momentum"], group["nesterov"], coefficients, group["ns_steps"], group["eps"])
+
+
+def _move(settings: Settings, stack: list[Matrix], go: Tensor | None) -> None:
+    """One step of matrices of one shape; where `go` is zero they and their momentum stay as they are."""
+    params = [_own(matrix.parameter) for matrix in stack]
+    grads = [_own(matrix.gradient) for matrix in stack]
+    buffers = [_own(matrix.buffer) for matrix in stack]
+    # New values stand beside the old ones until they are known to be wanted.
+    fresh = torch._foreach_lerp(buffers, grads, 1 - settings.momentum)
+    _put(buffers, fresh, go)
+    ahead = torch._foreach_lerp(grads, fresh, settings.momentum) if settings.nesterov else fresh
+    narrow = torch.empty((len(stack), *params[0].shape), dtype=torch.bfloat16, device=params[0].device)
+    torch._foreach_copy_(narrow.unbind(), ahead)
+    del fresh, ahead
+    update = _orthogonalized_together(narrow, stack[0].parameter, settings)
+    # As wide as the parameters and never narrower than float32, where the rate is multiplied in.
+    steps = update.to(torch.promote_types(params[0].dtype, torch.float32)).unbind()
+    torch._foreach_mul_(steps, [-matrix.rate for matrix in stack])
+    moved = torch._foreach_mul(params, [matrix.kept for matrix in stack])
+    torch._foreach_add_(moved, steps)
+    _put(params, moved, go)
+
+
+def _put(now: list[Tensor], new: Any, go: Tensor | None) -> None:
+    """Give `now` the values of `new`; where `go` is zero leave it, bit for bit."""
+    if go is None:
+        torch._foreach_copy_(now, new)
+    else:
+        put_back_(now, new, go)
+
+
+def orthogonalized(
+    stack: Float[Tensor, "n rows columns"], settings: Settings
+) -> Float[Tensor, "n rows columns"]:
+    """Each matrix with its singular values near one: X <- aX + (bA + cAA)X with A = XX', from X / |X|.
+
+    It works on the wide form of a matrix, where A is smallest.
+
+    Paper: Jordan et al. 2024, kellerjordan.github.io/posts/muon.
+    """
+    a, b, c = settings.coefficients
+    tall = stack.shape[1] > stack.shape[2]
+    x = stack.mT if tall else stack
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=settings.eps)
+    for _ in range(settings.steps):
+        gram = torch.bmm(x, x.mT)
+        inner = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, inner, x, beta=a)
+    return (x.mT if tall else x).contiguous()
+
+
+class Spread(NamedTuple):
+    """How a matrix lies over processes (FSDP2)."""
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+
+
+def _spread(parameter: Tensor) -> Spread | None:
+    """How a parameter lies over processes; None where this one has all of it."""
+    if not isinstance(parameter, DTensor):
+        return None
+    for placement in parameter.placements:
+        if type(placement) not in (Shard, Replicate):
+            raise ConfigError(f"muon: a matrix lies over processes as {placement}; shard it with fully_shard")
+    return Spread(parameter.device_mesh, parameter.placements)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process has."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _orthogonalized_together(parts: Tensor, like: Tensor, settings: Settings) -> Tensor:
+    """This process's parts of all matrices of a stack, orthogonalised.
+
+    Where `like` is spread over processes, these first trade parts, so that each has some of the matrices whole.
+    """
+    spread = _spread(like)
+    if spread is None:
+        return orthogonalized(parts, settings)
+    shape = torch.Size((len(parts), *like.shape))
+    cut = [Shard(p.dim + 1) if isinstance(p, Shard) else p for p in spread.placements]
+    dealt = [Shard(0) if isinstance(p, Shard) else p for p in spread.placements]
+    whole = _traded(parts, shape, spread.mesh, cut, dealt)
+    return _traded(orthogonalized(whole, settings), shape, spread.mesh, dealt, cut)
+
+
+def _traded(
+    own: Tensor, shape: torch.Size, mesh: DeviceMesh, before: list[Placement], after: list[Placement]
+) -> Tensor:
+    """What this process has of a tensor of `shape` once it lies over processes in another way."""
+    stride = (shape[1] * shape[2], shape[2], 1)
+    spread = DTensor.from_local(own, mesh, before, run_check=False, shape=shape, stride=stride)
+    return spread.redistribute(placements=after).to_local()
