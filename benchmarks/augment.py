@@ -107,7 +107,8 @@ def resizing(count: int, size: int, forms: Forms, device: torch.device) -> Work:
     keys, sizes = keys_of(count), np.tile(np.array([sides]), (count, 1))
     boxes, flips, cubic = draw_boxes(sizes, keys, CropOptions())
     area = sides[0] * sides[1]
-    # Few pictures serve many crops: what is read does not depend on what the pixels are.
+    # Few pictures serve many crops: what is read does not depend on what the pixels are. Every form reads the same.
+    torch.manual_seed(0)
     pixels = torch.randint(0, 2**24, (min(count, 512) * area,), dtype=torch.int32, device=device)
     offset = np.arange(count) % min(count, 512) * area
     places = Places(offset, np.full(count, sides[1]), sizes, boxes, flips, cubic)

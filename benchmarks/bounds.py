@@ -23,10 +23,12 @@ from fathoms.data.counter import generator, sample_keys
 from fathoms.data.forms import choose_forms
 from fathoms.data.places import Places
 from fathoms.ops.gelu import bias_gelu
+from fathoms.ops.mlp import KERNEL_DTYPES, gelu_mlp
 from fathoms.ops.talking_heads import talking_heads
 
 TALKING_HEADS = [("staged", (2, 8, 50, 48)), ("staged", (1, 3, 33, 24)), ("triton", (2, 4, 37, 48))]
 GELU = [(100, 37), (257, 192), (1, 1)]
+MLP = [(130, 192, 768), (3, 77, 101), (1, 1, 1)]
 DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -54,6 +56,10 @@ def main() -> None:
             bias = torch.randn(shape[-1], device="cuda", requires_grad=True)
             bias_gelu(x, bias, impl="triton").sum().backward()
             print(f"bias_gelu {shape} {dtype}", flush=True)
+        for tokens, channels, hidden in MLP if dtype in KERNEL_DTYPES else []:
+            shapes = (tokens, channels), (hidden, channels), (hidden,), (channels, hidden), (channels,)
+            gelu_mlp(*(torch.randn(*shape, device="cuda", dtype=dtype) for shape in shapes), impl="triton")
+            print(f"gelu_mlp {(tokens, channels, hidden)} {dtype}", flush=True)
     pictures()
     torch.cuda.synchronize()
 

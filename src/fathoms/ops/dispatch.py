@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,6 +35,15 @@ def why_not_triton(x: Tensor | torch.device) -> str | None:
     if device.type != "cuda" and not interpreting():
         return f"{name} is on {device.type}, not on a CUDA device"
     return None
+
+
+@functools.cache
+def device_shared_memory(device: int) -> int:
+    """Bytes of shared memory that a program may have on a CUDA device."""
+    from triton.runtime import driver
+
+    active: Any = driver.active
+    return active.utils.get_device_properties(device)["max_shared_mem"]
 
 
 def choose(op: str, impl: Impl, x: Tensor, kernels: Mapping[str, str | None]) -> str:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from fathoms.errors import ShapeError
 from fathoms.ops.autocast import product_dtype
-from fathoms.ops.dispatch import MAX_PROGRAMS, Impl, choose, why_not_triton
+from fathoms.ops.dispatch import MAX_PROGRAMS, Impl, choose, device_shared_memory, why_not_triton
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Tiles of all heads stand in registers together ("triton"), or in one product of the tensor cores ("staged").
@@ -114,15 +111,7 @@ def _shared_memory(heads: int, head_dim: int, dtype: torch.dtype, device: int) -
     """Bytes of shared memory the kernel needs for one program, and the device has."""
     from fathoms.ops.triton.talking_heads_tiles import shared_memory
 
-    return shared_memory(heads, head_dim, dtype), _device_shared_memory(device)
-
-
-@functools.cache
-def _device_shared_memory(device: int) -> int:
-    from triton.runtime import driver
-
-    active: Any = driver.active
-    return active.utils.get_device_properties(device)["max_shared_mem"]
+    return shared_memory(heads, head_dim, dtype), device_shared_memory(device)
 
 
 def _check_shapes(

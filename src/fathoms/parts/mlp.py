@@ -6,8 +6,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.ops.gelu import bias_gelu
+from fathoms.ops.mlp import gelu_mlp
 from fathoms.parts.contract import Branch
-from fathoms.parts.layers import PLAIN, Layers, linear_flops
+from fathoms.parts.layers import PLAIN, Layers, has_hooks, is_bare, linear_flops
 from fathoms.registry import Registry
 
 MLPS: Registry[Branch] = Registry("mlp")
@@ -29,7 +30,14 @@ class GeluMLP(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """Widen, bend, narrow."""
+        if self._is_plain():
+            return gelu_mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
         return self.fc2(self.act(self.fc1(x)))
+
+    def _is_plain(self) -> bool:
+        """Whether the weights say all that it does."""
+        exact = type(self.act) is nn.GELU and self.act.approximate == "none" and not has_hooks(self.act)
+        return exact and is_bare(self.fc1) and is_bare(self.fc2)
 
     def roles(self) -> list[tuple[str, Tensor]]:
         """The matrices an init rule fills."""

@@ -19,7 +19,7 @@ from fathoms.train.gate import put_back_
 # A stack has at most so many numbers (256 MB in bfloat16); more matrices of its shape make another one.
 LIMIT = 2**27
 
-# By the names that every torch from 2.11 on knows: how much longer than the learning rate a step on a matrix of so many rows and columns is.
+# By the names that every torch from 2.11 on knows: the length of a step on rows x columns, in learning rates.
 STRETCH: dict[str | None, Callable[[int, int], float]] = {
     None: lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),

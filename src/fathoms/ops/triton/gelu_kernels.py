@@ -40,6 +40,12 @@ def tail_and_bell(u):
 
 
 @triton.jit
+def gelu(u):
+    """u Φ(u): u - u Q for u ≥ 0 and u Q below, Q the tail beyond |u|."""  # noqa: D403
+    return tl.maximum(u, 0.0) - tl.abs(u) * tail_and_bell(u)[0]
+
+
+@triton.jit
 def strip(M, D, STRIP: tl.constexpr, C: tl.constexpr):
     """This program's strip: its first row, how many rows are left from there, and its columns."""
     tiles = tl.cdiv(D, C)
@@ -54,7 +60,7 @@ def gelu_kernel(
     x_ptr, bias_ptr, y_ptr, M, D,
     STRIP: tl.constexpr, R: tl.constexpr, C: tl.constexpr, STAGES: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """Y = u Φ(u) for one strip: u - u Q for u ≥ 0 and u Q below, Q the tail beyond |u|."""
+    """Y = gelu(x + bias) for one strip."""
     first, left, columns = strip(M, D, STRIP, C)
     x_ptr += first * D
     y_ptr += first * D
@@ -68,9 +74,7 @@ def gelu_kernel(
         u = tl.load(x_ptr + at, mask=here, other=0.0).to(tl.float32)
         if BIASED:
             u += bias
-        tail = tail_and_bell(u)[0]
-        y = tl.maximum(u, 0.0) - tl.abs(u) * tail
-        tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=here)
+        tl.store(y_ptr + at, gelu(u).to(y_ptr.dtype.element_ty), mask=here)
 
 
 @triton.jit

@@ -1,0 +1,136 @@
+"""A whole MLP without a gradient, V gelu(W x + b) + c: reference here, the kernel in triton/."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from fathoms.errors import ShapeError
+from fathoms.ops.autocast import product_dtype
+from fathoms.ops.dispatch import Impl, choose, device_shared_memory, why_not_triton
+
+KERNEL_DTYPES = (torch.bfloat16, torch.float16)
+# Sums of all channels of some tokens stay in registers, where there is no room for more.
+MAX_CHANNELS = 256
+# A program takes 128 tokens: fewer than these leave most multiprocessors of a large GPU idle, where torch's products
+# cut finer.
+MIN_TOKENS = 2**14
+
+
+def gelu_mlp(
+    x: Float[Tensor, "*batch D"],
+    hidden_weight: Float[Tensor, "H D"],
+    hidden_bias: Float[Tensor, " H"] | None,
+    weight: Float[Tensor, "D H"],
+    bias: Float[Tensor, " D"] | None,
+    *,
+    impl: Impl = "auto",
+) -> Float[Tensor, "*batch D"]:
+    """Two linears with an exact GELU between them, in the dtype of x, or autocast's where it is on.
+
+    The kernel is for answering: it keeps nothing for a gradient, and of a token's H hidden numbers none goes through
+    memory. Products take 16-bit numbers and sum in float32, GELU is that of `bias_gelu`; hidden numbers are rounded
+    once, behind the GELU, where the reference rounds before it too.
+
+    Args:
+        hidden_weight: W, its bias b.
+        weight: V, its bias c.
+        impl: "triton", "reference", or "auto": the kernel where it can run and there are tokens enough.
+            `why_not_fused` tells why "auto" takes the reference.
+
+    Paper: Hendrycks and Gimpel 2016, arXiv:1606.08415.
+    """
+    given = (x, hidden_weight, hidden_bias, weight, bias)
+    _check_shapes(*given)
+    chosen = choose("gelu_mlp", impl, x, {"triton": _why_not_kernel(*given)})
+    if chosen == "reference" or (impl == "auto" and _too_few(x)):
+        return gelu_mlp_reference(*given)
+    # Triton is imported here, so that this module loads where it is not installed.
+    from fathoms.ops.triton.mlp import fused_gelu_mlp
+
+    return fused_gelu_mlp(*(None if part is None else part.to(product_dtype(x)) for part in given))
+
+
+def gelu_mlp_reference(
+    x: Float[Tensor, "*batch D"],
+    hidden_weight: Float[Tensor, "H D"],
+    hidden_bias: Float[Tensor, " H"] | None,
+    weight: Float[Tensor, "D H"],
+    bias: Float[Tensor, " D"] | None,
+) -> Float[Tensor, "*batch D"]:
+    """The same in plain torch."""
+    return F.linear(F.gelu(F.linear(x, hidden_weight, hidden_bias)), weight, bias)
+
+
+def why_not_fused(
+    x: Float[Tensor, "*batch D"],
+    hidden_weight: Float[Tensor, "H D"],
+    hidden_bias: Float[Tensor, " H"] | None,
+    weight: Float[Tensor, "D H"],
+    bias: Float[Tensor, " D"] | None,
+) -> str | None:
+    """The reason why `impl="auto"` would run the reference, or None if it would run the kernel."""
+    return why_not_triton(x) or _why_not_kernel(x, hidden_weight, hidden_bias, weight, bias) or _too_few(x)
+
+
+def _why_not_kernel(x: Tensor, *weights: Tensor | None) -> str | None:
+    there = [weight for weight in weights if weight is not None]
+    if torch.compiler.is_exporting():
+        return "it is being exported, to where there may be no kernel"
+    if torch.is_grad_enabled() and any(part.requires_grad for part in (x, *there)):
+        return "a gradient is asked for, for which the kernel keeps nothing"
+    if product_dtype(x) not in KERNEL_DTYPES:
+        return f"products take {_name(product_dtype(x))}, the kernel's bfloat16 and float16"
+    if product_dtype(x) == x.dtype and any(weight.dtype != x.dtype for weight in there):
+        return f"x is {_name(x.dtype)}, and not all weights are"
+    # Of a weight and not of x, whose sizes torch.compile may leave open.
+    channels = there[0].shape[1]
+    if channels > MAX_CHANNELS:
+        return f"x has {channels} channels, the kernel takes up to {MAX_CHANNELS}"
+    if any(weight.device != x.device for weight in there):
+        return "x and the weights are on different devices"
+    if why_not_triton(x) is None and x.is_cuda:
+        need, have = _shared_memory(channels, x.device.index)
+        if need > have:
+            return f"{channels} channels need {need} bytes of shared memory, the device has {have}"
+    return None
+
+
+# A constant to torch.compile, which does not look inside.
+@torch.compiler.assume_constant_result
+def _shared_memory(channels: int, device: int) -> tuple[int, int]:
+    """Bytes of shared memory the kernel needs for one program, and the device has."""
+    from fathoms.ops.triton.mlp import shared_memory
+
+    return shared_memory(channels), device_shared_memory(device)
+
+
+def _too_few(x: Tensor) -> str | None:
+    if math.prod(x.shape[:-1]) < MIN_TOKENS:
+        return f"the kernel pays from {MIN_TOKENS} tokens on"
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_shapes(
+    x: Tensor, hidden_weight: Tensor, hidden_bias: Tensor | None, weight: Tensor, bias: Tensor | None
+) -> None:
+    hidden, channels = hidden_weight.shape
+    if x.shape[-1:] != (channels,):
+        raise ShapeError(
+            f"gelu_mlp: x is {tuple(x.shape)}; give (*batch, {channels}), as hidden_weight takes it"
+        )
+    for name, part, shape in (
+        ("hidden_bias", hidden_bias, (hidden,)),
+        ("weight", weight, (channels, hidden)),
+        ("bias", bias, (channels,)),
+    ):
+        if part is not None and part.shape != shape:
+            raise ShapeError(f"gelu_mlp: {name} is {tuple(part.shape)}; give {shape}")
