@@ -117,6 +117,14 @@ def test_kernel_is_refused_with_the_reason():
     assert why_not_fused(*given) is not None
 
 
+@pytest.mark.plain
+@pytest.mark.parametrize(("room", "channels"), [(232448, 256), (101376, 144), (1024, 0)])
+def test_a_device_with_less_shared_memory_takes_fewer_channels(monkeypatch, room, channels):
+    pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setattr(op, "device_shared_memory", lambda _: room)
+    assert op._most_channels(0) == channels
+
+
 @pytest.mark.parametrize(
     "change",
     [lambda mlp: mlp.act.register_forward_hook(print), lambda mlp: setattr(mlp, "act", torch.nn.ReLU())],

@@ -87,26 +87,24 @@ def _why_not_kernel(x: Tensor, *weights: Tensor | None) -> str | None:
         return f"products take {_name(product_dtype(x))}, the kernel's bfloat16 and float16"
     if product_dtype(x) == x.dtype and any(weight.dtype != x.dtype for weight in there):
         return f"x is {_name(x.dtype)}, and not all weights are"
-    # Of a weight and not of x, whose sizes torch.compile may leave open.
-    channels = there[0].shape[1]
-    if channels > MAX_CHANNELS:
-        return f"x has {channels} channels, the kernel takes up to {MAX_CHANNELS}"
     if any(weight.device != x.device for weight in there):
         return "x and the weights are on different devices"
-    if why_not_triton(x) is None and x.is_cuda:
-        need, have = _shared_memory(channels, x.device.index)
-        if need > have:
-            return f"{channels} channels need {need} bytes of shared memory, the device has {have}"
+    most = _most_channels(x.device.index) if x.is_cuda and why_not_triton(x) is None else MAX_CHANNELS
+    if x.shape[-1] > most:
+        return f"x has {x.shape[-1]} channels, the kernel takes up to {most}"
     return None
 
 
-# A constant to torch.compile, which does not look inside.
+# A constant to torch.compile, which does not look inside; so it is not given a size, which may be left open.
 @torch.compiler.assume_constant_result
-def _shared_memory(channels: int, device: int) -> tuple[int, int]:
-    """Bytes of shared memory the kernel needs for one program, and the device has."""
+def _most_channels(device: int) -> int:
+    """The channels for which a program of the kernel finds enough shared memory on a CUDA device."""
     from fathoms.ops.triton.mlp import shared_memory
 
-    return shared_memory(channels), device_shared_memory(device)
+    room = device_shared_memory(device)
+    return max(
+        (channels for channels in range(1, MAX_CHANNELS + 1) if shared_memory(channels) <= room), default=0
+    )
 
 
 def _too_few(x: Tensor) -> str | None:
