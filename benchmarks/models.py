@@ -234,6 +234,12 @@ def wanted(value: float, sign: str, goal: float | None) -> str:
     return f"{value:.2f}" if goal is None else f"{value:.2f} ({sign} {goal})"
 
 
+def _span(values: list[float], form: str) -> str:
+    """One number where all are printed the same, else the least and the greatest."""
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
+
+
 def as_table(report: dict[str, Any]) -> str:
     """The results as a page."""
     made = [row for row in report["rows"].values() if "failed" not in row]
@@ -243,8 +249,7 @@ def as_table(report: dict[str, Any]) -> str:
         matrix, copy = ([row[key] for row in made] for key in ("matrix_tflops", "copy_tbps"))
         where = (
             f" on {'; '.join(machines)}; both sides of a row in one process, in turns. Measured limits: "
-            f"{min(matrix):.0f} to {max(matrix):.0f} TFLOP/s bfloat16 products, "
-            f"{min(copy):.2f} to {max(copy):.2f} TB/s copies"
+            f"{_span(matrix, '.0f')} TFLOP/s bfloat16 products, {_span(copy, '.2f')} TB/s copies"
         )
     lines = [
         "# Whole models beside timm + torch.compile",

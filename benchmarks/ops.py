@@ -39,7 +39,7 @@ SHAPES = [(256, 8, 196, 48), (64, 8, 576, 48), (256, 4, 196, 48), (64, 6, 576, 4
 # Tokens of 256 images at 196 patches and a class token; four times 384 and 192 channels.
 GELU_SHAPES = [(50432, 1536), (50432, 768)]
 # Tokens, channels, hidden channels.
-MLP_SHAPES = [(50432, 192, 768), (50432, 128, 512), (50432, 256, 1024)]
+MLP_SHAPES = [(50432, 192, 768), (50432, 64, 256), (50432, 128, 512), (50432, 256, 1024)]
 NAMES = ("dq", "dk", "dv", "d_logit_weight", "d_logit_bias", "d_prob_weight", "d_prob_bias")
 # Images, tokens of the context, channels, heads: CaiT-S24 at 224 and at 384 pixels.
 CLASS_SHAPES = [(256, 196, 384, 8), (64, 576, 384, 8)]

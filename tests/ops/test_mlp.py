@@ -10,6 +10,8 @@ import json
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.testing._internal.two_tensor import TwoTensor
 
 from fathoms.errors import BackendError, ShapeError
 from fathoms.ops import mlp as op
@@ -27,6 +29,19 @@ CASES = {
     "no_last_bias": ((9, 40), 64, "first"),
     "no_bias": ((9, 40), 64, "none"),
     "no_tokens": ((2, 0, 16), 32, "both"),
+}
+# What `why_not_fused` says in each of the cases of `reasons`.
+REASONS = {
+    "nothing": None,
+    "autocast": None,
+    "few": "the kernel pays from 16384 tokens on",
+    "gradient": "a gradient is asked for, for which the kernel keeps nothing",
+    "dtype": "products take float32, the kernel's bfloat16 and float16",
+    "mixed": "x is float16, and not all weights are",
+    "double": "x is bfloat16, and not all weights are",
+    "channels": "x has 257 channels, the kernel takes up to 256",
+    "subclass": "x or a weight is more than a plain tensor",
+    "tangent": "a forward-mode derivative is asked for, which no kernel has",
 }
 
 
@@ -48,11 +63,11 @@ def make_inputs(shape, hidden, biases, dtype=torch.float16, device="cpu"):
     )
 
 
-def errors(given, **options):
+def errors(given):
     """How far from float64 the kernel is, and the plain form: norm of the difference over norm of the truth."""
     exact = gelu_mlp_reference(*(part if part is None else part.double() for part in given))
     size = exact.norm().clamp_min(1e-30)
-    forms = gelu_mlp(*given, impl="triton", **options), gelu_mlp_reference(*given)
+    forms = gelu_mlp(*given, impl="triton"), gelu_mlp_reference(*given)
     return [((found.double() - exact).norm() / size).item() for found in forms]
 
 
@@ -72,6 +87,9 @@ def interpreted():
     layer, x = GeluMLP(16, 1.0).half().requires_grad_(False), torch.randn(op.MIN_TOKENS, 16).half()
     exported = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("tokens")},))
     report["exported"] = str(exported.graph)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    report["compiled"] = torch.equal(compiled(x), layer(x))
+    report["reasons"] = reasons()
     print(json.dumps(report))
 
 
@@ -85,6 +103,32 @@ def layer_takes_the_kernel(device):
         answered &= not torch.equal(layer(many), gelu_mlp_reference(many, *weights))
         plain = torch.equal(layer(few), gelu_mlp_reference(few, *weights))
     return answered and plain and torch.equal(layer(many), gelu_mlp_reference(many, *weights))
+
+
+def reasons():
+    """Why "auto" leaves the kernel, in each of the cases of REASONS."""
+    given = make_inputs((op.MIN_TOKENS, 16), 16, "both")
+    x, *weights = given
+    found = {
+        "nothing": why_not_fused(*given),
+        "few": why_not_fused(x[1:], *weights),
+        "gradient": why_not_fused(x, weights[0].clone().requires_grad_(), *weights[1:]),
+        "dtype": why_not_fused(*(part.float() for part in given)),
+        "mixed": why_not_fused(x, *(weight.float() for weight in weights)),
+        "channels": why_not_fused(*make_inputs((op.MIN_TOKENS, 257), 8, "both")),
+        "subclass": why_not_fused(x, TwoTensor(weights[0], weights[0]), *weights[1:]),
+    }
+    with forward_ad.dual_level():
+        found["tangent"] = why_not_fused(*given)
+    with torch.autocast("cpu", torch.bfloat16):
+        found["autocast"] = why_not_fused(x.bfloat16(), *(weight.float() for weight in weights))
+        found["double"] = why_not_fused(x.bfloat16(), *(weight.double() for weight in weights))
+    return found
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_where_the_kernel_cannot_serve_it_is_left_for_a_reason(report, name):
+    assert report["reasons"][name] == REASONS[name]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -110,6 +154,11 @@ def test_an_exported_layer_does_not_need_the_kernel(report):
     assert "fathoms" not in report["exported"]
 
 
+@pytest.mark.compile
+def test_a_compiled_layer_takes_the_kernel_too(report):
+    assert report["compiled"]
+
+
 def test_kernel_is_refused_with_the_reason():
     given = make_inputs(*CASES["no_bias"])
     with pytest.raises(BackendError, match=r'gelu_mlp: impl="triton" cannot run: .*; use impl="auto"'):
@@ -127,7 +176,11 @@ def test_a_device_with_less_shared_memory_takes_fewer_channels(monkeypatch, room
 
 @pytest.mark.parametrize(
     "change",
-    [lambda mlp: mlp.act.register_forward_hook(print), lambda mlp: setattr(mlp, "act", torch.nn.ReLU())],
+    [
+        lambda mlp: mlp.act.register_forward_hook(print),
+        lambda mlp: setattr(mlp, "act", torch.nn.ReLU()),
+        lambda mlp: setattr(mlp.fc1, "forward", lambda x: torch.zeros(*x.shape[:-1], 32)),
+    ],
 )
 def test_a_layer_that_does_more_is_called_part_by_part(change):
     layer, x = GeluMLP(8), torch.randn(3, 8)

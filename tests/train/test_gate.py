@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from fathoms import create_model, param_groups
+from fathoms.errors import ConfigError
 from fathoms.train.gate import Gate, put_back_, step_unless, zero_
 from fathoms.train.optim import OPTIMIZERS, build_optimizer
 from fathoms.train.optim_state import named_state
 
 FUSED = ("adamw", "muon")
+OURS = ("lamb", "muon")
 
 
 def small_model():
@@ -126,3 +128,13 @@ def test_a_batchnorms_statistics_survive_a_bad_batch():
     model(torch.randn(8, 4)).sum().backward()
     gate.step(torch.tensor(0.0))
     assert int(model[1].num_batches_tracked) == 1
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_gradients_that_are_still_scaled_are_refused(name):
+    model = small_model()
+    optimizer = optimizer_of(model, name)
+    with_gradients(model)
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(1024.0), torch.tensor(0.0)
+    with pytest.raises(ConfigError, match="the gradients are scaled; call the scaler's unscale_"):
+        optimizer.step()

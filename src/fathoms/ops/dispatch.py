@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fathoms.errors import BackendError
 from fathoms.registry import check_name
@@ -31,6 +32,9 @@ def why_not_triton(x: Tensor | torch.device) -> str | None:
     """The reason why no Triton kernel can run on `x`, or on a device; None if one can."""
     if not HAS_TRITON:
         return "triton is not installed"
+    # A kernel would give the tangents of its inputs away without a word.
+    if forward_ad._current_level >= 0:
+        return "a forward-mode derivative is asked for, which no kernel has"
     name, device = ("x", x.device) if isinstance(x, Tensor) else ("it", x)
     if device.type != "cuda" and not interpreting():
         return f"{name} is on {device.type}, not on a CUDA device"

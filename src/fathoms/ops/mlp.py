@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fathoms.errors import ShapeError
 from fathoms.ops.autocast import product_dtype
@@ -79,14 +81,17 @@ def why_not_fused(
 
 def _why_not_kernel(x: Tensor, *weights: Tensor | None) -> str | None:
     there = [weight for weight in weights if weight is not None]
-    if torch.compiler.is_exporting():
+    # The flag itself: in torch 2.11 its function, is_exporting, is true under torch.compile as well.
+    if torch.compiler._is_exporting_flag:
         return "it is being exported, to where there may be no kernel"
     if torch.is_grad_enabled() and any(part.requires_grad for part in (x, *there)):
         return "a gradient is asked for, for which the kernel keeps nothing"
     if product_dtype(x) not in KERNEL_DTYPES:
         return f"products take {_name(product_dtype(x))}, the kernel's bfloat16 and float16"
-    if product_dtype(x) == x.dtype and any(weight.dtype != x.dtype for weight in there):
-        return f"x is {_name(x.dtype)}, and not all weights are"
+    if any(is_traceable_wrapper_subclass(part) for part in (x, *there)):
+        return "x or a weight is more than a plain tensor"
+    if any(product_dtype(weight) != product_dtype(x) for weight in there):
+        return f"x is {_name(product_dtype(x))}, and not all weights are"
     if any(weight.device != x.device for weight in there):
         return "x and the weights are on different devices"
     most = _most_channels(x.device.index) if x.is_cuda and why_not_triton(x) is None else MAX_CHANNELS
@@ -99,9 +104,13 @@ def _why_not_kernel(x: Tensor, *weights: Tensor | None) -> str | None:
 @torch.compiler.assume_constant_result
 def _most_channels(device: int) -> int:
     """The channels for which a program of the kernel finds enough shared memory on a CUDA device."""
+    return _channels_within(device_shared_memory(device))
+
+
+@functools.cache
+def _channels_within(room: int) -> int:
     from fathoms.ops.triton.mlp import shared_memory
 
-    room = device_shared_memory(device)
     return max(
         (channels for channels in range(1, MAX_CHANNELS + 1) if shared_memory(channels) <= room), default=0
     )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from fathoms.errors import ConfigError
 from fathoms.train.optim_state import COUNTER
 
 # Whole numbers of the same width: adding and subtracting them gives back every bit, NaN or not.
@@ -36,6 +37,16 @@ def zero_(tensors: Sequence[Tensor], hold: Tensor) -> None:
 def _bits(tensors: Sequence[Tensor]) -> list[Tensor]:
     local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
     return [tensor.detach().view(_BITS[tensor.element_size()]) for tensor in local]
+
+
+def hold_of(optimizer: torch.optim.Optimizer) -> Tensor | None:
+    """The flag that holds a step back where it is one, None if there is none; for optimizers that know `found_inf`.
+
+    With it torch's GradScaler may hand over gradients that are still scaled. These optimizers do not take them.
+    """
+    if getattr(optimizer, "grad_scale", None) is not None:
+        raise ConfigError("optimizer: the gradients are scaled; call the scaler's unscale_ before its step")
+    return getattr(optimizer, "found_inf", None)
 
 
 def step_unless(optimizer: torch.optim.Optimizer, hold: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fathoms.errors import ConfigError
-from fathoms.train.gate import zero_
+from fathoms.train.gate import hold_of, zero_
 
 
 class Lamb(torch.optim.Optimizer):
@@ -68,7 +68,7 @@ class Lamb(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        hold: Tensor | None = getattr(self, "found_inf", None)
+        hold = hold_of(self)
         if hold is not None:
             grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
             zero_(grads, hold)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fathoms.errors import ConfigError
-from fathoms.train.gate import step_unless
+from fathoms.train.gate import hold_of, step_unless
 from fathoms.train.stacked_muon import StackedMuon
 
 ALGORITHMS = ("muon", "adamw")
@@ -86,7 +86,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        hold: Tensor | None = getattr(self, "found_inf", None)
+        hold = hold_of(self)
         for part in self._parts.values():
             if hold is None:
                 part.step()

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from fathoms.errors import ConfigError
-from fathoms.train.gate import put_back_
+from fathoms.train.gate import hold_of, put_back_
 
 # A stack has at most so many numbers (256 MB in bfloat16); more matrices of its shape make another one.
 LIMIT = 2**27
@@ -68,7 +68,7 @@ class StackedMuon(torch.optim.Muon):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        hold: Tensor | None = getattr(self, "found_inf", None)
+        hold = hold_of(self)
         go = None if hold is None else 1 - hold
         for settings, stack in self._stacks():
             _move(settings, stack, go)
