@@ -21,6 +21,8 @@ MAX_CHANNELS = 256
 # A program takes 128 tokens: fewer than these leave most multiprocessors of a large GPU idle, where torch's products
 # cut finer.
 MIN_TOKENS = 2**14
+# The kind of GPU on which the kernel has been measured (NVIDIA's compute capability: H100, H200).
+MEASURED = 9
 
 
 def gelu_mlp(
@@ -41,7 +43,7 @@ def gelu_mlp(
     Args:
         hidden_weight: W, its bias b.
         weight: V, its bias c.
-        impl: "triton", "reference", or "auto": the kernel where it can run and there are tokens enough.
+        impl: "triton", "reference", or "auto": the kernel where it can run and is known to be faster.
             `why_not_fused` tells why "auto" takes the reference.
 
     Paper: Hendrycks and Gimpel 2016, arXiv:1606.08415.
@@ -49,7 +51,7 @@ def gelu_mlp(
     given = (x, hidden_weight, hidden_bias, weight, bias)
     _check_shapes(*given)
     chosen = choose("gelu_mlp", impl, x, {"triton": _why_not_kernel(*given)})
-    if chosen == "reference" or (impl == "auto" and _too_few(x)):
+    if chosen == "reference" or (impl == "auto" and _why_not_faster(x)):
         return gelu_mlp_reference(*given)
     # Triton is imported here, so that this module loads where it is not installed.
     from fathoms.ops.triton.mlp import fused_gelu_mlp
@@ -76,7 +78,8 @@ def why_not_fused(
     bias: Float[Tensor, " D"] | None,
 ) -> str | None:
     """The reason why `impl="auto"` would run the reference, or None if it would run the kernel."""
-    return why_not_triton(x) or _why_not_kernel(x, hidden_weight, hidden_bias, weight, bias) or _too_few(x)
+    reason = why_not_triton(x) or _why_not_kernel(x, hidden_weight, hidden_bias, weight, bias)
+    return reason or _why_not_faster(x)
 
 
 def _why_not_kernel(x: Tensor, *weights: Tensor | None) -> str | None:
@@ -116,10 +119,17 @@ def _channels_within(room: int) -> int:
     )
 
 
-def _too_few(x: Tensor) -> str | None:
+def _why_not_faster(x: Tensor) -> str | None:
+    if x.is_cuda and _capability(x.device.index) != MEASURED:
+        return f"it has been measured on GPUs of compute capability {MEASURED} only"
     if math.prod(x.shape[:-1]) < MIN_TOKENS:
         return f"the kernel pays from {MIN_TOKENS} tokens on"
     return None
+
+
+@torch.compiler.assume_constant_result
+def _capability(device: int) -> int:
+    return torch.cuda.get_device_capability(device)[0]
 
 
 def _name(dtype: torch.dtype) -> str:
