@@ -21,7 +21,7 @@ MAX_CHANNELS = 256
 # A program takes 128 tokens: fewer than these leave most multiprocessors of a large GPU idle, where torch's products
 # cut finer.
 MIN_TOKENS = 2**14
-# The kind of GPU on which the kernel has been measured (NVIDIA's compute capability: H100, H200).
+# The kind of GPU on which the kernel has been measured, an H200, by NVIDIA's compute capability.
 MEASURED = 9
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fathoms.errors import ConfigError
-from fathoms.train.gate import hold_of, zero_
+from fathoms.train.gate import hold_of, loss_of, zero_
 
 
 class Lamb(torch.optim.Optimizer):
@@ -64,10 +64,7 @@ class Lamb(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Clip the gradients, then move every parameter that has one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         hold = hold_of(self)
         if hold is not None:
             grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fathoms.errors import ConfigError
-from fathoms.train.gate import hold_of, step_unless
+from fathoms.train.gate import hold_of, loss_of, step_unless
 from fathoms.train.stacked_muon import StackedMuon
 
 ALGORITHMS = ("muon", "adamw")
@@ -82,10 +82,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of each algorithm on its own parameters."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         hold = hold_of(self)
         for part in self._parts.values():
             if hold is None:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from fathoms.errors import ConfigError
-from fathoms.train.gate import hold_of, put_back_
+from fathoms.train.gate import hold_of, loss_of, put_back_
 
 # A stack has at most so many numbers (256 MB in bfloat16); more matrices of its shape make another one.
 LIMIT = 2**27
@@ -64,10 +64,7 @@ class StackedMuon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every matrix that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         hold = hold_of(self)
         go = None if hold is None else 1 - hold
         for settings, stack in self._stacks():
