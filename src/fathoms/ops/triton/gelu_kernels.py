@@ -41,7 +41,7 @@ def tail_and_bell(u):
 
 @triton.jit
 def gelu(u):
-    """u Φ(u): u - u Q for u ≥ 0 and u Q below, Q the tail beyond |u|."""  # noqa: D403
+    """GELU is u Φ(u): u - u Q for u ≥ 0 and u Q below, Q the tail beyond |u|."""
     return tl.maximum(u, 0.0) - tl.abs(u) * tail_and_bell(u)[0]
 
 
