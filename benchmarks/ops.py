@@ -14,12 +14,14 @@ written backward, at the measured copy rate.
 GELU of a layer's output and its bias, likewise: eager, torch.compile and fused. Its floor is the bytes alone: one read
 and one write forward, two reads and one write backward.
 
-A whole MLP without a gradient: eager, torch.compile and fused. Its floor is the products at the measured matrix rate.
+A whole MLP without a gradient, and a product added to a stream: eager, torch.compile and fused. Their floor is the
+products at the measured matrix rate, or each input and output moved once at the measured copy rate.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -31,15 +33,14 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from fathoms.ops.class_attention import class_attention, class_attention_reference
 from fathoms.ops.gelu import bias_gelu, bias_gelu_reference
-from fathoms.ops.mlp import gelu_mlp, gelu_mlp_reference
 from fathoms.ops.talking_heads import talking_heads, talking_heads_reference
 from fathoms.train.speed import device_limits
+from forward_only import MLP_SHAPES, SUM_SHAPES, forward_line, measure_mlp, measure_sum
+from timing import forward, peak_mib, replay_ms, time_ms
 
 SHAPES = [(256, 8, 196, 48), (64, 8, 576, 48), (256, 4, 196, 48), (64, 6, 576, 48), (32, 16, 576, 48)]
 # Tokens of 256 images at 196 patches and a class token; four times 384 and 192 channels.
 GELU_SHAPES = [(50432, 1536), (50432, 768)]
-# Tokens, channels, hidden channels.
-MLP_SHAPES = [(50432, 192, 768), (50432, 64, 256), (50432, 128, 512), (50432, 256, 1024)]
 NAMES = ("dq", "dk", "dv", "d_logit_weight", "d_logit_bias", "d_prob_weight", "d_prob_bias")
 # Images, tokens of the context, channels, heads: CaiT-S24 at 224 and at 384 pixels.
 CLASS_SHAPES = [(256, 196, 384, 8), (64, 576, 384, 8)]
@@ -58,9 +59,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    parser.add_argument(
-        "--op", choices=("talking_heads", "class_attention", "bias_gelu", "gelu_mlp"), help="only this one"
-    )
+    ops = ("talking_heads", "class_attention", "bias_gelu", "gelu_mlp", "add_product")
+    parser.add_argument("--op", choices=ops, help="only this one")
     parser.add_argument(
         "--shape", type=int, nargs=4, action="append", metavar=("B", "H", "N", "K"), help="of talking heads"
     )
@@ -75,7 +75,8 @@ def main() -> None:
         ("talking_heads", arguments.shape or SHAPES, measure_talking_heads, talking_heads_line),
         ("class_attention", CLASS_SHAPES, measure_class_attention, class_attention_line),
         ("bias_gelu", GELU_SHAPES, measure_gelu, gelu_line),
-        ("gelu_mlp", MLP_SHAPES, measure_mlp, mlp_line),
+        ("gelu_mlp", MLP_SHAPES, measure_mlp, functools.partial(forward_line, "gelu_mlp")),
+        ("add_product", SUM_SHAPES, measure_sum, functools.partial(forward_line, "add_product")),
     ):
         if arguments.op not in (None, op):
             continue
@@ -184,40 +185,9 @@ def make_class_inputs(shape: tuple[int, int, int, int]) -> tuple[list[Tensor], T
     return [x.detach().requires_grad_() for x in leaves], torch.randn_like(q)
 
 
-def forward(form: Callable[..., Tensor], leaves: list[Tensor]) -> Tensor:
-    """One pass without gradients."""
-    with torch.no_grad():
-        return form(*leaves)
-
-
 def train(form: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
     """One forward and backward pass."""
     return torch.autograd.grad(form(*leaves), leaves, grad)
-
-
-def time_ms(work: Callable[[], object]) -> float:
-    """Median time by CUDA events, after warming up and compiling."""
-    from triton.testing import do_bench
-
-    work()
-    return float(do_bench(work, warmup=30, rep=100, return_mode="median"))
-
-
-def replay_ms(work: Callable[[], object]) -> float:
-    """Median time of replays of a CUDA graph."""
-    from triton.testing import do_bench_cudagraph
-
-    return float(do_bench_cudagraph(work, rep=100, return_mode="median"))
-
-
-def peak_mib(work: Callable[[], object]) -> float:
-    """Memory that one call takes on top of its inputs."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    work()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def errors(
@@ -338,50 +308,6 @@ def gelu_line(row: dict[str, Any]) -> str:
     speedup = f"speedup {row['speedup_forward']:.2f}/{row['speedup_training']:.2f}"
     share = f"floor {row['share_of_floor_forward']:.0%}/{row['share_of_floor_training']:.0%}"
     return "  ".join([f"bias_gelu {tuple(row['shape'])}", *forms, speedup, share])
-
-
-def measure_mlp(shape: tuple[int, int, int], limits: dict[str, float]) -> dict[str, Any]:
-    """V gelu(W x + b) + c in every form, at one shape."""
-    torch.compiler.reset()
-    tokens, channels, hidden = shape
-    torch.manual_seed(0)
-    options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
-    sizes = ((tokens, channels), (hidden, channels), (hidden,), (channels, hidden), (channels,))
-    leaves = [
-        torch.randn(*size, **options) * (size[-1] ** -0.5 if size[0] != tokens else 1) for size in sizes
-    ]
-    forms: dict[str, Callable[..., Tensor]] = {
-        "eager": gelu_mlp_reference,
-        "compiled": torch.compile(gelu_mlp_reference, dynamic=False),
-        "fused": lambda *x: gelu_mlp(*x, impl="triton"),
-    }
-    exact = gelu_mlp_reference(*(leaf.double() for leaf in leaves))
-    row: dict[str, Any] = {
-        "shape": shape,
-        "floor": {"forward_ms": 4 * tokens * channels * hidden / (limits["matrix_tflops"] * 1e9)},
-        "errors": {},
-    }
-    for name, form in forms.items():
-        row[name] = {
-            "forward_ms": replay_ms(lambda form=form: forward(form, leaves)),
-            "peak_mib": peak_mib(lambda form=form: forward(form, leaves)),
-        }
-        off = (forward(form, leaves).double() - exact).norm() / exact.norm()
-        row["errors"][name] = off.nan_to_num(nan=math.inf).item()
-    row["speedup_forward"] = row["compiled"]["forward_ms"] / row["fused"]["forward_ms"]
-    row["share_of_floor_forward"] = row["floor"]["forward_ms"] / row["fused"]["forward_ms"]
-    return row
-
-
-def mlp_line(row: dict[str, Any]) -> str:
-    """One shape of the MLP for a reader."""
-    forms = [
-        f"{name} {row[name]['forward_ms']:.4f} ms {row[name]['peak_mib']:.0f} MiB"
-        for name in ("eager", "compiled", "fused")
-    ]
-    worst = f"error {row['errors']['fused'] / row['errors']['eager']:.2f} of unfused"
-    speedup = f"speedup {row['speedup_forward']:.2f}  floor {row['share_of_floor_forward']:.0%}"
-    return "  ".join([f"gelu_mlp {tuple(row['shape'])}", *forms, speedup, worst])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ def test_it_measures_a_model(capsys, mode):
     assert main(["bench", *SMALL, *SHORT, "--mode", mode, "--keep", "all", "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["mode"] == mode
-    assert told["setting"] == {"precision": "bf16", "compile": "none", "launch": "eager", "keep": "all"}
+    how = {"precision": "bf16", "compile": "none", "launch": "eager", "keep": "all", "sums": "fused"}
+    assert told["setting"] == how
     row = told["fathoms"]
     assert row["images_per_second"] == pytest.approx(4 / (row["ms"] / 1e3))
     assert told["ratio"] is None

@@ -1,4 +1,4 @@
-"""V gelu(W x + b) + c: the kernel against float64 and against the plain form.
+"""skip + V gelu(W x + b) + c: the kernel against float64 and against the plain form.
 
 Without a GPU the kernel runs in Triton's interpreter. It must be switched on before triton is imported, so this
 file is started again as a script, and the tests read the numbers that it prints.
@@ -18,7 +18,7 @@ from fathoms.ops import mlp as op
 from fathoms.ops.mlp import gelu_mlp, gelu_mlp_reference, why_not_fused
 from fathoms.parts.mlp import GeluMLP
 
-# name: shape of x, hidden channels, which biases there are
+# name: shape of x, hidden channels, which biases there are; "skip" has something to add to as well
 CASES = {
     "whole_tiles": ((128, 64), 128, "both"),
     "two_parts": ((130, 192), 192, "both"),
@@ -29,6 +29,8 @@ CASES = {
     "no_last_bias": ((9, 40), 64, "first"),
     "no_bias": ((9, 40), 64, "none"),
     "no_tokens": ((2, 0, 16), 32, "both"),
+    "skip": ((130, 192), 64, "skip"),
+    "odd_skip": ((2, 67, 77), 33, "skip"),
 }
 # What `why_not_fused` says in each of the cases of `reasons`.
 REASONS = {
@@ -38,6 +40,7 @@ REASONS = {
     "gradient": "a gradient is asked for, for which the kernel keeps nothing",
     "dtype": "products take float32, the kernel's bfloat16 and float16",
     "mixed": "x is float16, and not all weights are",
+    "skip": "x is float16, and not all weights are",
     "double": "x is bfloat16, and not all weights are",
     "channels": "x has 257 channels, the kernel takes up to 256",
     "subclass": "x or a weight is more than a plain tensor",
@@ -57,9 +60,10 @@ def make_inputs(shape, hidden, biases, dtype=torch.float16, device="cpu"):
     return (
         x,
         first,
-        first_bias if biases in ("both", "first") else None,
+        first_bias if biases in ("both", "first", "skip") else None,
         last,
-        last_bias if biases in ("both", "last") else None,
+        last_bias if biases in ("both", "last", "skip") else None,
+        torch.randn(shape, **options) if biases == "skip" else None,
     )
 
 
@@ -79,10 +83,10 @@ def interpreted():
     torch.use_deterministic_algorithms(True)
     report = {name: errors(make_inputs(*case)) for name, case in CASES.items()}
     given = make_inputs(*CASES["two_parts"])
-    turned = (given[0].T.contiguous().T, given[1].T.contiguous().T, given[2], given[3], given[4])
+    turned = (given[0].T.contiguous().T, given[1].T.contiguous().T, *given[2:])
     report["strided"] = torch.equal(gelu_mlp(*turned, impl="triton"), gelu_mlp(*given, impl="triton"))
     torch.use_deterministic_algorithms(False)
-    report["opcheck"] = torch.library.opcheck(fused_gelu_mlp, make_inputs(*CASES["odd_sizes"]))
+    report["opcheck"] = torch.library.opcheck(fused_gelu_mlp, make_inputs(*CASES["odd_skip"]))
     report["layer"] = layer_takes_the_kernel("cpu")
     layer, x = GeluMLP(16, 1.0).half().requires_grad_(False), torch.randn(op.MIN_TOKENS, 16).half()
     exported = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("tokens")},))
@@ -107,14 +111,15 @@ def layer_takes_the_kernel(device):
 
 def reasons():
     """Why "auto" leaves the kernel, in each of the cases of REASONS."""
-    given = make_inputs((op.MIN_TOKENS, 16), 16, "both")
+    given = make_inputs((op.MIN_TOKENS, 16), 16, "both")[:5]
     x, *weights = given
     found = {
         "nothing": why_not_fused(*given),
         "few": why_not_fused(x[1:], *weights),
         "gradient": why_not_fused(x, weights[0].clone().requires_grad_(), *weights[1:]),
-        "dtype": why_not_fused(*(part.float() for part in given)),
+        "dtype": why_not_fused(x.float(), *(weight.float() for weight in weights)),
         "mixed": why_not_fused(x, *(weight.float() for weight in weights)),
+        "skip": why_not_fused(*given, x.float()),
         "channels": why_not_fused(*make_inputs((op.MIN_TOKENS, 257), 8, "both")),
         "subclass": why_not_fused(x, TwoTensor(weights[0], weights[0]), *weights[1:]),
     }
@@ -191,13 +196,15 @@ def test_a_layer_that_does_more_is_called_part_by_part(change):
 
 @pytest.mark.plain
 def test_wrong_shapes_are_refused():
-    x, first, first_bias, last, last_bias = make_inputs((3, 8), 16, "both")
+    x, first, first_bias, last, last_bias, skip = make_inputs((3, 8), 16, "skip")
     with pytest.raises(ShapeError, match=r"gelu_mlp: x is \(3, 7\); give \(\*batch, 8\)"):
         gelu_mlp(x[:, 1:], first, first_bias, last, last_bias)
     with pytest.raises(ShapeError, match=r"gelu_mlp: weight is \(16, 8\); give \(8, 16\)"):
         gelu_mlp(x, first, first_bias, last.T, last_bias)
     with pytest.raises(ShapeError, match=r"gelu_mlp: hidden_bias is \(15,\); give \(16,\)"):
         gelu_mlp(x, first, first_bias[1:], last, last_bias)
+    with pytest.raises(ShapeError, match=r"gelu_mlp: skip is \(2, 8\); give \(3, 8\)"):
+        gelu_mlp(x, first, first_bias, last, last_bias, skip[1:])
 
 
 @pytest.mark.gpu

@@ -28,13 +28,20 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def why_no_kernel() -> str | None:
+    """The reason why no kernel of any kind can run now, or None if one can."""
+    # It would give the tangents of its inputs away without a word.
+    if forward_ad._current_level >= 0:
+        return "a forward-mode derivative is asked for, which no kernel has"
+    return None
+
+
 def why_not_triton(x: Tensor | torch.device) -> str | None:
     """The reason why no Triton kernel can run on `x`, or on a device; None if one can."""
     if not HAS_TRITON:
         return "triton is not installed"
-    # A kernel would give the tangents of its inputs away without a word.
-    if forward_ad._current_level >= 0:
-        return "a forward-mode derivative is asked for, which no kernel has"
+    if reason := why_no_kernel():
+        return reason
     name, device = ("x", x.device) if isinstance(x, Tensor) else ("it", x)
     if device.type != "cuda" and not interpreting():
         return f"{name} is on {device.type}, not on a CUDA device"
@@ -50,18 +57,18 @@ def device_shared_memory(device: int) -> int:
     return active.utils.get_device_properties(device)["max_shared_mem"]
 
 
-def choose(op: str, impl: Impl, x: Tensor, kernels: Mapping[str, str | None]) -> str:
+def choose(op: str, impl: str, kernels: Mapping[str, str | None]) -> str:
     """Resolve "auto"; an explicit choice is obeyed or refused, never swapped.
 
     Args:
-        kernels: the operation's kernels, and for each its own reason why it cannot run on `x`, or None.
+        kernels: the operation's kernels, and for each the reason why it cannot run, or None.
             "auto" takes the first if it can run, and the reference if not.
     """
     check_name(impl, ("auto", *kernels, "reference"), "implementation", op)
     if impl == "reference":
         return "reference"
     name = next(iter(kernels)) if impl == "auto" else impl
-    reason = why_not_triton(x) or kernels[name]
+    reason = kernels[name]
     if impl == "auto":
         return "reference" if reason else name
     if reason:

@@ -1,4 +1,4 @@
-"""A whole MLP without a gradient, V gelu(W x + b) + c: reference here, the kernel in triton/."""
+"""A whole MLP without a gradient, skip + V gelu(W x + b) + c: reference here, the kernel in triton/."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def gelu_mlp(
     hidden_bias: Float[Tensor, " H"] | None,
     weight: Float[Tensor, "D H"],
     bias: Float[Tensor, " D"] | None,
+    skip: Float[Tensor, "*batch D"] | None = None,
     *,
     impl: Impl = "auto",
 ) -> Float[Tensor, "*batch D"]:
@@ -38,19 +39,20 @@ def gelu_mlp(
 
     The kernel is for answering: it keeps nothing for a gradient, and of a token's H hidden numbers none goes through
     memory. Products take 16-bit numbers and sum in float32, GELU is that of `bias_gelu`; hidden numbers are rounded
-    once, behind the GELU, where the reference rounds before it too.
+    once, behind the GELU, where the reference rounds before it too, and so is the sum with `skip`.
 
     Args:
         hidden_weight: W, its bias b.
         weight: V, its bias c.
+        skip: What the output is added to; a residual stream costs the kernel one more read.
         impl: "triton", "reference", or "auto": the kernel where it can run and is known to be faster.
             `why_not_fused` tells why "auto" takes the reference.
 
     Paper: Hendrycks and Gimpel 2016, arXiv:1606.08415.
     """
-    given = (x, hidden_weight, hidden_bias, weight, bias)
+    given = (x, hidden_weight, hidden_bias, weight, bias, skip)
     _check_shapes(*given)
-    chosen = choose("gelu_mlp", impl, x, {"triton": _why_not_kernel(*given)})
+    chosen = choose("gelu_mlp", impl, {"triton": why_not_triton(x) or _why_not_kernel(*given)})
     if chosen == "reference" or (impl == "auto" and _why_not_faster(x)):
         return gelu_mlp_reference(*given)
     # Triton is imported here, so that this module loads where it is not installed.
@@ -65,9 +67,11 @@ def gelu_mlp_reference(
     hidden_bias: Float[Tensor, " H"] | None,
     weight: Float[Tensor, "D H"],
     bias: Float[Tensor, " D"] | None,
+    skip: Float[Tensor, "*batch D"] | None = None,
 ) -> Float[Tensor, "*batch D"]:
     """The same in plain torch."""
-    return F.linear(F.gelu(F.linear(x, hidden_weight, hidden_bias)), weight, bias)
+    y = F.linear(F.gelu(F.linear(x, hidden_weight, hidden_bias)), weight, bias)
+    return y if skip is None else skip + y
 
 
 def why_not_fused(
@@ -76,14 +80,15 @@ def why_not_fused(
     hidden_bias: Float[Tensor, " H"] | None,
     weight: Float[Tensor, "D H"],
     bias: Float[Tensor, " D"] | None,
+    skip: Float[Tensor, "*batch D"] | None = None,
 ) -> str | None:
     """The reason why `impl="auto"` would run the reference, or None if it would run the kernel."""
-    reason = why_not_triton(x) or _why_not_kernel(x, hidden_weight, hidden_bias, weight, bias)
+    reason = why_not_triton(x) or _why_not_kernel(x, hidden_weight, hidden_bias, weight, bias, skip)
     return reason or _why_not_faster(x)
 
 
-def _why_not_kernel(x: Tensor, *weights: Tensor | None) -> str | None:
-    there = [weight for weight in weights if weight is not None]
+def _why_not_kernel(x: Tensor, *others: Tensor | None) -> str | None:
+    there = [part for part in others if part is not None]
     # The flag itself: in torch 2.11 its function, is_exporting, is true under torch.compile as well.
     if torch.compiler._is_exporting_flag:
         return "it is being exported, to where there may be no kernel"
@@ -93,9 +98,9 @@ def _why_not_kernel(x: Tensor, *weights: Tensor | None) -> str | None:
         return f"products take {_name(product_dtype(x))}, the kernel's bfloat16 and float16"
     if any(is_traceable_wrapper_subclass(part) for part in (x, *there)):
         return "x or a weight is more than a plain tensor"
-    if any(product_dtype(weight) != product_dtype(x) for weight in there):
+    if any(product_dtype(part) != product_dtype(x) for part in there):
         return f"x is {_name(product_dtype(x))}, and not all weights are"
-    if any(weight.device != x.device for weight in there):
+    if any(part.device != x.device for part in there):
         return "x and the weights are on different devices"
     most = _most_channels(x.device.index) if x.is_cuda and why_not_triton(x) is None else MAX_CHANNELS
     if x.shape[-1] > most:
@@ -137,7 +142,12 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _check_shapes(
-    x: Tensor, hidden_weight: Tensor, hidden_bias: Tensor | None, weight: Tensor, bias: Tensor | None
+    x: Tensor,
+    hidden_weight: Tensor,
+    hidden_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    skip: Tensor | None,
 ) -> None:
     hidden, channels = hidden_weight.shape
     if x.shape[-1:] != (channels,):
@@ -148,6 +158,7 @@ def _check_shapes(
         ("hidden_bias", hidden_bias, (hidden,)),
         ("weight", weight, (channels, hidden)),
         ("bias", bias, (channels,)),
+        ("skip", skip, x.shape),
     ):
         if part is not None and part.shape != shape:
-            raise ShapeError(f"gelu_mlp: {name} is {tuple(part.shape)}; give {shape}")
+            raise ShapeError(f"gelu_mlp: {name} is {tuple(part.shape)}; give {tuple(shape)}")

@@ -43,8 +43,12 @@ def talking_heads(
     """
     _check_shapes(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias)
     q, k, v = (x.to(product_dtype(x)) for x in (q, k, v))
-    kernels = {"staged": _why_not_staged(q), "triton": _why_not_fused(q) if impl == "triton" else None}
-    chosen = choose("talking_heads", impl, q, kernels)
+    why_not = why_not_triton(q)
+    kernels = {
+        "staged": why_not or _why_not_staged(q),
+        "triton": why_not or (_why_not_fused(q) if impl == "triton" else None),
+    }
+    chosen = choose("talking_heads", impl, kernels)
     if chosen == "reference":
         return talking_heads_reference(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, scale=scale)
     # Triton is imported here, so that this module loads where it is not installed.

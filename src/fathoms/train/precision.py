@@ -24,6 +24,7 @@ from fathoms.models.vit import ViT
 from fathoms.registry import check_name
 
 KEEPS = ("all", "lean")
+SUMS = ("fused", "separate")
 PRECISIONS = ("fp32", "autocast_fp32_stream", "autocast", "bf16")
 
 
@@ -38,6 +39,18 @@ def set_stream(model: nn.Module, precision: str) -> None:
             "train.precision='autocast_fp32_stream' is for fathoms models; use 'autocast', where timm's "
             "models keep a float32 stream anyway"
         )
+
+
+def compile_options(backend: str = "inductor", sums: str = "fused") -> dict[str, Any]:
+    """What torch.compile is told here, beside the model: with "fused", products take additions in (`ops.sums`)."""
+    check_name(sums, SUMS, "form", "sums")
+    options: dict[str, Any] = {"backend": backend, "dynamic": False}
+    if backend == "inductor" and sums == "fused":
+        # The compiler is imported where it is used.
+        from fathoms.ops.sums import FuseSums
+
+        options["options"] = {"post_grad_custom_post_pass": FuseSums()}
+    return options
 
 
 def compile_blocks(model: nn.Module, **options: Any) -> None:

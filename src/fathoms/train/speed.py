@@ -23,7 +23,9 @@ from fathoms.train.graph import WARMUP, GraphedStep
 from fathoms.train.precision import (
     KEEPS,
     PRECISIONS,
+    SUMS,
     compile_blocks,
+    compile_options,
     kept_for_backward,
     set_stream,
 )
@@ -43,24 +45,27 @@ class Setting:
         launch: Kernel by kernel, or each step as one CUDA graph.
         keep: What a compiled forward pass keeps for the backward pass: all that torch would, or "lean", without
             what can be made again element by element.
+        sums: "fused" lets compiled products add to the stream, "separate" leaves that to torch.
     """
 
     precision: str = "bf16"
     compile: str = "blocks"
     launch: str = "graph"
     keep: str = "lean"
+    sums: str = "fused"
 
     def __post_init__(self) -> None:
         check_name(self.precision, PRECISIONS, "precision", "bench.precision")
         check_name(self.compile, COMPILES, "compile scope", "bench.compile")
         check_name(self.launch, LAUNCHES, "launch", "bench.launch")
         check_name(self.keep, KEEPS, "amount", "bench.keep")
+        check_name(self.sums, SUMS, "form", "bench.sums")
 
 
 # As people run timm's models: compiled whole, under autocast; for inference in bfloat16 throughout.
 TIMM_SETTINGS = {
-    "train": Setting("autocast", "model", "eager", "all"),
-    "infer": Setting("bf16", "model", "eager", "all"),
+    "train": Setting("autocast", "model", "eager", "all", "separate"),
+    "infer": Setting("bf16", "model", "eager", "all", "separate"),
 }
 
 
@@ -105,13 +110,14 @@ def prepare(
     return contender
 
 
-def compiled(model: nn.Module, scope: str) -> nn.Module:
+def compiled(model: nn.Module, setting: Setting) -> nn.Module:
     """The model compiled whole, block by block, or not."""
-    if scope == "none":
+    if setting.compile == "none":
         return model
-    if scope == "model":
-        return cast(nn.Module, torch.compile(model, dynamic=False))
-    compile_blocks(model, dynamic=False)
+    options = compile_options(sums=setting.sums)
+    if setting.compile == "model":
+        return cast(nn.Module, torch.compile(model, **options))
+    compile_blocks(model, **options)
     return model
 
 
@@ -132,7 +138,7 @@ def training_step(
     model.train()
     copies = WorkingCopy(model) if setting.precision == "bf16" else None
     student = model if copies is None else copies.module
-    runner = compiled(student, setting.compile)
+    runner = compiled(student, setting)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.05, fused=device.type == "cuda")
 
     def compute(images: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
@@ -168,7 +174,7 @@ def _answering(model: nn.Module, images: Tensor, labels: Tensor, setting: Settin
     autocast = setting.precision
     if setting.precision == "bf16":
         model, images, autocast = model.bfloat16(), images.bfloat16(), "fp32"
-    runner = compiled(model, setting.compile)
+    runner = compiled(model, setting)
 
     def compute(images: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad(), _autocast(images.device, autocast):

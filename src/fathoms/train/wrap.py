@@ -14,7 +14,7 @@ from fathoms.train.ema import Ema
 from fathoms.train.job import Job
 from fathoms.train.objective import Objective
 from fathoms.train.optim import build_optimizer
-from fathoms.train.precision import compile_blocks, keep_lean
+from fathoms.train.precision import compile_blocks, compile_options, keep_lean
 from fathoms.train.working_copy import WorkingCopy
 
 
@@ -50,12 +50,12 @@ def wrap(job: Job, world: World, model: nn.Module, objective: Objective) -> Lear
     if recipe.torchcompile is not None:
         keep_lean()
     if recipe.torchcompile is not None and recipe.compile_scope == "blocks":
-        compile_blocks(student, backend=recipe.torchcompile, dynamic=False)
+        compile_blocks(student, **compile_options(recipe.torchcompile))
     if world.size > 1 and not job.run.fsdp:
         ids = [world.device.index] if world.device.type == "cuda" else None
         student = nn.parallel.DistributedDataParallel(student, device_ids=ids)
     if recipe.torchcompile is not None and recipe.compile_scope != "blocks":
-        student = cast(nn.Module, torch.compile(student, backend=recipe.torchcompile, dynamic=False))
+        student = cast(nn.Module, torch.compile(student, **compile_options(recipe.torchcompile)))
     groups = param_groups(model, recipe.weight_decay, recipe.layer_decay)
     own = {"momentum": recipe.momentum, "betas": recipe.opt_betas, "eps": recipe.opt_eps}
     optimizer = build_optimizer(groups, recipe.opt, lr=recipe.lr, **own)

@@ -19,7 +19,12 @@ TILE = (128, 32, 8, 3)
 
 @torch.library.custom_op("fathoms::gelu_mlp", mutates_args=())
 def fused_gelu_mlp(
-    x: Tensor, hidden_weight: Tensor, hidden_bias: Tensor | None, weight: Tensor, bias: Tensor | None
+    x: Tensor,
+    hidden_weight: Tensor,
+    hidden_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    skip: Tensor | None = None,
 ) -> Tensor:
     """`fathoms.ops.mlp.gelu_mlp` through the kernel, contiguous."""
     rows, columns, warps, stages = TILE
@@ -27,12 +32,12 @@ def fused_gelu_mlp(
     first, second = channel_parts(channels)
     y = x.new_empty(x.shape)
     x, hidden_weight, weight = (part.contiguous() for part in (x, hidden_weight, weight))
-    # A bias that is not there is not read: anything that can be pointed to stands in its place.
-    biases = [x if part is None else part.contiguous() for part in (hidden_bias, bias)]
+    # What is not there is not read: anything that can be pointed to stands in its place.
+    b, c, s = (x if part is None else part.contiguous() for part in (hidden_bias, bias, skip))
     launch(
-        mlp_kernel, (triton.cdiv(tokens, rows),), x, hidden_weight, biases[0], weight, biases[1], y, tokens,
+        mlp_kernel, (triton.cdiv(tokens, rows),), x, hidden_weight, b, weight, c, s, y, tokens,
         D=channels, H=hidden, DA=first, DB=second, R=rows, C=columns,
-        HIDDEN_BIAS=hidden_bias is not None, BIAS=bias is not None, STAGES=stages,
+        HIDDEN_BIAS=hidden_bias is not None, BIAS=bias is not None, SKIP=skip is not None, STAGES=stages,
         **compile_options(warps, stages),
     )  # fmt: skip
     return y
@@ -46,7 +51,12 @@ def shared_memory(channels: int) -> int:
 
 @fused_gelu_mlp.register_fake
 def _(
-    x: Tensor, hidden_weight: Tensor, hidden_bias: Tensor | None, weight: Tensor, bias: Tensor | None
+    x: Tensor,
+    hidden_weight: Tensor,
+    hidden_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    skip: Tensor | None = None,
 ) -> Tensor:
-    del hidden_weight, hidden_bias, weight, bias
+    del hidden_weight, hidden_bias, weight, bias, skip
     return x.new_empty(x.shape)

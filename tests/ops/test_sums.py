@@ -1,0 +1,148 @@
+"""Additions that compiled products take in: which, and that the numbers stay."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from fathoms.errors import UnknownNameError
+from fathoms.models.config import ViTConfig
+from fathoms.models.vit import ViT
+from fathoms.surgery.fold import fold
+from fathoms.train.precision import compile_options
+from fathoms.train.working_copy import WorkingCopy
+
+pytestmark = pytest.mark.compile
+
+NAMES = ("fathoms.add_product.default", "fathoms.gelu_mlp.default")
+SMALL = {"image_size": 32, "patch_size": 16, "dim": 64, "heads": 2, "depth": 2}
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    """How many sums each compiled graph was given, with cuBLAS taken to be here and no size too small."""
+    from fathoms.ops import sums
+
+    monkeypatch.setattr(sums, "MIN_TOKENS", 1)
+    monkeypatch.setattr(sums, "why_not_cublas", lambda *_: None)
+    return count_sums(monkeypatch)
+
+
+def count_sums(monkeypatch):
+    """A list that each compiled graph will write into."""
+    from fathoms.ops import sums
+
+    found = []
+
+    class Counting(sums.FuseSums):
+        def __call__(self, graph):
+            super().__call__(graph)
+            graph.lint()
+            found.append(sum(str(node.target) in NAMES for node in graph.nodes))
+
+        def uuid(self):
+            return None
+
+    monkeypatch.setattr(sums, "FuseSums", Counting)
+    torch.compiler.reset()
+    return found
+
+
+def block_of(device="cpu", **config):
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(**SMALL, **config)).to(device).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return WorkingCopy(model).module.blocks[-1]
+
+
+def outcome(block, x):
+    x = x.detach().requires_grad_()
+    y = block(x)
+    y.backward(torch.linspace(-1, 1, y.numel(), device=y.device).sin().reshape(y.shape).to(y.dtype))
+    found = [y.detach(), x.grad, *(p.grad.clone() for p in block.parameters() if p.grad is not None)]
+    block.zero_grad()
+    return [part.double() for part in found]
+
+
+@pytest.mark.parametrize(
+    ("config", "forward", "backward"),
+    [
+        ({"norm": "learnable_scaler"}, 2, 2),
+        ({"norm": "none", "residual": "rezero"}, 2, 2),
+        # A norm reads the sum in the pass that adds; only the last sum leaves the graph as it is.
+        ({"norm": "layernorm"}, 1, 0),
+        ({"norm": "layernorm", "residual": "layerscale"}, 1, 0),
+        # A branch that may be dropped is multiplied, and so is the gradient in the middle.
+        ({"norm": "learnable_scaler", "drop_path": 0.1}, 0, 1),
+        ({"norm": "layernorm", "attn_placement": "post", "mlp_placement": "post"}, 0, 1),
+    ],
+)
+def test_which_sums_are_taken_in(counts, config, forward, backward):
+    block = block_of(**config)
+    block.compile(**compile_options())
+    outcome(block, torch.randn(3, 5, 64).bfloat16())
+    assert counts == [forward, backward]
+
+
+@pytest.mark.parametrize("norm", ["learnable_scaler", "layernorm"])
+def test_numbers_stay(counts, norm):
+    errors_stay(block_of(norm=norm), torch.randn(3, 5, 64).bfloat16())
+    assert sum(counts) > 0
+
+
+def errors_stay(block, x):
+    """Hold that the block errs no more with its sums taken in than without."""
+    fused, separate, wide = copy.deepcopy(block), copy.deepcopy(block), copy.deepcopy(block).double()
+    fused.compile(**compile_options())
+    separate.compile(**compile_options(sums="separate"))
+    exact, found, other = outcome(wide, x.double()), outcome(fused, x), outcome(separate, x)
+    for truth, one, two in zip(exact, found, other, strict=True):
+        assert (one - truth).norm() <= 1.2 * (two - truth).norm() + 1e-3 * truth.norm()
+
+
+def test_a_small_batch_is_left_to_torch(counts, monkeypatch):
+    from fathoms.ops import sums
+
+    monkeypatch.setattr(sums, "MIN_TOKENS", 16)
+    block = block_of(norm="learnable_scaler")
+    block.compile(**compile_options())
+    outcome(block, torch.randn(3, 5, 64).bfloat16())
+    assert counts == [0, 0]
+
+
+def test_other_compilers_know_nothing_of_it():
+    assert "options" not in compile_options("aot_eager")
+    assert "options" not in compile_options(sums="separate")
+    with pytest.raises(UnknownNameError, match=r"sums: no form is called 'fuse'; did you mean 'fused'\?"):
+        compile_options(sums="fuse")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("norm", "sums"), [("learnable_scaler", [2, 2]), ("layernorm", [1, 0])])
+def test_on_a_device_numbers_stay(monkeypatch, norm, sums):
+    counts = count_sums(monkeypatch)
+    errors_stay(block_of("cuda", norm=norm), torch.randn(2**12, 5, 64, device="cuda").bfloat16())
+    assert counts == sums
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_device_a_folded_block_answers_with_two_sums_and_no_addition(monkeypatch):
+    """The MLP's kernel makes one of them."""
+    counts = count_sums(monkeypatch)
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(**SMALL, norm="learnable_scaler", norm_init="normal")).eval()
+    block = fold(model)[0].to("cuda", torch.bfloat16).blocks[0]
+    x = torch.randn(2**12, 5, 64, device="cuda").bfloat16()
+    with torch.no_grad():
+        exact = copy.deepcopy(block).double()(x.double())
+        plain = block(x)
+        block.compile(**compile_options())
+        fused = block(x)
+    assert counts == [2]
+    assert (fused - exact).norm() <= 1.2 * (plain - exact).norm()
