@@ -17,7 +17,7 @@ def test_it_measures_a_model(capsys, mode):
     assert main(["bench", *SMALL, *SHORT, "--mode", mode, "--keep", "all", "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["mode"] == mode
-    how = {"precision": "bf16", "compile": "none", "launch": "eager", "keep": "all", "sums": "fused"}
+    how = {"precision": "bf16", "compile": "none", "launch": "eager", "keep": "all", "sums": "separate"}
     assert told["setting"] == how
     row = told["fathoms"]
     assert row["images_per_second"] == pytest.approx(4 / (row["ms"] / 1e3))

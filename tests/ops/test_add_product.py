@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.testing._internal.two_tensor import TwoTensor
 
 from fathoms.errors import BackendError, ShapeError
 from fathoms.ops.add_product import add_product, add_product_reference, why_not_cublas
@@ -153,6 +154,9 @@ def test_elsewhere_it_is_refused_with_the_reason_or_the_plain_form():
         ({"sizes": (4, 8, 12)}, "b is (12, 8), cuBLAS is fast for multiples of 8"),
         ({"sizes": (4, 8, 0)}, "b is (0, 8)"),
         ({"dual": True}, "a forward-mode derivative is asked for"),
+        ({"device": "cpu"}, "x and the others are on different devices"),
+        ({"device": "cuda:1"}, "x and the others are on different devices"),
+        ({"subclass": True}, "x or another is more than a plain tensor"),
     ],
 )
 def test_where_cublas_cannot_serve_it_is_left_for_a_reason(change, why):
@@ -162,10 +166,38 @@ def test_where_cublas_cannot_serve_it_is_left_for_a_reason(change, why):
     m, n, k = change.get("sizes", (4, 8, 16))
     with FakeTensorMode(), forward_ad.dual_level() if change.get("dual") else torch.no_grad():
         x, a, b = (
-            torch.empty(shape, device="cuda", dtype=change.get("dtype", torch.bfloat16))
-            for shape in ((m, n), (m, k), (k, n))
+            torch.empty(shape, device=device, dtype=change.get("dtype", torch.bfloat16))
+            for shape, device in (
+                ((m, n), "cuda:0"),
+                ((m, k), "cuda:0"),
+                ((k, n), change.get("device", "cuda:0")),
+            )
         )
+        b = TwoTensor(b, b) if change.get("subclass") else b
         assert why in (why_not_cublas(x, a, b) or "")
+
+
+@pytest.mark.gpu
+@on_a_gpu
+def test_on_a_device_it_compiles_without_graph_breaks():
+    given = make_inputs("proj")
+    compiled = torch.compile(add_product, fullgraph=True)
+    assert torch.equal(compiled(*given), add_product(*given, impl="cublas"))
+
+
+def test_the_compiler_does_not_look_into_ctypes():
+    from fathoms.ops.cublas import why_not_library
+
+    here = torch.compile(lambda x: x + (why_not_library() is None), fullgraph=True, backend="eager")
+    assert here(torch.zeros(1)).item() == (why_not_library() is None)
+
+
+def test_the_op_itself_refuses_what_it_would_read_past():
+    from fathoms.ops.cublas import cublas_add_product
+
+    x, a, b, bias = make_inputs("turned", torch.float32, "cpu")
+    with pytest.raises(ShapeError, match=r"add_product: bias is \(1,\); give \(24,\)"):
+        cublas_add_product(x, a, b, bias[:1])
 
 
 def test_wrong_shapes_are_refused():

@@ -40,7 +40,7 @@ REASONS = {
     "gradient": "a gradient is asked for, for which the kernel keeps nothing",
     "dtype": "products take float32, the kernel's bfloat16 and float16",
     "mixed": "x is float16, and not all weights are",
-    "skip": "x is float16, and not all weights are",
+    "skip": "products are bfloat16, and skip is float32",
     "double": "x is bfloat16, and not all weights are",
     "channels": "x has 257 channels, the kernel takes up to 256",
     "subclass": "x or a weight is more than a plain tensor",
@@ -93,6 +93,7 @@ def interpreted():
     report["exported"] = str(exported.graph)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     report["compiled"] = torch.equal(compiled(x), layer(x))
+    report["summed"] = takes_a_sum_in()
     report["reasons"] = reasons()
     print(json.dumps(report))
 
@@ -109,6 +110,20 @@ def layer_takes_the_kernel(device):
     return answered and plain and torch.equal(layer(many), gelu_mlp_reference(many, *weights))
 
 
+def takes_a_sum_in():
+    """Whether the compiler's pass makes one kernel of x + MLP(x), and how many operations that leaves."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from fathoms.ops.sums import FUSE_SUMS
+
+    given = make_inputs((2, op.MIN_TOKENS // 2, 16), 16, "both")[:5]
+    graph = make_fx(lambda *parts: parts[0] + gelu_mlp(*parts, impl="triton"), tracing_mode="fake")(*given)
+    FUSE_SUMS(graph.graph)
+    graph.recompile()
+    same = torch.equal(graph(*given), gelu_mlp(*given, given[0], impl="triton"))
+    return same, sum(node.target is torch.ops.aten.add.Tensor for node in graph.graph.nodes)
+
+
 def reasons():
     """Why "auto" leaves the kernel, in each of the cases of REASONS."""
     given = make_inputs((op.MIN_TOKENS, 16), 16, "both")[:5]
@@ -119,7 +134,6 @@ def reasons():
         "gradient": why_not_fused(x, weights[0].clone().requires_grad_(), *weights[1:]),
         "dtype": why_not_fused(x.float(), *(weight.float() for weight in weights)),
         "mixed": why_not_fused(x, *(weight.float() for weight in weights)),
-        "skip": why_not_fused(*given, x.float()),
         "channels": why_not_fused(*make_inputs((op.MIN_TOKENS, 257), 8, "both")),
         "subclass": why_not_fused(x, TwoTensor(weights[0], weights[0]), *weights[1:]),
     }
@@ -127,6 +141,7 @@ def reasons():
         found["tangent"] = why_not_fused(*given)
     with torch.autocast("cpu", torch.bfloat16):
         found["autocast"] = why_not_fused(x.bfloat16(), *(weight.float() for weight in weights))
+        found["skip"] = why_not_fused(x.bfloat16(), *weights, x.float())
         found["double"] = why_not_fused(x.bfloat16(), *(weight.double() for weight in weights))
     return found
 
@@ -157,6 +172,10 @@ def test_the_layer_answers_through_the_kernel_and_trains_without_it(report):
 def test_an_exported_layer_does_not_need_the_kernel(report):
     assert "aten.gelu" in report["exported"]
     assert "fathoms" not in report["exported"]
+
+
+def test_the_kernel_takes_a_sum_in(report):
+    assert report["summed"] == [True, 0]
 
 
 @pytest.mark.compile

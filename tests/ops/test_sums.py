@@ -11,7 +11,7 @@ from fathoms.errors import UnknownNameError
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 from fathoms.surgery.fold import fold
-from fathoms.train.precision import compile_options
+from fathoms.train.precision import compile_options, sums_for
 from fathoms.train.working_copy import WorkingCopy
 
 pytestmark = pytest.mark.compile
@@ -45,7 +45,7 @@ def count_sums(monkeypatch):
         def uuid(self):
             return None
 
-    monkeypatch.setattr(sums, "FuseSums", Counting)
+    monkeypatch.setattr(sums, "FUSE_SUMS", Counting())
     torch.compiler.reset()
     return found
 
@@ -104,6 +104,62 @@ def errors_stay(block, x):
         assert (one - truth).norm() <= 1.2 * (two - truth).norm() + 1e-3 * truth.norm()
 
 
+@pytest.mark.parametrize("readout", ["cls", "mean"])
+def test_a_whole_model_has_all_but_the_last_sum_taken_in(counts, readout):
+    """That one is read by the read-out, and in the backward pass the stem's gradient is made of it."""
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(**SMALL | {"depth": 3}, norm="learnable_scaler", readout=readout)).train()
+    compiled = torch.compile(WorkingCopy(model).module, **compile_options())
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled(torch.randn(2, 3, 32, 32)).float().square().sum().backward()
+    assert counts == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("form", "taken"),
+    [
+        (lambda x, w, _v: x + x @ w, 1),
+        # A bias that is spread over the channels is none that cuBLAS could add.
+        (lambda x, w, v: x + torch.nn.functional.linear(x, w, v[:1]), 0),
+        (lambda x, w, v: x + torch.nn.functional.linear(x, w, v), 1),
+        (lambda x, w, v: x @ w + v, 0),
+        (lambda x, w, _v: (x @ w).add(x, alpha=2), 0),
+        (lambda x, w, _v: x.mT.contiguous().mT + x @ w, 0),
+        (lambda x, w, _v: torch.sum(x + x @ w, dim=None), 0),
+        (lambda x, w, _v: (x + x @ w).sum((0, 1)), 1),
+        (lambda x, w, _v: (x + x @ w).sum(-1), 0),
+        (lambda x, w, _v: (x + x @ w).mT.sum(1), 0),
+        (lambda x, w, _v: (x + x @ w).relu(), 0),
+        (lambda x, w, _v: x.double() + x @ w, 0),
+        (lambda x, w, _v: (x @ w) * 2 + x, 0),
+        (lambda _x, _w, v: v.sum() + (v @ v), 0),
+    ],
+)
+def test_it_takes_what_it_can_make(counts, form, taken):
+    x, w, v = (torch.randn(shape).bfloat16() for shape in ((2, 5, 8), (8, 8), (8,)))
+    torch.testing.assert_close(torch.compile(form, **compile_options())(x, w, v), form(x, w, v))
+    assert counts == [taken]
+
+
+def test_sizes_that_are_left_open_are_left_alone(counts):
+    x, w = torch.randn(2, 5, 8).bfloat16(), torch.randn(8, 8).bfloat16()
+    torch._dynamo.mark_dynamic(x, 0)
+    form = torch.compile(lambda x, w: (x + x @ w) * x.shape[0], **compile_options() | {"dynamic": None})
+    torch.testing.assert_close(form(x, w), (x + x @ w) * 2)
+    added = torch.compile(lambda x, w: x @ w + x.shape[0], **compile_options() | {"dynamic": None})
+    torch.testing.assert_close(added(x, w), x @ w + 2)
+    assert counts == [0, 0]
+
+
+def test_equal_models_share_one_graph(counts):
+    for seed in range(2):
+        torch.manual_seed(seed)
+        block = block_of(norm="learnable_scaler")
+        block.compile(**compile_options())
+        outcome(block, torch.randn(3, 5, 64).bfloat16())
+    assert counts == [2, 2]
+
+
 def test_a_small_batch_is_left_to_torch(counts, monkeypatch):
     from fathoms.ops import sums
 
@@ -112,6 +168,10 @@ def test_a_small_batch_is_left_to_torch(counts, monkeypatch):
     block.compile(**compile_options())
     outcome(block, torch.randn(3, 5, 64).bfloat16())
     assert counts == [0, 0]
+
+
+def test_sums_are_fused_where_steps_are_replayed():
+    assert [sums_for(launch) for launch in ("graph", "eager", None)] == ["fused", "separate", "separate"]
 
 
 def test_other_compilers_know_nothing_of_it():

@@ -40,8 +40,8 @@ class Args:
     """Launch kernels one by one, or a step as one CUDA graph; without it, graph on a GPU."""
     keep: Literal["lean", "all"] = "lean"
     """What a compiled forward pass keeps for the backward pass; lean makes element-wise results again."""
-    sums: Literal["fused", "separate"] = "fused"
-    """Whether compiled products add to the residual stream themselves, or torch adds what they made."""
+    sums: Literal["fused", "separate"] | None = None
+    """Whether compiled products add to the residual stream themselves; without it, with graphs they do."""
     against: Literal["timm"] | None = None
     """Also measure timm's model of the same name, as people run it, in turns with this one."""
     turns: int = 5
@@ -62,6 +62,7 @@ def run(args: Args) -> int:
     from fathoms.models.vit import ViT
     from fathoms.models.zoo import model_config
     from fathoms.train.distributed import choose_device
+    from fathoms.train.precision import sums_for
     from fathoms.train.speed import TIMM_SETTINGS, Setting, make_timm, prepare, race
 
     for name in ("batch_size", "turns", "steps"):
@@ -74,7 +75,8 @@ def run(args: Args) -> int:
     shape = (args.batch_size, config.in_channels, config.image_size, config.image_size)
     images = torch.randn(shape, device=device)
     labels = torch.randint(0, config.num_classes, (args.batch_size,), device=device)
-    setting = Setting(args.precision, args.compile, launch, args.keep, args.sums)
+    sums = args.sums or sums_for(launch)
+    setting = Setting(args.precision, args.compile, launch, args.keep, sums)
     contenders = []
     if args.against is not None:
         if given(args.switches):

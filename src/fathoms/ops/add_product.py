@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fathoms.errors import ShapeError
 from fathoms.ops.dispatch import choose, why_no_kernel
@@ -36,7 +37,7 @@ def add_product(
         impl: "cublas", "reference", or "auto": cuBLAS where it can run. `why_not_cublas` tells why "auto" takes the
             reference.
     """
-    _check_shapes(x, a, b, bias)
+    check_shapes(x, a, b, bias)
     if choose("add_product", impl, {"cublas": why_not_cublas(x, a, b, bias)}) == "reference":
         return add_product_reference(x, a, b, bias)
     # Its module registers an operation with torch, which nobody needs who does not call it.
@@ -61,9 +62,12 @@ def why_not_cublas(x: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) 
         return reason
     if not x.is_cuda:
         return f"x is on {x.device.type}, not on a CUDA device"
-    if x.dtype not in KERNEL_DTYPES or any(
-        part.dtype != x.dtype for part in (a, b, bias) if part is not None
-    ):
+    others = [part for part in (a, b, bias) if part is not None]
+    if any(part.device != x.device for part in others):
+        return "x and the others are on different devices"
+    if any(is_traceable_wrapper_subclass(part) for part in (x, *others)):
+        return "x or another is more than a plain tensor"
+    if x.dtype not in KERNEL_DTYPES or any(part.dtype != x.dtype for part in others):
         return "x, a, b and bias are not all bfloat16 or all float16"
     if not all(b.shape) or any(size % MULTIPLE for size in b.shape):
         return f"b is {tuple(b.shape)}, cuBLAS is fast for multiples of {MULTIPLE}"
@@ -72,7 +76,8 @@ def why_not_cublas(x: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) 
     return why_not_library()
 
 
-def _check_shapes(x: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
+def check_shapes(x: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
+    """Refuse what cannot be multiplied and added; a bias serves every row, and nothing is broadcast."""
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise ShapeError(f"add_product: a is {tuple(a.shape)} and b {tuple(b.shape)}; give (M, K) and (K, N)")
     shape = (a.shape[0], b.shape[1])

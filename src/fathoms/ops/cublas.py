@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fathoms.errors import BackendError
-from fathoms.ops.add_product import add_product_reference
+from fathoms.ops.add_product import add_product_reference, check_shapes
 
 # Names and numbers of cublasLt.h and library_types.h.
 COMPUTE_32F, R_32F = 68, 0
@@ -34,6 +34,8 @@ REDUCE_IN_FLOAT32 = 2
 WORKSPACE, MAX_ALIGNMENT = 2**25, 256
 BIAS_ALIGNMENT = 16
 
+INSTEAD = 'use impl="reference", or where it was compiled sums="separate"'
+
 _ONE = ctypes.c_float(1.0)
 # A plan's pointer to the bias is set and used in two calls.
 _LOCK = threading.Lock()
@@ -41,7 +43,7 @@ _LOCK = threading.Lock()
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The library as torch has loaded it; None where torch has none."""
+    """The library that torch uses, which importing torch has loaded; None where torch has none."""
     if torch.version.cuda is None:
         return None
     with contextlib.suppress(OSError):
@@ -49,6 +51,8 @@ def _library() -> ctypes.CDLL | None:
     return None
 
 
+# A constant to torch.compile, which cannot look into ctypes.
+@torch.compiler.assume_constant_result
 def why_not_library() -> str | None:
     """The reason why cuBLASLt cannot be called, or None if it can."""
     return "torch has no cuBLASLt here" if _library() is None else None
@@ -57,7 +61,7 @@ def why_not_library() -> str | None:
 def _call(name: str, *arguments: Any) -> None:
     status = getattr(_library(), name)(*arguments)
     if status:
-        raise BackendError(f'add_product: {name} failed with status {status}; use impl="reference"')
+        raise BackendError(f"add_product: {name} failed with status {status}; {INSTEAD}")
 
 
 class _Choice(ctypes.Structure):
@@ -119,6 +123,8 @@ class Plan:
         self._set(TURN_SECOND, ctypes.c_int32(sum_.a.turned))
         if sum_.biased:
             self._set(EPILOGUE, ctypes.c_int32(EPILOGUE_BIAS))
+            # The choice depends on the alignment of a bias, so until there is one, an address stands for it.
+            self._set(BIAS_POINTER, ctypes.c_void_p(BIAS_ALIGNMENT))
         order = (sum_.b, sum_.a, sum_.x, sum_.y)
         self.layouts = [self._layout(matrix, TYPES[sum_.dtype]) for matrix in order]
         self.choice = self._choose([matrix.alignment for matrix in order])
@@ -153,7 +159,7 @@ class Plan:
         given = (_handle(), self.product, *self.layouts, wish, 1, ctypes.byref(choice), ctypes.byref(found))
         _call("cublasLtMatmulAlgoGetHeuristic", *given)
         if found.value == 0:
-            raise BackendError('add_product: cuBLASLt has no algorithm for these sizes; use impl="reference"')
+            raise BackendError(f"add_product: cuBLASLt has no algorithm for these sizes; {INSTEAD}")
         return choice
 
     def run(self, a: Tensor, b: Tensor, x: Tensor, y: Tensor, bias: Tensor | None) -> None:
@@ -199,6 +205,7 @@ def _lying(x: Tensor) -> tuple[Tensor, Matrix]:
 @torch.library.custom_op("fathoms::add_product", mutates_args=(), device_types="cuda")
 def cublas_add_product(x: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     """`fathoms.ops.add_product.add_product` through cuBLASLt, contiguous."""
+    check_shapes(x, a, b, bias)
     y = x.new_empty(x.shape)
     if y.numel() == 0:
         return y
@@ -220,12 +227,13 @@ def _aligned(bias: Tensor) -> Tensor:
 @cublas_add_product.register_kernel("cpu")
 def _(x: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     """What a graph that was made for a GPU computes without one."""
+    check_shapes(x, a, b, bias)
     return add_product_reference(x, a, b, bias).contiguous()
 
 
 @cublas_add_product.register_fake
 def _(x: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    del a, b, bias
+    check_shapes(x, a, b, bias)
     return x.new_empty(x.shape)
 
 

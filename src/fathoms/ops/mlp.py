@@ -89,6 +89,7 @@ def why_not_fused(
 
 def _why_not_kernel(x: Tensor, *others: Tensor | None) -> str | None:
     there = [part for part in others if part is not None]
+    skip = others[-1]
     # The flag itself: in torch 2.11 its function, is_exporting, is true under torch.compile as well.
     if torch.compiler._is_exporting_flag:
         return "it is being exported, to where there may be no kernel"
@@ -100,6 +101,9 @@ def _why_not_kernel(x: Tensor, *others: Tensor | None) -> str | None:
         return "x or a weight is more than a plain tensor"
     if any(product_dtype(part) != product_dtype(x) for part in there):
         return f"x is {_name(product_dtype(x))}, and not all weights are"
+    # Autocast would take a wider stream too, but in the reference that stays as wide as it is.
+    if skip is not None and skip.dtype != product_dtype(x):
+        return f"products are {_name(product_dtype(x))}, and skip is {_name(skip.dtype)}"
     if any(part.device != x.device for part in there):
         return "x and the weights are on different devices"
     most = _most_channels(x.device.index) if x.is_cuda and why_not_triton(x) is None else MAX_CHANNELS

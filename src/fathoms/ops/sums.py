@@ -2,22 +2,24 @@
 
 In a block x + F(x) the branch ends in a linear, and in its backward pass the gradient of x is one that came along
 the skip plus a product. torch.compile writes such a product, then reads it again to add. Here `add_product` and
-`gelu_mlp` take the addition in. They do so only where all that reads the sum are products, sums over tokens and
-other graphs: a norm would read it in the pass that adds, which then costs little.
+`gelu_mlp` take the addition in. They do so only where all that reads the sum are products, sums over tokens, further
+additions of this kind and other graphs: a norm would read it in the pass that adds, which then costs little. Streams of
+two dimensions are not seen: torch has made an `addmm` of them before.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from fathoms.ops import add_product, cublas
 from fathoms.ops.add_product import why_not_cublas
+from fathoms.ops.cublas import why_not_library
 
 aten: Any = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default}
@@ -25,7 +27,7 @@ MLP = "fathoms::gelu_mlp"
 VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 TURNS = {aten.permute.default, aten.t.default, aten.transpose.int}
 
-# Below, an addition takes less time than the call from Python that spares it, where steps are not replayed.
+# Smaller streams are left alone: they stay in the cache, where an addition costs next to nothing.
 MIN_TOKENS = 2**14
 
 
@@ -43,22 +45,34 @@ class FuseSums(CustomGraphPass):
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite a graph in place."""
         replaced: dict[fx.Node, fx.Node] = {}
-        for found in _paying(list(_additions(graph))):
+        found_all = list(_additions(graph))
+        additions = {found.addition for found in found_all}
+        for found in found_all:
+            if not _read_as_it_is(found.addition, additions):
+                continue
             stream = replaced.get(found.stream, found.stream)
             replaced[found.addition] = _rewrite(graph, found._replace(stream=stream))
         graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
-        """What torch's caches know it by: its text, and what it depends on outside of a graph."""
-        return get_hash_for_files((__file__, str(add_product.__file__))), cublas.why_not_library()
+        """What torch's caches know it by: its text and that of the operations, and whether there is cuBLAS."""
+        here = Path(__file__).parent
+        files = ("sums.py", "add_product.py", "cublas.py", "triton/mlp.py")
+        return get_hash_for_files(tuple(str(here / file) for file in files)), why_not_library()
+
+
+# One for all, since torch.compile makes a graph again for each pass that it does not know.
+FUSE_SUMS = FuseSums()
 
 
 def _additions(graph: fx.Graph) -> Iterator[Found]:
     """All additions that an operation could take in."""
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
-        if node.kwargs or not all(isinstance(argument, fx.Node) for argument in node.args):
+        first, second = node.args
+        # A product that is added to itself is not one to take in.
+        if node.kwargs or first is second or not all(isinstance(part, fx.Node) for part in node.args):
             continue
-        for stream, branch in (node.args, node.args[::-1]):
+        for stream, branch in ((first, second), (second, first)):
             found = Found(node, stream, _behind_views(branch))
             if _fits(found):
                 yield found
@@ -73,41 +87,41 @@ def _behind_views(node: fx.Node) -> fx.Node:
 
 
 def _fits(found: Found) -> bool:
-    """Whether an operation can make this sum, and is known to be faster."""
+    """Whether an operation can make this sum."""
     if not _is_product(found.product) or len(found.product.users) != 1 or found.product.kwargs:
         return False
     total, stream, made = (node.meta["val"] for node in found)
+    if not _is_known(total) or not _is_known(stream) or math.prod(total.shape[:-1]) < MIN_TOKENS:
+        return False
     if stream.shape != total.shape or made.shape[-1] != total.shape[-1]:
         return False
     if not (total.dtype == stream.dtype == made.dtype and total.is_contiguous() and stream.is_contiguous()):
-        return False
-    tokens = math.prod(total.shape[:-1])
-    if not isinstance(tokens, int) or tokens < MIN_TOKENS:
         return False
     if _name(found.product) == MLP:
         # Its sixth argument is left out where there is nothing to add to.
         return len(found.product.args) == 5
     *bias, a, b = (cast(fx.Node, argument).meta["val"] for argument in found.product.args)
-    return all(part.dim() == 1 for part in bias) and why_not_cublas(made, a, b, *bias) is None
+    if not _is_known(a) or not _is_known(b) or any(part.shape != made.shape[1:] for part in bias):
+        return False
+    return why_not_cublas(made, a, b, *bias) is None
 
 
-def _paying(found: list[Found]) -> list[Found]:
-    """Those whose sum is read as it is; each that falls out may take others with it."""
-    while True:
-        additions = {each.addition for each in found}
-        kept = [each for each in found if _read_as_it_is(each.addition, additions)]
-        if len(kept) == len(found):
-            return kept
-        found = kept
+def _is_known(value: object) -> bool:
+    """Whether it is a tensor of at least two dimensions, all of a size that is known now."""
+    if not isinstance(value, Tensor) or value.dim() < 2:
+        return False
+    return all(isinstance(size, int) for size in value.shape)
 
 
 def _read_as_it_is(node: fx.Node, additions: set[fx.Node]) -> bool:
+    """Whether nothing reads it that torch would have put into one pass with the addition."""
     return all(
         user.op == "output"
         or user in additions
         or _is_product(user)
         or _is_column_sum(user)
-        or (user.target in VIEWS | TURNS and _read_as_it_is(user, additions))
+        or (user.target in VIEWS and _read_as_it_is(user, additions))
+        or (user.target in TURNS and all(_is_product(reader) for reader in user.users))
         for user in node.users
     )
 
@@ -120,8 +134,8 @@ def _is_column_sum(node: fx.Node) -> bool:
     """Whether it sums over tokens, as the gradient of a bias does, which takes a pass of its own anyway."""
     if node.target is not aten.sum.dim_IntList:
         return False
-    last = node.all_input_nodes[0].meta["val"].dim() - 1
-    return not {last, -1}.intersection(cast(list[int], node.args[1]))
+    dims, last = cast(list[int] | None, node.args[1]), node.all_input_nodes[0].meta["val"].dim() - 1
+    return bool(dims) and not {last, -1}.intersection(dims)
 
 
 def _name(node: fx.Node) -> str:

@@ -41,15 +41,20 @@ def set_stream(model: nn.Module, precision: str) -> None:
         )
 
 
+def sums_for(launch: str | None) -> str:
+    """How sums are made with a launch: a call from Python may cost more than an addition, unless it is replayed."""
+    return "fused" if launch == "graph" else "separate"
+
+
 def compile_options(backend: str = "inductor", sums: str = "fused") -> dict[str, Any]:
     """What torch.compile is told here, beside the model: with "fused", products take additions in (`ops.sums`)."""
     check_name(sums, SUMS, "form", "sums")
     options: dict[str, Any] = {"backend": backend, "dynamic": False}
     if backend == "inductor" and sums == "fused":
         # The compiler is imported where it is used.
-        from fathoms.ops.sums import FuseSums
+        from fathoms.ops.sums import FUSE_SUMS
 
-        options["options"] = {"post_grad_custom_post_pass": FuseSums()}
+        options["options"] = {"post_grad_custom_post_pass": FUSE_SUMS}
     return options
 
 

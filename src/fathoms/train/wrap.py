@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from fathoms.train.ema import Ema
 from fathoms.train.job import Job
 from fathoms.train.objective import Objective
 from fathoms.train.optim import build_optimizer
-from fathoms.train.precision import compile_blocks, compile_options, keep_lean
+from fathoms.train.precision import compile_blocks, compile_options, keep_lean, sums_for
 from fathoms.train.working_copy import WorkingCopy
 
 
@@ -47,15 +47,17 @@ def wrap(job: Job, world: World, model: nn.Module, objective: Objective) -> Lear
             raise ConfigError("--precision bf16 copies whole weights; with --fsdp use autocast")
         copies = WorkingCopy(student)
         student = copies.module
+    how: dict[str, Any] = {}
     if recipe.torchcompile is not None:
         keep_lean()
+        how = compile_options(recipe.torchcompile, sums_for(recipe.launch))
     if recipe.torchcompile is not None and recipe.compile_scope == "blocks":
-        compile_blocks(student, **compile_options(recipe.torchcompile))
+        compile_blocks(student, **how)
     if world.size > 1 and not job.run.fsdp:
         ids = [world.device.index] if world.device.type == "cuda" else None
         student = nn.parallel.DistributedDataParallel(student, device_ids=ids)
     if recipe.torchcompile is not None and recipe.compile_scope != "blocks":
-        student = cast(nn.Module, torch.compile(student, **compile_options(recipe.torchcompile)))
+        student = cast(nn.Module, torch.compile(student, **how))
     groups = param_groups(model, recipe.weight_decay, recipe.layer_decay)
     own = {"momentum": recipe.momentum, "betas": recipe.opt_betas, "eps": recipe.opt_eps}
     optimizer = build_optimizer(groups, recipe.opt, lr=recipe.lr, **own)
