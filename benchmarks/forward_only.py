@@ -16,8 +16,9 @@ from timing import forward, peak_mib, replay_ms
 
 # Tokens, channels, hidden channels.
 MLP_SHAPES = [(50432, 192, 768), (50432, 64, 256), (50432, 128, 512), (50432, 256, 1024)]
-# Tokens, channels of the stream, channels of the branch: the ends of the branches of ViT-Ti, S and B.
+# Tokens, channels of the stream, channels of the branch: the ends of the branches of ViT-Ti, S and B, and fewer tokens.
 SUM_SHAPES = [(50432, width, wide) for width in (192, 384, 768) for wide in (width, 4 * width)]
+SUM_SHAPES += [(tokens, 192, wide) for tokens in (2048, 8192, 16384, 32768) for wide in (192, 768)]
 
 
 def measure_mlp(shape: tuple[int, int, int], limits: dict[str, float]) -> dict[str, Any]:
