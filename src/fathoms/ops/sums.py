@@ -27,8 +27,8 @@ MLP = "fathoms::gelu_mlp"
 VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 TURNS = {aten.permute.default, aten.t.default, aten.transpose.int}
 
-# From here on the operations have been measured to be faster, where they are replayed.
-MIN_TOKENS = 2**11
+# From here on whole models have been measured to be faster, where they are replayed.
+MIN_TOKENS = 2**14
 
 
 class Found(NamedTuple):
