@@ -1,7 +1,5 @@
 """`python -m fathoms`, for launchers such as torchrun."""
 
-import sys
+from fathoms.cli.main import command
 
-from fathoms.cli.main import main
-
-sys.exit(main())
+command()

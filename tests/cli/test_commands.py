@@ -16,7 +16,7 @@ ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
 
 
 def fathoms(*words, **options):
-    command = [sys.executable, "-m", "fathoms.cli.main", *words]
+    command = [sys.executable, "-m", "fathoms", *words]
     return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120, **options)
 
 
@@ -121,7 +121,7 @@ def test_parts_lists_every_family():
 
 
 def test_a_reader_that_goes_away_is_no_error():
-    command = f"{sys.executable} -m fathoms.cli.main models | head -1"
+    command = f"{sys.executable} -m fathoms models | head -1"
     result = subprocess.run(command, shell=True, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
     assert result.stdout.count("\n") == 1
     assert result.stderr == ""

@@ -109,6 +109,37 @@ def test_shards_go_from_two_processes_to_one_and_back(lab):
     assert checkpoints.why_unusable(lab.folder("moved") / "checkpoints" / "last") is None
 
 
+# A thread of the group comes to free a tensor while the last of the exit's handlers holds Python's lock, as it
+# may on a busy machine: it then waits for the lock when Python begins to take itself down.
+LATE_THREAD = """
+import atexit, os, sys, time
+told, tell = os.pipe()
+atexit.register(sum, range(3 * 10**7))
+atexit.register(os.write, tell, b".")
+import torch
+import torch.distributed as dist
+from fathoms.train.distributed import exit_rank
+other = os.fork()
+rank = 0 if other else 1
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=rank, world_size=2)
+held, values = dist.group.WORLD, torch.ones(4)
+if rank == 0:
+    os.read(told, 1)
+    time.sleep(0.1)
+    dist.all_reduce(values)
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) % 256)
+dist.all_reduce(values, async_op=True)
+dist.destroy_process_group()
+exit_rank(3)
+"""
+
+
+def test_a_rank_ends_with_its_code_whatever_the_threads_of_its_group_do(tmp_path):
+    line = [sys.executable, "-c", LATE_THREAD, str(tmp_path / "store")]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3, done.stderr[-2000:]
+
+
 def test_ranks_that_were_started_differently_are_refused(lab):
     """F23."""
     told = ends(

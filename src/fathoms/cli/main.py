@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from fathoms import __version__
 from fathoms.errors import FathomsError, printable
@@ -94,5 +95,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def command() -> NoReturn:
+    """The process of its own that a shell or a launcher starts."""
+    code = main()
+    if "RANK" in os.environ:
+        from fathoms.train.distributed import exit_rank
+
+        exit_rank(code)
+    sys.exit(code)

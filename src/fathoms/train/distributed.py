@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -71,6 +73,22 @@ def leave_world() -> None:
     """Take the group down, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def exit_rank(code: int) -> NoReturn:
+    """End this process, one of many, without taking its interpreter down.
+
+    The group's threads live as long as anything refers to it, as FSDP does to the end. One that lets go of a
+    tensor needs Python's lock, and while Python takes itself down whoever asks for it is ended on the spot. C++
+    answers that with an abort, so that a run which has finished, or has saved after a signal, would end with -6.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            # Nobody may be there to read it any more, which must not change the code.
+            with suppress(OSError):
+                stream.flush()
+    os._exit(code)
 
 
 def check_agreement(world: World, fingerprint: str, what: str = "another config or other data") -> None:
