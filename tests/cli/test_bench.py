@@ -33,6 +33,7 @@ def test_it_says_the_same_to_a_reader(capsys):
     ("words", "message"),
     [
         ([*SMALL, "--launch", "graph"], "needs a CUDA device; use eager"),
+        ([*SMALL, "--sums", "fused"], "--sums fused is made by torch.compile on a CUDA device; leave it out"),
         ([*SMALL, "--against", "timm"], "no model with these switches"),
         (["vit_digits", "--batch-size", "0"], "--batch-size 0: use 1 or more"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fathoms import FathomsError
 from fathoms.ops import class_attention as op
@@ -129,6 +130,19 @@ def test_gradients_of_first_and_second_order():
     leaves, _ = make_inputs((1, 2, 3, 8, 2))
     assert torch.autograd.gradcheck(absorbed, leaves)
     assert torch.autograd.gradgradcheck(absorbed, leaves)
+
+
+# torch says this of its own derivatives, when the first is asked for.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_forward_mode_has_the_derivative_of_the_plain_form():
+    (q, queries, context, *weights), _ = make_inputs((2, 1, 9, 32, 2))
+    moved = context.detach(), torch.randn_like(context)
+    with sdpa_kernel(SDPBackend.MATH):
+        ours, plain = (
+            torch.func.jvp(lambda x, form=form: form(q, queries, x, *weights), *((part,) for part in moved))
+            for form in (absorbed, class_attention_reference)
+        )
+    assert torch.allclose(ours[1], plain[1])
 
 
 def test_layout_of_the_context_does_not_matter():

@@ -51,6 +51,17 @@ def test_only_what_asks_for_a_gradient_gets_one():
         assert not scale_add(x, gamma, branch).requires_grad
 
 
+# torch says this of its own derivatives, when the first is asked for.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_forward_mode_has_the_derivative_of_the_plain_form():
+    x, gamma, branch = inputs(torch.float64)
+    ours, plain = (
+        torch.func.jvp(lambda branch, form=form: form(x, gamma, branch), (branch.detach(),), (x.detach(),))
+        for form in (scale_add, scale_add_reference)
+    )
+    assert torch.allclose(ours[1], plain[1])
+
+
 @pytest.mark.compile
 def test_it_compiles_whole_and_maps_over_a_batch():
     x, gamma, branch = inputs(torch.float32)

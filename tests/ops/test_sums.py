@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from fathoms.errors import UnknownNameError
+from fathoms.errors import ConfigError, UnknownNameError
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 from fathoms.surgery.fold import fold
@@ -133,6 +133,9 @@ def test_a_whole_model_has_all_but_the_last_sum_taken_in(counts, readout):
         (lambda x, w, _v: (x + x @ w).relu(), 0),
         (lambda x, w, _v: x.double() + x @ w, 0),
         (lambda x, w, _v: (x @ w) * 2 + x, 0),
+        # What all images or all tokens share has fewer rows than the sum.
+        (lambda x, w, _v: x + x[0] @ w, 0),
+        (lambda x, w, _v: x + x.mean(1, keepdim=True) @ w, 0),
         (lambda _x, _w, v: v.sum() + (v @ v), 0),
     ],
 )
@@ -173,11 +176,14 @@ def test_a_small_batch_is_left_to_torch(counts, monkeypatch):
 
 def test_sums_are_fused_where_steps_are_replayed():
     assert [sums_for(launch) for launch in ("graph", "eager", None)] == ["fused", "separate", "separate"]
+    assert sums_for("graph", "aot_eager") == "separate"
 
 
 def test_other_compilers_know_nothing_of_it():
     assert "options" not in compile_options("aot_eager")
     assert "options" not in compile_options(sums="separate")
+    with pytest.raises(ConfigError, match="sums 'fused' is made by inductor, not by 'aot_eager'"):
+        compile_options("aot_eager", "fused")
     with pytest.raises(UnknownNameError, match=r"sums: no form is called 'fuse'; did you mean 'fused'\?"):
         compile_options(sums="fuse")
 

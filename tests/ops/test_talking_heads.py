@@ -44,6 +44,8 @@ CASES = {
 }
 # More heads than "triton" takes.
 MANY_HEADS = (33,)
+# Tokens of which both images are mixed together, ending at a whole tile or amid one, and that fill a tile of keys.
+SPOILED = (4, 5, 16)
 # float32: rounding of sums over N and K. float16: its own rounding. bfloat16: the interpreter truncates where the
 # device rounds, which doubles the error of the unfused form (the device test compares with that form instead).
 TOLERANCE = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 3e-2}
@@ -124,6 +126,29 @@ def second_order(attend, leaves):
     return "nothing"
 
 
+def spoiled(impl, tokens):
+    """Which images have a NaN among their answers and in the gradient of q, where the last query of the first has."""
+    leaves = make_inputs((2, 4, tokens, 16), torch.float32)
+    with torch.no_grad():
+        leaves[0][0, 1, -1, 2] = float("nan")
+    found = run(talking_heads, leaves, scale=0.25, impl=impl)
+    return [found[name].isnan().flatten(1).any(1).tolist() for name in ("out", "q")]
+
+
+def by_function(leaves):
+    """How far gradients by torch.func, which "auto" leaves to the reference, are off; what a kernel says of them."""
+    q, *others = (x.detach() for x in leaves)
+    attend = functools.partial(talking_heads, scale=0.25)
+    found = torch.func.grad(lambda q: attend(q, *others).square().sum())(q)
+    leaves[0].grad = None
+    attend(leaves[0], *others).square().sum().backward()
+    try:
+        torch.func.grad(lambda q: attend(q, *others, impl="staged").sum())(q)
+    except BackendError as error:
+        return (found - leaves[0].grad).abs().max().item(), str(error)
+    return "nothing"
+
+
 def interpreted():
     """Run every case through the kernels, in this process, and the checks of the custom op."""
     from fathoms.ops.triton import staged
@@ -142,6 +167,7 @@ def interpreted():
             for name, (shape, dtype, *form) in cases
         }
     torch.use_deterministic_algorithms(False)
+    report["by_function"] = by_function(make_inputs((1, 2, 9, 16), torch.float32))
     for impl, forward in {"triton": talking_heads_forward, "staged": staged.staged_forward}.items():
         rows = report[impl]
         leaves = make_inputs((1, 2, 9, 16), torch.float32)
@@ -154,6 +180,7 @@ def interpreted():
         else:
             rows["opcheck"]["backward"] = torch.library.opcheck(staged.staged_backward, (*given, 0.25))
         attend = functools.partial(talking_heads, scale=0.25, impl=impl)
+        rows["spoiled"] = {tokens: spoiled(impl, tokens) for tokens in SPOILED}
         rows["alone"] = alone(attend, leaves)
         rows["second_order"] = second_order(attend, leaves)
         eager = run(attend, leaves)
@@ -189,6 +216,18 @@ def test_interpreted_stages_take_many_heads(report, heads):
 def test_custom_ops_pass_opcheck(report, part, impl):
     """The backward pass with transposed weights: what is told to torch.compile must have the real strides."""
     assert set(report[impl]["opcheck"][part].values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+@pytest.mark.parametrize("tokens", SPOILED)
+def test_a_nan_shows_in_its_own_image_and_in_no_other(report, tokens, impl):
+    assert report[impl]["spoiled"][str(tokens)] == [[True, False], [True, False]]
+
+
+def test_gradients_by_function_are_those_of_the_reference(report):
+    error, said = report["by_function"]
+    assert error < 1e-5
+    assert "torch.func asks for a derivative" in said
 
 
 @pytest.mark.parametrize("impl", KERNELS)

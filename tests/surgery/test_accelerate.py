@@ -154,6 +154,47 @@ def test_on_a_gpu_talking_heads_run_fused_with_the_same_answers_and_gradients(dt
         assert own < 2 * other + (1e-3 if dtype == torch.float32 else 2e-2), name
 
 
+class Adapted(nn.Linear):
+    """A linear with a part of its own that starts at zero, as adapters do."""
+
+    def __init__(self, old):
+        super().__init__(old.in_features, old.out_features, old.bias is not None)
+        self.weight, self.bias = old.weight, old.bias
+        self.extra = nn.Parameter(torch.zeros(old.out_features, old.in_features))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.extra.T
+
+
+def test_what_a_new_module_would_pass_over_is_left():
+    model = cait()
+    heads, reader = model.blocks[0].attn, model.blocks_token_only[0].attn
+    heads.attn_drop.register_forward_hook(lambda *_: None)
+    reader.v = Adapted(reader.v)
+    model.blocks[1].forward = model.blocks[1].forward
+    report = accelerate(model)
+    assert report.left == (
+        ("blocks.0.attn", "attn_drop has hooks, which would not be called"),
+        ("blocks.1", "something has given it a forward of its own"),
+        ("blocks_token_only.0.attn", "v is more than a plain linear or has hooks"),
+    )
+    assert model.blocks[0].attn is heads
+    model(images()).sum().backward()
+    assert reader.v.extra.grad.any()
+
+
+def test_hooks_and_flags_come_along():
+    model, seen = cait(), []
+    for part in (model.blocks[0].attn, model.blocks_token_only[0].attn):
+        part.register_forward_hook(lambda *_: seen.append(1))
+        part.flag = "kept"
+    accelerate(model)
+    seen.clear()
+    model(images())
+    assert len(seen) == 2
+    assert model.blocks[0].attn.flag == model.blocks_token_only[0].attn.flag == "kept"
+
+
 def test_dropout_of_attention_is_left_to_the_original():
     model = cait(attn_drop_rate=0.1)
     report = accelerate(model)

@@ -229,6 +229,14 @@ def test_a_hook_still_sees_and_changes_what_it_saw(place):
     assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-4, atol=1e-5)
 
 
+def test_a_linear_of_two_mlps_keeps_its_bias():
+    model = make()
+    model.blocks[1].mlp.fc1 = model.blocks[0].mlp.fc1
+    copied = WorkingCopy(model, torch.float32).module
+    assert [type(block.mlp.act) for block in copied.blocks] == [nn.GELU, nn.GELU, BiasedGelu]
+    assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-4, atol=1e-5)
+
+
 def test_a_branch_of_two_blocks_serves_both():
     model = make()
     model.blocks[1].attn = model.blocks[0].attn

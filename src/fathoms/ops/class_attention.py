@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fathoms.ops.autocast import as_written, product_dtype
+from fathoms.ops.dispatch import in_forward_mode
 from fathoms.ops.softmax import attend
 from fathoms.registry import check_name
 
@@ -103,7 +104,8 @@ def _gather(
 ) -> tuple[Tensor, Tensor]:
     """Σ p x over the context for each row of `asked`, and the row's p, those of its own logits first."""
     given = (asked, own_logits, context, key_bias)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
+    wanted = any(x is not None and x.requires_grad for x in given)
+    if wanted and torch.is_grad_enabled() and not in_forward_mode():
         return _Gather.apply(*given)
     return _Gather.forward(*given)
 
@@ -132,8 +134,8 @@ def _halves(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _sums_wide(b: Tensor) -> bool:
-    """Whether b's device multiplies narrow numbers into wide ones."""
-    return b.is_cuda
+    """Whether b's device multiplies narrow numbers into wide ones; torch has no forward-mode derivative of that."""
+    return b.is_cuda and not in_forward_mode()
 
 
 class _Gather(torch.autograd.Function):

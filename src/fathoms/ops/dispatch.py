@@ -31,9 +31,23 @@ def interpreting() -> bool:
 def why_no_kernel() -> str | None:
     """The reason why no kernel of any kind can run now, or None if one can."""
     # It would give the tangents of its inputs away without a word.
-    if forward_ad._current_level >= 0:
+    if in_forward_mode():
         return "a forward-mode derivative is asked for, which no kernel has"
+    # What is compiled never sees the levels of torch.func, which are gone when it runs.
+    if not torch.compiler.is_compiling() and _differentiates_by_function():
+        return "torch.func asks for a derivative, which it does not take from an operation with a kernel"
     return None
+
+
+def in_forward_mode() -> bool:
+    """Whether a forward-mode derivative is asked for: torch.func.jvp, or dual numbers."""
+    return forward_ad._current_level >= 0
+
+
+def _differentiates_by_function() -> bool:
+    """Whether this is inside torch.func.grad or another function that is built on it, such as jacrev."""
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return any(level.key() == torch._C._functorch.TransformType.Grad for level in levels)
 
 
 def why_not_triton(x: Tensor | torch.device) -> str | None:

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fathoms.ops.dispatch import in_forward_mode
+
 
 def scale_add(
     x: Float[Tensor, "*batch D"], gamma: Float[Tensor, " D"], branch: Float[Tensor, "*batch D"]
@@ -18,7 +20,8 @@ def scale_add(
     Here there are three. torch has the operation, but its backward multiplies the branch by one first; the one
     here does what that of the plain form does.
     """
-    if torch.is_grad_enabled() and (x.requires_grad or gamma.requires_grad or branch.requires_grad):
+    wanted = x.requires_grad or gamma.requires_grad or branch.requires_grad
+    if wanted and torch.is_grad_enabled() and not in_forward_mode():
         return _ScaleAdd.apply(x, gamma, branch)
     return torch.addcmul(x, gamma, branch)
 

@@ -93,7 +93,8 @@ def _fits(found: Found) -> bool:
     total, stream, made = (node.meta["val"] for node in found)
     if not _is_known(total) or not _is_known(stream) or math.prod(total.shape[:-1]) < MIN_TOKENS:
         return False
-    if stream.shape != total.shape or made.shape[-1] != total.shape[-1]:
+    # A product of fewer rows is repeated by the addition.
+    if stream.shape != total.shape or made.shape[-1] != total.shape[-1] or made.numel() != total.numel():
         return False
     if not (total.dtype == stream.dtype == made.dtype and total.is_contiguous() and stream.is_contiguous()):
         return False

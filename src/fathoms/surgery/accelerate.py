@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
+from fathoms.parts.layers import has_hooks, is_bare
 from fathoms.surgery.batches import as_batches, difference, example_images, run
-from fathoms.surgery.faster import FusedTalkingHeads, OnePassBlock, OneQueryAttention, scale_of
+from fathoms.surgery.faster import FusedTalkingHeads, InPlaceOf, OnePassBlock, OneQueryAttention, scale_of
 from fathoms.surgery.replace import replace_module
 from fathoms.surgery.report import aligned
 
@@ -23,6 +24,17 @@ _CLASS = {"q", "k", "v", "proj", "attn_drop", "proj_drop"}
 _BLOCK = {"norm1", "attn", "norm2", "mlp"}
 _JOINS = {"ls1", "ls2", "drop_path", "drop_path1", "drop_path2"}
 _SCALES = {"gamma", "gamma_1", "gamma_2"}
+# The linears whose weights a new module reads, and the parts that it passes over; it calls all others.
+_READ: dict[type[nn.Module], set[str]] = {
+    FusedTalkingHeads: {"proj_l", "proj_w"},
+    OneQueryAttention: {"k", "v"},
+    OnePassBlock: set(),
+}
+_PASSED: dict[type[nn.Module], set[str]] = {
+    FusedTalkingHeads: {"attn_drop"},
+    OneQueryAttention: {"attn_drop"},
+    OnePassBlock: {"ls1", "ls2"},
+}
 # Blocks x + gamma * F(norm x); others of the same parts place their norms or tokens otherwise.
 _BLOCKS = {"Block", "LayerScaleBlock", "EvaBlock", "LayerScale_Block", "Layer_scale_init_Block"}
 
@@ -70,11 +82,11 @@ def accelerate(model: nn.Module, *, images: Tensor | None = None) -> AccelerateR
     left: list[tuple[str, str]] = []
     for name, module in model.named_modules():
         new = _faster(module)
-        if new is FusedTalkingHeads and _rate(module) > 0.0:
-            left.append(
-                (name, f"it drops attention with probability {_rate(module):g}, which no kernel does")
-            )
-        elif new is not None:
+        if new is None:
+            continue
+        if reason := _why_left(module, new):
+            left.append((name, reason))
+        else:
             found.append((name, module, new))
     if not found:
         why = (
@@ -127,13 +139,26 @@ def _answers(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[Tenso
             gamma.copy_(value)
 
 
-def _rate(module: nn.Module) -> float:
-    return float(getattr(module.attn_drop, "p", 0.0))  # pyrefly: ignore
+def _why_left(module: nn.Module, new: type[nn.Module]) -> str | None:
+    """The reason why a module must stay as it is, or None; what is not called any more must not matter to anybody."""
+    parts = dict(module.named_children())
+    if "forward" in module.__dict__:
+        return "something has given it a forward of its own"
+    for part in _READ[new] & parts.keys():
+        if not is_bare(parts[part]):
+            return f"{part} is more than a plain linear or has hooks"
+    for part in _PASSED[new] & parts.keys():
+        if has_hooks(parts[part]):
+            return f"{part} has hooks, which would not be called"
+    rate = float(getattr(parts.get("attn_drop"), "p", 0.0))
+    if new is FusedTalkingHeads and rate > 0.0:
+        return f"it drops attention with probability {rate:g}, which no kernel does"
+    return None
 
 
 def _faster(module: nn.Module) -> type[nn.Module] | None:
     """The class that replaces a module, told by its name and those of its parts; None for anything else."""
-    if isinstance(module, FusedTalkingHeads | OneQueryAttention | OnePassBlock):
+    if isinstance(module, InPlaceOf):
         return None
     children = set(dict(module.named_children()))
     if hasattr(module, "num_heads") and children == _TALKING:

@@ -12,19 +12,28 @@ from fathoms.ops.scale_add import scale_add
 from fathoms.ops.talking_heads import talking_heads
 
 
-class FusedTalkingHeads(nn.Module):
+class InPlaceOf(nn.Module):
+    """The old module in all but its forward: the same parameters, modules, hooks and flags."""
+
+    def __init__(self, old: nn.Module) -> None:
+        super().__init__()
+        self.__dict__.update(old.__dict__)
+
+
+class FusedTalkingHeads(InPlaceOf):
     """timm's and DeiT's talking-heads attention through `fathoms.ops.talking_heads`.
 
     Args:
         old: A module with `qkv`, `proj`, `proj_l`, `proj_w`, `num_heads` and `scale`.
     """
 
-    def __init__(self, old: Any) -> None:
-        super().__init__()
-        self.num_heads, self.scale = old.num_heads, old.scale
-        self.qkv, self.proj = old.qkv, old.proj
-        self.proj_l, self.proj_w = old.proj_l, old.proj_w
-        self.attn_drop, self.proj_drop = old.attn_drop, old.proj_drop
+    num_heads: int
+    scale: float
+    qkv: nn.Linear
+    proj: nn.Linear
+    proj_l: nn.Linear
+    proj_w: nn.Linear
+    proj_drop: nn.Module
 
     def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
         """Let every token look at every token, with heads that confer."""
@@ -35,7 +44,7 @@ class FusedTalkingHeads(nn.Module):
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
 
 
-class OneQueryAttention(nn.Module):
+class OneQueryAttention(InPlaceOf):
     """timm's and DeiT's class attention through `fathoms.ops.class_attention`: no keys and no values are made.
 
     Where probabilities are dropped in training, the same is written out, for they no longer sum to one.
@@ -45,12 +54,14 @@ class OneQueryAttention(nn.Module):
     """
 
     impl: Form = "auto"
-
-    def __init__(self, old: Any) -> None:
-        super().__init__()
-        self.num_heads, self.scale = old.num_heads, old.scale
-        self.q, self.k, self.v, self.proj = old.q, old.k, old.v, old.proj
-        self.attn_drop, self.proj_drop = old.attn_drop, old.proj_drop
+    num_heads: int
+    scale: float
+    q: nn.Linear
+    k: nn.Linear
+    v: nn.Linear
+    proj: nn.Linear
+    attn_drop: nn.Module
+    proj_drop: nn.Module
 
     def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B 1 D"]:
         """What the first token gathers from all tokens."""
@@ -81,11 +92,10 @@ class OneQueryAttention(nn.Module):
         )
 
 
-class OnePassBlock(nn.Module):
+class OnePassBlock(InPlaceOf):
     """A block with LayerScale that adds each branch to the stream in one pass: x + gamma * branch.
 
-    It is the old block in all but its forward: the same parameters, modules, hooks and flags. A dropped path is
-    scaled after it is dropped and not before, which is the same product.
+    A dropped path is scaled after it is dropped and not before, which is the same product.
 
     Args:
         old: A pre-norm block with `norm1`, `attn`, `norm2`, `mlp`, and its scales as `gamma_1` and `gamma_2` (CaiT,
@@ -96,10 +106,6 @@ class OnePassBlock(nn.Module):
     attn: nn.Module
     norm2: nn.Module
     mlp: nn.Module
-
-    def __init__(self, old: nn.Module) -> None:
-        super().__init__()
-        self.__dict__.update(old.__dict__)
 
     def forward(self, x: Float[Tensor, "B N D"], **context: Any) -> Float[Tensor, "B N D"]:
         """Attention, then MLP; what else the block is given, such as a mask, goes to the attention."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fathoms.parts.layers import has_hooks, is_bare
 from fathoms.parts.mlp import BiasedGelu, GeluMLP
 from fathoms.train.absorb import Absorbing, Stack, take_factors
 from fathoms.train.gradients import add_gradients
@@ -82,11 +81,10 @@ class WorkingCopy:
 
 
 def _move_biases(module: nn.Module) -> None:
-    """Let GELUs add the biases of the linears in front of them."""
-    for mlp in module.modules():
-        if not isinstance(mlp, GeluMLP) or not is_bare(mlp.fc1):
-            continue
-        if type(mlp.act) is not nn.GELU or mlp.act.approximate != "none" or has_hooks(mlp.act):
-            continue
-        mlp.act = BiasedGelu(mlp.fc1.bias)
-        mlp.fc1.register_parameter("bias", None)
+    """Let GELUs add the biases of the linears in front of them, but for a linear of several MLPs."""
+    mlps = [part for part in module.modules() if isinstance(part, GeluMLP)]
+    uses = Counter(mlp.fc1 for mlp in mlps)
+    for mlp in mlps:
+        if uses[mlp.fc1] == 1 and mlp.bends_plainly():
+            mlp.act = BiasedGelu(mlp.fc1.bias)
+            mlp.fc1.register_parameter("bias", None)

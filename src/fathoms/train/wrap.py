@@ -50,7 +50,7 @@ def wrap(job: Job, world: World, model: nn.Module, objective: Objective) -> Lear
     how: dict[str, Any] = {}
     if recipe.torchcompile is not None:
         keep_lean()
-        how = compile_options(recipe.torchcompile, sums_for(recipe.launch))
+        how = compile_options(recipe.torchcompile, sums_for(recipe.launch, recipe.torchcompile))
     if recipe.torchcompile is not None and recipe.compile_scope == "blocks":
         compile_blocks(student, **how)
     if world.size > 1 and not job.run.fsdp:

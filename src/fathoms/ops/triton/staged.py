@@ -190,21 +190,21 @@ def _inner(maps: Tensor, z: Tensor, out: Tensor, scale: float, *, transposed: bo
 
 
 def _mix(maps: Tensor, q: Tensor, wl: Tensor, ww: Tensor, bw: Tensor | None) -> None:
-    programs, queries, compiled = _mixing("mix", q)
+    programs, spans, compiled = _mixing("mix", q)
     tokens, bias = q.shape[2], ww if bw is None else bw
     launch(
-        mix_kernel, (programs,), maps, wl, ww, bias, queries, tokens, _pitch(tokens),
+        mix_kernel, (programs,), maps, wl, ww, bias, *spans, tokens, _pitch(tokens),
         BIASED=bw is not None, **compiled,
     )  # fmt: skip
 
 
 def _mix_grad(maps: Tensor, grads: Tensor, q: Tensor, wl: Tensor, ww: Tensor, bw: Tensor | None) -> Tensor:
     """Every program's share of the gradients of the logit and the probability matrix, (2, programs, H, H)."""
-    programs, queries, compiled = _mixing("grad", q)
+    programs, spans, compiled = _mixing("grad", q)
     heads, tokens, bias = q.shape[1], q.shape[2], ww if bw is None else bw
     shares = q.new_empty(2, programs, heads, heads, dtype=torch.float32)
     launch(
-        mix_grad_kernel, (programs,), maps, grads, wl, ww, bias, shares[0], shares[1], queries, tokens, _pitch(tokens),
+        mix_grad_kernel, (programs,), maps, grads, wl, ww, bias, shares[0], shares[1], *spans, tokens, _pitch(tokens),
         BIASED=bw is not None, **compiled,
     )  # fmt: skip
     return shares
@@ -218,16 +218,14 @@ def _constants(kernel: Literal["outer", "inner"], x: Tensor) -> tuple[Tile, dict
     return tile, {**values, **compile_options(tile.warps, tile.stages)}
 
 
-def _mixing(kernel: Literal["mix", "grad"], q: Tensor) -> tuple[int, int, dict[str, Any]]:
-    """Programs and queries of a mixing kernel, and what it is compiled with."""
+def _mixing(kernel: Literal["mix", "grad"], q: Tensor) -> tuple[int, tuple[int, int], dict[str, Any]]:
+    """Programs of a mixing kernel, the queries of a span and its programs, and what the kernel is compiled with."""
     batch, heads, tokens, _ = q.shape
     tile = TILES[kernel]
     padded = triton.next_power_of_2(heads)
     side_by_side = max(1, 16 // padded)
-    queries = batch * tokens
+    # All images are one span where none of them ends amid the queries that lie side by side.
+    spans, span = (batch, tokens) if tokens % side_by_side else (1, batch * tokens)
+    parts = triton.cdiv(span, side_by_side * tile.rows)
     values = {"H": heads, "HP": padded, "F": side_by_side, "C": tile.columns, "TURNS": tile.rows}
-    return (
-        triton.cdiv(queries, side_by_side * tile.rows),
-        queries,
-        {**values, **compile_options(tile.warps, tile.stages)},
-    )
+    return spans * parts, (span, parts), {**values, **compile_options(tile.warps, tile.stages)}

@@ -3,7 +3,8 @@
 The maps of a few images stand in a scratch tensor (image, query, head, key), its rows padded to `P` keys so
 that they start at whole sectors. A mixing program holds F queries of all heads at a time, 16 rows or more, and
 multiplies them from the left by I_F ⊗ w: heads lie along the tensor cores' rows, so no tile is moved between
-threads to be mixed, and no product is padded where the heads are a power of two.
+threads to be mixed, and no product is padded where the heads are a power of two. The zeros of I_F ⊗ w make a NaN
+of what is not finite, so the F queries are always of one image: none answers for what is in another.
 
 With S the scaled logits, L = w_l S, P = softmax L, A = w_w P and dA = dout vᵀ:
 dP = w_wᵀ dA, dL = P (dP - Σ_keys P dP), dS = w_lᵀ dL, dw_w = dA Pᵀ, dw_l = dL Sᵀ.
@@ -89,8 +90,21 @@ def block_mixer(
 
 
 @triton.jit
+def queries_of(
+    turn, span, parts, H: tl.constexpr, HP: tl.constexpr, F: tl.constexpr, TURNS: tl.constexpr
+):  # fmt: skip
+    """Which query each row of a turn's tile belongs to, and whether there is such a row.
+
+    Queries lie in spans, which are whole images, and `parts` programs share a span.
+    """
+    i = tl.arange(0, F * HP)
+    within = ((tl.program_id(0) % parts) * TURNS + turn) * F + i // HP
+    return (tl.program_id(0) // parts) * span + within, ((within < span) & (i % HP < H))[:, None]
+
+
+@triton.jit
 def mix_kernel(
-    map_ptr, wl_ptr, ww_ptr, bw_ptr, queries, N, P,
+    map_ptr, wl_ptr, ww_ptr, bw_ptr, span, parts, N, P,
     H: tl.constexpr, HP: tl.constexpr, F: tl.constexpr, C: tl.constexpr, TURNS: tl.constexpr,
     BIASED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -103,8 +117,7 @@ def mix_kernel(
     if BIASED:
         bias = tl.load(bw_ptr + h, mask=h < H, other=0.0).to(tl.float32)[:, None]
     for turn in range(TURNS):
-        query = (tl.program_id(0) * TURNS + turn) * F + i // HP
-        here = ((query < queries) & (h < H))[:, None]
+        query, here = queries_of(turn, span, parts, H, HP, F, TURNS)
         at = map_ptr + ((query.to(tl.int64) * H + h) * P)[:, None]
         top = tl.full((F * HP,), float("-inf"), tl.float32)
         total = tl.zeros((F * HP,), tl.float32)
@@ -128,7 +141,7 @@ def mix_kernel(
 
 @triton.jit
 def mix_grad_kernel(
-    map_ptr, grad_ptr, wl_ptr, ww_ptr, bw_ptr, dwl_ptr, dww_ptr, queries, N, P,
+    map_ptr, grad_ptr, wl_ptr, ww_ptr, bw_ptr, dwl_ptr, dww_ptr, span, parts, N, P,
     H: tl.constexpr, HP: tl.constexpr, F: tl.constexpr, C: tl.constexpr, TURNS: tl.constexpr,
     BIASED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -145,8 +158,7 @@ def mix_grad_kernel(
     share_l = tl.zeros((F * HP, F * HP), tl.float32)
     share_w = tl.zeros((F * HP, F * HP), tl.float32)
     for turn in range(TURNS):
-        query = (tl.program_id(0) * TURNS + turn) * F + i // HP
-        here = ((query < queries) & (h < H))[:, None]
+        query, here = queries_of(turn, span, parts, H, HP, F, TURNS)
         offset = ((query.to(tl.int64) * H + h) * P)[:, None]
         top = tl.full((F * HP,), float("-inf"), tl.float32)
         total = tl.zeros((F * HP,), tl.float32)

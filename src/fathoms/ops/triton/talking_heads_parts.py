@@ -237,7 +237,7 @@ def probabilities(s, mix, factor, lse, R: tl.constexpr, BOUNDED: tl.constexpr, P
     """
     exponent = open_fold(matmul(s, mix, None, PRECISION), R) * factor - lse
     if BOUNDED:
-        exponent = tl.minimum(exponent, 0.0)
+        exponent = tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.exp2(exponent)
 
 
