@@ -32,6 +32,7 @@ from fathoms.train.speed import (
     race,
     shares_of_limit,
 )
+from kept import load_report, save_report
 
 NARROW = "vit_{}_embed_dim192_patch16_head3_depth36"
 
@@ -148,9 +149,7 @@ def main() -> None:
         parser.error("no CUDA device; run this where there is one")
     limits = {} if arguments.warm else device_limits()
     where = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **limits}
-    report: dict[str, Any] = {"rows": {}}
-    if arguments.output is not None and arguments.output.with_suffix(".json").exists():
-        report = json.loads(arguments.output.with_suffix(".json").read_text())
+    report = load_report(arguments.output)
     for name in arguments.rows:
         began = time.perf_counter()
         row = ROWS[name]
@@ -163,9 +162,7 @@ def main() -> None:
             report["rows"][name] = {"failed": " ".join(str(error).split())[:300]}
         print(f"{name}: {as_line(report['rows'][name])} [{time.perf_counter() - began:.0f} s]", flush=True)
         forget()
-        if arguments.output is not None:
-            arguments.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-            arguments.output.with_suffix(".md").write_text(as_table(report))
+        save_report(report, arguments.output, as_table)
     if arguments.json:
         print(json.dumps(report))
 
