@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -50,3 +53,15 @@ def test_a_run_of_one_operation_leaves_the_rows_of_others(script, monkeypatch, t
     assert list(rows) == [f"bias_gelu {tokens}x{channels}" for tokens, channels in ops.GELU_SHAPES]
     assert all((row["device"], row["copy_tbps"]) == ("a device", 1.0) for row in rows.values())
     assert [path.name for path in tmp_path.iterdir()] == ["ops.json"]
+
+
+def test_bounds_are_not_watched_where_tensors_share_an_allocation():
+    environment = {key: value for key, value in os.environ.items() if key != "PYTORCH_NO_CUDA_MEMORY_CACHING"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "bounds.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"bounds: .*; set PYTORCH_NO_CUDA_MEMORY_CACHING=1\n", done.stderr)
