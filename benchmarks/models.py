@@ -2,9 +2,9 @@
 
 Each row runs both in one process on the same random images, in turns; the median turn counts. A training step is
 forward, backward and fused AdamW. timm runs as people run it: torch.compile of the whole model (rows marked
-"blocks": of each block, which compiles sooner) under bfloat16 autocast, and for inference with bfloat16 weights.
-fathoms runs as `fathoms bench` does. `--warm` only fills torch's compile cache, so that a
-later run starts sooner; several may warm at once.
+"blocks": of each block, which compiles sooner) under bfloat16 autocast, and for inference with bfloat16 weights,
+launched kernel by kernel ("eager"). fathoms runs as `fathoms bench` does, as a replayed CUDA graph. `--warm` only
+fills torch's compile cache, so that a later run starts sooner; several may warm at once.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def as_table(report: dict[str, Any]) -> str:
         f"Made by `python benchmarks/models.py --output results/models`{where}.",
         "",
         "| row | batch | images/s | other, images/s | ratio (wanted) | peak GiB | other | ratio (wanted) "
-        "| share of matrix rate / of copy rate | other compiled by |",
+        "| share of matrix rate / of copy rate | other: compiled by, launch |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in report["rows"].items():
@@ -262,6 +262,7 @@ def as_table(report: dict[str, Any]) -> str:
             lines.append(f"| {name} | failed: {row['failed']} |")
             continue
         mine, theirs = (row[side] for side in row["sides"])
+        setting = row["settings"][row["sides"][1]]
         memory = wanted(row["memory_ratio"], "≤", row["wanted_memory_ratio"])
         cells = [
             name,
@@ -273,7 +274,7 @@ def as_table(report: dict[str, Any]) -> str:
             f"{theirs['peak_gib']:.2f}",
             memory,
             f"{mine['matrix_share']:.0%} / {mine['bytes_share']:.0%}",
-            row["settings"][row["sides"][1]]["compile"],
+            f"{setting['compile']}, {setting['launch']}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
