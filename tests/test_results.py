@@ -1,4 +1,4 @@
-"""A run of a benchmark changes only the rows of results/ that it measured."""
+"""What README and docs say is what results/ holds, and a run changes only the rows there that it measured."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+README, SPEED = ((ROOT / name).read_text() for name in ("README.md", "docs/speed.md"))
 
 
 def kept(name):
@@ -28,6 +29,93 @@ def script(monkeypatch):
     for name in set(sys.modules) - before:
         if getattr(sys.modules[name], "__file__", None) == str(ROOT / "benchmarks" / f"{name}.py"):
             del sys.modules[name]
+
+
+def test_the_readmes_speeds_are_those_kept():
+    rows = kept("models")["rows"]
+    (line,) = [line for line in README.splitlines() if "timm + torch.compile" in line]
+    said = re.findall(r"([\w-]+) (?:trains )?([\d.]+) times (?:as fast [\w\s+.]+ )?in ([\d.]+)", line)
+    names = {"cait_s24_224": "cait_s24_224", "cait_s24_384": "cait_s24_384", "ViT-S": "vit_small"}
+    assert said == [
+        (name, f"{rows[row]['ratio']:.2f}", f"{rows[row]['memory_ratio']:.2f}") for name, row in names.items()
+    ]
+    assert "CUDA graph" in line
+    assert {rows[row]["settings"]["timm"]["launch"] for row in names.values()} == {"eager"}
+
+
+def test_the_readmes_loader_is_the_one_kept():
+    spans = []
+    for part in ("cpu", "cpu_bilinear"):
+        ratios = [ratio for path, ratio in kept("loader")[part]["ratios"].items() if path != "timm"]
+        spans.append(f"{min(ratios):.1f} to {max(ratios):.1f}")
+    assert f"pipeline {spans[0]} times as fast per core as timm's ({spans[1]} with bilinear" in README
+
+
+def test_the_table_of_whole_models_is_the_one_kept(script):
+    report = kept("models")
+    assert (ROOT / "results" / "models.md").read_text() == script("models").as_table(report)
+    lines = []
+    for name, row in report["rows"].items():
+        if "timm" not in row["sides"]:
+            continue
+        sides = [f"{row[side]['images_per_second']:,.0f} images/s" for side in row["sides"]]
+        if not name.endswith("_infer"):
+            sides = [
+                f"{cell}, {row[side]['peak_gib']:.1f} GiB"
+                for cell, side in zip(sides, row["sides"], strict=True)
+            ]
+        lines.append(f"| {sides[0]} | {sides[1]} | {row['ratio']:.2f}× | {row['memory_ratio']:.2f}× |")
+    table = SPEED.partition("| work, one H200")[2].partition("\n\n")[0].splitlines()[2:]
+    assert [line[line.index(" |") + 1 :] for line in table] == lines
+
+
+def test_what_is_said_of_training_from_files_is_kept():
+    loader = kept("loader")
+    epochs = loader["train_from_a_pack"]["images_per_second_of_epochs_2_to_4"]
+    assert f"at {min(epochs):,} to {max(epochs):,} images/s" in SPEED
+    assert f"gave {loader['feed_graph_processes']['still_images_per_second']:,.0f} (" in SPEED
+    launched = loader["feed_compiled_processes"]["still_images_per_second"]
+    assert re.search(rf"kernel by kernel under autocast, ours trains at\s{launched:,.0f} images/s", SPEED)
+
+
+def milli(form):
+    return f"{form['forward_ms']:.3f} / {form['training_ms']:.3f} ({form['peak_mib']:.0f} MiB)"
+
+
+def micro(form):
+    return f"{1e3 * form['forward_ms']:.1f}"
+
+
+def op_cells(op, row):
+    """The cells of a row of docs/speed.md, behind the shape."""
+    if op == "talking_heads":
+        forms = [row[name] for name in ("staged", "fused", "compiled", "compiled_timm")]
+        times = [f"{form['training_ms']:#.3g} ({form['peak_mib']:,.0f} MiB)" for form in forms]
+        return [*times, f"{row['sdpa']['training_ms']:.2f}"]
+    if op == "class_attention":
+        return [milli(row[name]) for name in ("plain", "compiled", "absorbed", "absorbed_compiled")]
+    forms = [row[name] for name in ("fused", "compiled", "eager")]
+    if op == "add_product":
+        return [*map(micro, forms), f"{row['speedup_forward']:.2f}×"]
+    speed = min(forms[1]["forward_ms"], forms[2]["forward_ms"]) / forms[0]["forward_ms"]
+    return [*(f"{micro(form)} ({form['peak_mib']:.0f} MiB)" for form in forms), f"{speed:.1f}×"]
+
+
+@pytest.mark.parametrize(
+    ("op", "head", "shape"),
+    [
+        ("talking_heads", "| B, H, N, K |", lambda shape: shape),
+        ("class_attention", "| B, N, D, H |", lambda shape: shape),
+        ("add_product", "| channels of x, of a |", lambda shape: shape[1:]),
+        ("gelu_mlp", "| channels |", lambda shape: shape[1:2]),
+    ],
+)
+def test_the_tables_of_operations_are_those_kept(op, head, shape):
+    rows = [row for name, row in kept("ops")["rows"].items() if name.startswith(f"{op} ")]
+    lines = [[", ".join(f"{n:,}" for n in shape(row["shape"])), *op_cells(op, row)] for row in rows]
+    table = SPEED.partition(head)[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(table) > 1
+    assert set(table) <= {f"| {' | '.join(cells)} |" for cells in lines}
 
 
 def test_rows_of_operations_hold_the_limits_of_their_own_run():
