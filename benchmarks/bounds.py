@@ -2,12 +2,15 @@
 
 PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 python benchmarks/bounds.py
 
-Without torch's cache every tensor is an allocation of its own, so that a step outside is seen as one.
+Without torch's cache every tensor is an allocation of its own, so that a step outside is seen as one. With it this
+refuses to run.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 
 import numpy as np
 import torch
@@ -32,6 +35,7 @@ GELU = [(100, 37), (257, 192), (1, 1)]
 MLP = [(130, 192, 768), (3, 77, 101), (1, 1, 1)]
 SUMS = [(131, 24, 40), (1, 8, 8)]
 DTYPES = (torch.bfloat16, torch.float32)
+UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 
 
 def main() -> None:
@@ -41,6 +45,12 @@ def main() -> None:
     )
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="only this one; else both")
     chosen = parser.parse_args().dtype
+    if os.environ.get(UNCACHED) != "1":
+        print(
+            f"bounds: tensors would share allocations and hide a step outside; set {UNCACHED}=1",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     for dtype in DTYPES if chosen is None else [getattr(torch, chosen)]:
         for impl, (batch, heads, tokens, width) in TALKING_HEADS:
             qkv = [

@@ -2,9 +2,9 @@
 
 Each row runs both in one process on the same random images, in turns; the median turn counts. A training step is
 forward, backward and fused AdamW. timm runs as people run it: torch.compile of the whole model (rows marked
-"blocks": of each block, which compiles sooner) under bfloat16 autocast, and for inference with bfloat16 weights.
-fathoms runs as `fathoms bench` does. `--warm` only fills torch's compile cache, so that a
-later run starts sooner; several may warm at once.
+"blocks": of each block, which compiles sooner) under bfloat16 autocast, and for inference with bfloat16 weights,
+launched kernel by kernel ("eager"). fathoms runs as `fathoms bench` does, as a replayed CUDA graph. `--warm` only
+fills torch's compile cache, so that a later run starts sooner; several may warm at once.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from fathoms.train.speed import (
     race,
     shares_of_limit,
 )
+from kept import load_report, save_report
 
 NARROW = "vit_{}_embed_dim192_patch16_head3_depth36"
 
@@ -148,9 +149,7 @@ def main() -> None:
         parser.error("no CUDA device; run this where there is one")
     limits = {} if arguments.warm else device_limits()
     where = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **limits}
-    report: dict[str, Any] = {"rows": {}}
-    if arguments.output is not None and arguments.output.with_suffix(".json").exists():
-        report = json.loads(arguments.output.with_suffix(".json").read_text())
+    report = load_report(arguments.output)
     for name in arguments.rows:
         began = time.perf_counter()
         row = ROWS[name]
@@ -163,9 +162,7 @@ def main() -> None:
             report["rows"][name] = {"failed": " ".join(str(error).split())[:300]}
         print(f"{name}: {as_line(report['rows'][name])} [{time.perf_counter() - began:.0f} s]", flush=True)
         forget()
-        if arguments.output is not None:
-            arguments.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-            arguments.output.with_suffix(".md").write_text(as_table(report))
+        save_report(report, arguments.output, as_table)
     if arguments.json:
         print(json.dumps(report))
 
@@ -257,7 +254,7 @@ def as_table(report: dict[str, Any]) -> str:
         f"Made by `python benchmarks/models.py --output results/models`{where}.",
         "",
         "| row | batch | images/s | other, images/s | ratio (wanted) | peak GiB | other | ratio (wanted) "
-        "| share of matrix rate / of copy rate | other compiled by |",
+        "| share of matrix rate / of copy rate | other: compiled by, launch |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in report["rows"].items():
@@ -265,6 +262,7 @@ def as_table(report: dict[str, Any]) -> str:
             lines.append(f"| {name} | failed: {row['failed']} |")
             continue
         mine, theirs = (row[side] for side in row["sides"])
+        setting = row["settings"][row["sides"][1]]
         memory = wanted(row["memory_ratio"], "≤", row["wanted_memory_ratio"])
         cells = [
             name,
@@ -276,7 +274,7 @@ def as_table(report: dict[str, Any]) -> str:
             f"{theirs['peak_gib']:.2f}",
             memory,
             f"{mine['matrix_share']:.0%} / {mine['bytes_share']:.0%}",
-            row["settings"][row["sides"][1]]["compile"],
+            f"{setting['compile']}, {setting['launch']}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

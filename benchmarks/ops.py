@@ -1,4 +1,4 @@
-"""Time, memory and exactness of the fused operations on one GPU: `python benchmarks/ops.py --json`.
+"""Time, memory and exactness of the fused operations on one GPU: `python benchmarks/ops.py --output results/ops`.
 
 Talking heads, forward and forward+backward, in bfloat16, side by side in one process on the same inputs: the plain
 form of this library (eager and torch.compile), torch.compile of timm's form (heads moved last, two linear layers),
@@ -25,6 +25,7 @@ import functools
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from fathoms.ops.gelu import bias_gelu, bias_gelu_reference
 from fathoms.ops.talking_heads import talking_heads, talking_heads_reference
 from fathoms.train.speed import device_limits
 from forward_only import MLP_SHAPES, SUM_SHAPES, forward_line, measure_mlp, measure_sum
+from kept import load_report, save_report
 from timing import forward, peak_mib, replay_ms, time_ms
 
 SHAPES = [(256, 8, 196, 48), (64, 8, 576, 48), (256, 4, 196, 48), (64, 6, 576, 48), (32, 16, 576, 48)]
@@ -54,11 +56,14 @@ CLOCKS_PER_MS = 1_980_000
 
 
 def main() -> None:
-    """Measure every shape; the last line of the output is one JSON object with `--json`, else a table."""
+    """Measure every shape, a line each; with `--json` the last line is one object."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument(
+        "--output", type=Path, help="write OUTPUT.json after every row; other rows there stay"
+    )
     ops = ("talking_heads", "class_attention", "bias_gelu", "gelu_mlp", "add_product")
     parser.add_argument("--op", choices=ops, help="only this one")
     parser.add_argument(
@@ -70,7 +75,8 @@ def main() -> None:
     if arguments.shape and arguments.op not in (None, "talking_heads"):
         parser.error("--shape is of talking heads; leave it out")
     limits = device_limits()
-    rows: dict[str, list[dict[str, Any]]] = {}
+    where = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **limits}
+    report = load_report(arguments.output)
     for op, shapes, measure, as_line in (
         ("talking_heads", arguments.shape or SHAPES, measure_talking_heads, talking_heads_line),
         ("class_attention", CLASS_SHAPES, measure_class_attention, class_attention_line),
@@ -80,13 +86,13 @@ def main() -> None:
     ):
         if arguments.op not in (None, op):
             continue
-        rows[op] = []
         for shape in shapes:
-            rows[op].append(measure(tuple(shape), limits))
-            print(as_line(rows[op][-1]), flush=True)
+            row = where | measure(tuple(shape), limits)
+            report["rows"][f"{op} {'x'.join(map(str, shape))}"] = row
+            print(as_line(row), flush=True)
+            save_report(report, arguments.output)
     if arguments.json:
-        report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **limits}
-        print(json.dumps({**report, **rows}))
+        print(json.dumps(report))
 
 
 def measure_talking_heads(shape: tuple[int, int, int, int], limits: dict[str, float]) -> dict[str, Any]:
