@@ -34,6 +34,17 @@ def test_help_shows_an_example_and_imports_no_torch(name):
     assert result.stdout.splitlines()[-1] == "False"
 
 
+def test_a_launcher_makes_a_light_command_no_heavier():
+    code = "import sys; from fathoms.cli.main import command\ntry: command()\nfinally: print('torch' in sys.modules)"
+    line, environment = (
+        [sys.executable, "-c", code, "recipes"],
+        {**ENVIRONMENT, "RANK": "0", "WORLD_SIZE": "2"},
+    )
+    result = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "False"
+
+
 def test_help_is_quick():
     """Half a second of the machine's time, whatever else it does; best of three."""
     for command in ("probe", "train"):

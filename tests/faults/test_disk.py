@@ -7,7 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
+import threading
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_a_limit_in_the_middle_keeps_the_old_checkpoint_and_the_same_command_goe
     lab.train(name="whole")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     trainer = lab.trainer("--recovery-interval", "2")
-    at_update(trainer, 5, lambda: file_limit(100_000))
+    at_update(trainer, 5, lambda: (trainer.saver.close(), file_limit(100_000)))
     with pytest.raises(FathomsError, match=r"cannot save: File too large; make room .*last is whole"):
         trainer.run()
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -141,19 +141,22 @@ def test_a_disk_that_fills_up_loses_older_checkpoints_first_and_never_the_last(l
 
 def test_a_folder_that_goes_away_ends_the_run_in_one_line(lab):
     trainer = lab.trainer("--recovery-interval", "2")
-    at_update(trainer, 5, lambda: shutil.rmtree(lab.folder()))
+    at_update(trainer, 5, lambda: (trainer.saver.close(), shutil.rmtree(lab.folder())))
     with pytest.raises(FathomsError, match="cannot save: the folder is gone; bring it back") as ended:
         trainer.run()
     assert "\n" not in str(ended.value)
 
 
 def test_a_save_that_fails_while_the_run_diverges_is_told(lab, spoil, monkeypatch, capsys):
+    trainer, ended = lab.trainer("--recovery-interval", "4"), threading.Event()
+    end = trainer._end
+
     def fail(*_args):
-        time.sleep(1.0)
+        assert ended.wait(60)
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(checkpoints, "save", fail)
-    trainer = lab.trainer("--recovery-interval", "4")
+    trainer._end = lambda *args: (ended.set(), end(*args))[1]
     trainer.show = True
     spoil(trainer, {(0, 4)}, trainer.model.blocks[1].mlp, lambda output: output * float("nan"))
     assert trainer.run().code == DIVERGED

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from fathoms.train import checkpoint as checkpoints
 
@@ -30,24 +30,28 @@ runpy.run_path(script, run_name="__main__")
 
 def pair(folder, *words_of_each, **env):
     """Two ranks of one run, started by hand."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    # The store is here, as it is with torchrun, so that nobody else can take its port in the meantime.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2", **env}
     started = []
     for rank, words in enumerate(words_of_each):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port, **env}
-        names = {"env": {"MASTER_ADDR": "127.0.0.1", **own}, "script": RANK, "words": words}
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        names = {"env": {**shared, **own}, "script": RANK, "words": words}
         names["log"] = str(folder / f"said-{rank}.txt")
-        started.append((RANKS.Process(target=exec, args=(START, names)), Path(names["log"])))
-        started[-1][0].start()
+        process = RANKS.Process(target=exec, args=(START, names), daemon=True)
+        process.start()
+        started.append((process, Path(names["log"]), store))
     return started
 
 
 def ends(started):
     """What each rank said, and its exit code."""
-    for process, _ in started:
+    for process, *_ in started:
         process.join(timeout=120)
-    return [(log.read_text(), process.exitcode) for process, log in started]
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return [(log.read_text(), process.exitcode) for process, log, _ in started]
 
 
 def torchrun(*words, restarts=0, **env):
@@ -112,32 +116,48 @@ def test_shards_go_from_two_processes_to_one_and_back(lab):
 # A thread of the group comes to free a tensor while the last of the exit's handlers holds Python's lock, as it
 # may on a busy machine: it then waits for the lock when Python begins to take itself down.
 LATE_THREAD = """
-import atexit, os, sys, time
+import atexit, contextlib, os, sys, time
 told, tell = os.pipe()
 atexit.register(sum, range(3 * 10**7))
 atexit.register(os.write, tell, b".")
 import torch
 import torch.distributed as dist
-from fathoms.train.distributed import exit_rank
+import fathoms.train.distributed
+from fathoms.cli import main as cli
 other = os.fork()
 rank = 0 if other else 1
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=rank, world_size=2)
 held, values = dist.group.WORLD, torch.ones(4)
 if rank == 0:
+    os.close(tell)
     os.read(told, 1)
     time.sleep(0.1)
-    dist.all_reduce(values)
+    with contextlib.suppress(RuntimeError):
+        dist.all_reduce(values)
     os._exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) % 256)
 dist.all_reduce(values, async_op=True)
 dist.destroy_process_group()
-exit_rank(3)
+os.environ["RANK"], cli.main = "1", lambda: 3 // int(sys.argv[2])
+cli.command()
 """
 
 
-def test_a_rank_ends_with_its_code_whatever_the_threads_of_its_group_do(tmp_path):
-    line = [sys.executable, "-c", LATE_THREAD, str(tmp_path / "store")]
+@pytest.mark.parametrize(("parts", "code"), [("1", 3), ("0", 1)])
+def test_a_rank_ends_with_its_code_whatever_the_threads_of_its_group_do(tmp_path, parts, code):
+    """Also where an error nobody foresaw ends it."""
+    line = [sys.executable, "-c", LATE_THREAD, str(tmp_path / "store"), parts]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 3, done.stderr[-2000:]
+    assert done.returncode == code, done.stderr[-2000:]
+    assert ("ZeroDivisionError" in done.stderr) == (code == 1)
+
+
+def test_a_rank_that_is_lost_before_training_is_named(lab):
+    nowhere = ["/nowhere", *lab.words("--batch-size", "16")[1:]]
+    (said, code), (other, refused) = ends(pair(lab.root, lab.words("--batch-size", "16"), nowhere))
+    assert (code, refused) == (2, 2)
+    assert "/nowhere" in other
+    assert "rank 0: another process of this run has gone or does not answer" in said
+    assert "Traceback" not in said
 
 
 def test_ranks_that_were_started_differently_are_refused(lab):

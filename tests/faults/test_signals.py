@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 from fathoms import FathomsError
 from fathoms.cli.main import main
 from fathoms.train import checkpoint as checkpoints
-from fathoms.train.stop import CODES, StopRequest
+from fathoms.train.stop import CODES, ECHO, StopRequest
 
 
 def started(lab, *words):
@@ -29,6 +30,7 @@ def started(lab, *words):
     while len(lab.lines("metrics.jsonl")) <= rows and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.05)
+    assert len(lab.lines("metrics.jsonl")) > rows, "no row in 90 s"
     return process
 
 
@@ -64,6 +66,20 @@ def test_the_second_signal_ends_the_process_at_once():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert done.returncode == 130, done.stderr
     assert time.monotonic() - began < 30
+
+
+def test_an_echo_of_the_first_signal_is_none_of_its_own(monkeypatch):
+    """Who signals a job reaches its ranks twice: by himself, and through torchrun."""
+    left = []
+    monkeypatch.setattr("fathoms.train.stop.os._exit", left.append)
+    for late in (0.0, ECHO + 1):
+        now = itertools.chain([100.0], itertools.repeat(100.0 + late))
+        monkeypatch.setattr("fathoms.train.stop.time.monotonic", lambda now=now: next(now))
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.code == 143
+    assert left == [143]
 
 
 def test_handlers_come_back_and_a_thread_may_train():

@@ -158,6 +158,23 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, words):
     assert all(weight.dtype == torch.float32 for weight in kept)
 
 
+def test_a_run_killed_before_its_first_checkpoint_writes_no_row_twice(tmp_path):
+    words = ["--epochs", "4", "--eval-interval", "2", "--probe-interval", "4"]
+    train(job(tmp_path, *words, name="whole"))
+    trainer = Trainer(job(tmp_path, *words, name="cut"), World(0, 1, torch.device("cpu")), show=False)
+    kill_after(trainer, 17)
+    with pytest.raises(Killed):
+        trainer.run()
+    assert rows(tmp_path / "cut")
+    assert not (tmp_path / "cut" / "checkpoints" / "last").exists()
+    train(job(tmp_path, *words, name="cut"))
+    assert rows(tmp_path / "whole") == rows(tmp_path / "cut")
+    probes = [(tmp_path / name / "probe.jsonl").read_text().splitlines() for name in ("whole", "cut")]
+    assert [json.loads(line)["step"] for line in probes[0]] == [
+        json.loads(line)["step"] for line in probes[1]
+    ]
+
+
 def test_a_resume_that_forgets_its_place_does_not_match(tmp_path):
     """The negative control: with the position in the epoch reset, the comparison above must fail."""
     train(job(tmp_path, "--recovery-interval", "2", name="whole"))

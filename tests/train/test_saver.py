@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import json
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -152,14 +156,65 @@ def test_the_same_update_may_be_saved_again(folder):
     assert names(folder) == ["last", "previous", "update-00000001", "update-00000002"]
 
 
-def test_what_a_killed_save_leaves_is_cleared_and_a_nameless_best_gets_its_name(folder):
+@pytest.mark.parametrize("older_best", [False, True])
+def test_what_a_killed_save_leaves_is_cleared_and_a_nameless_best_gets_its_name(folder, older_best):
+    """Killed while the best of before was set aside, or when it had not been touched yet."""
     place = folder.checkpoints
-    checkpoints.save(place, kept(1))
-    checkpoints.keep_as_best(place)
+    if older_best:
+        checkpoints.save(place, kept(0), keep=1, best=True)
+        (place / "best").rename(place / "before")
+    checkpoints.save(place, kept(1), keep=1, best=True)
     (place / "best").rename(place / checkpoints.FRESH_BEST)
+    if older_best:
+        (place / "before").rename(place / "best")
     checkpoints.write(place / checkpoints.FRESH, kept(2))
     (place / checkpoints.FRESH / checkpoints.MANIFEST).unlink()
     (place / f"{checkpoints.TRASH}1").mkdir()
     checkpoints.tidy(place)
     assert names(folder) == ["best", "last"]
+    assert updates_in(place / "best") == 1
     assert checkpoints.newest(place) == place / "last"
+
+
+class Killed(BaseException):
+    """Stands for a kill: nobody cleans up behind it."""
+
+
+def killed_after(monkeypatch, renames, save):
+    """A save of which only so many renames come about; whether it was cut short."""
+    rename, left = Path.rename, iter(range(renames))
+
+    def counted(path, target):
+        if next(left, None) is None:
+            raise Killed
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", counted)
+    try:
+        save()
+    except Killed:
+        return True
+    finally:
+        monkeypatch.undo()
+    return False
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_two_kills_in_a_row_lose_nothing_but_what_was_under_way(folder, monkeypatch, keep):
+    """At every pair of places between two renames; each is the best so far, and `best` follows."""
+    place, cuts = folder.checkpoints, 0
+    for places in itertools.product(range(8), repeat=2):
+        for path in place.iterdir():
+            shutil.rmtree(path)
+        for updates in (1, 2):
+            checkpoints.save(place, kept(updates), keep, best=True)
+        whole = 2
+        for updates, renames in zip((3, 4), places, strict=True):
+            again = functools.partial(checkpoints.save, place, kept(updates), keep, best=True)
+            cut = killed_after(monkeypatch, renames, again)
+            checkpoints.tidy(place)
+            now = updates_in(checkpoints.newest(place))
+            assert now in ((whole, updates) if cut else (updates,))
+            assert updates_in(place / "best") == now
+            whole, cuts = now, cuts + cut
+    assert cuts > 60

@@ -311,7 +311,7 @@ def test_sharded_matrices_move_as_whole_ones_bit_for_bit(tmp_path):
     context.set_forkserver_preload(["torch.distributed.fsdp", "fathoms.train.optim"])
     script = str(Path(__file__).with_name("muon_rank.py"))
     names = [{"rank": rank, "ranks": ranks, "folder": str(tmp_path)} for rank in range(ranks)]
-    started = [context.Process(target=runpy.run_path, args=(script, given)) for given in names]
+    started = [context.Process(target=runpy.run_path, args=(script, given), daemon=True) for given in names]
     for process in started:
         process.start()
     for process in started:

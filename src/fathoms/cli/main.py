@@ -97,9 +97,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """The process of its own that a shell or a launcher starts."""
-    code = main()
-    if "RANK" in os.environ:
-        from fathoms.train.distributed import exit_rank
-
-        exit_rank(code)
+    try:
+        code = main()
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    # Only what has been imported can have joined other processes.
+    distributed = sys.modules.get("fathoms.train.distributed")
+    if distributed is not None and "RANK" in os.environ:
+        distributed.exit_rank(code)
     sys.exit(code)

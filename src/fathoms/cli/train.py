@@ -86,13 +86,14 @@ def make_job(args: Args) -> Job:
 
 def run(args: Args) -> int:
     """Train, and say where everything is."""
-    from fathoms.train.distributed import join_world, leave_world
+    from fathoms.train.distributed import join_world, leave_world, naming_lost_ranks
     from fathoms.train.loop import Trainer
 
     job = make_job(args)
     world = join_world(job.run.device)
     try:
-        outcome = Trainer(job, world).run()
+        with naming_lost_ranks(world):
+            outcome = Trainer(job, world).run()
     finally:
         leave_world()
     if world.is_main:

@@ -72,7 +72,7 @@ def run(args: Args) -> int:
     """Measure, and print."""
     from fathoms.evaluate.robustness import read_real
     from fathoms.evaluate.tables import check_target
-    from fathoms.train.distributed import join_world, leave_world
+    from fathoms.train.distributed import join_world, leave_world, naming_lost_ranks
     from fathoms.train.reload import load_run
 
     check_target("--confusion", args.confusion, (".csv",))
@@ -83,7 +83,8 @@ def run(args: Args) -> int:
     trained = load_run(args.checkpoint, args.model, ema=args.use_ema, **size)
     world = join_world(args.device)
     try:
-        results = measure_all(args, trained, world, real)
+        with naming_lost_ranks(world):
+            results = measure_all(args, trained, world, real)
     finally:
         leave_world()
     if world.is_main:

@@ -67,59 +67,75 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     sync_folder(folder)
 
 
-def save(checkpoints: Path, checkpoint: Checkpoint, keep: int = 2, tell: Tell = warnings.warn) -> None:
-    """Make a checkpoint `last`; what was last becomes `previous`, and so on for as many as are kept."""
+def save(
+    checkpoints: Path, checkpoint: Checkpoint, keep: int = 2, tell: Tell = warnings.warn, best: bool = False
+) -> None:
+    """Make a checkpoint `last`, or both `last` and `best`; what was last becomes `previous`, and so on for all kept."""
     fresh, last, previous = checkpoints / FRESH, checkpoints / "last", checkpoints / "previous"
     try:
         write(fresh, checkpoint)
+        if best:
+            _copy(fresh, checkpoints / FRESH_BEST)
     except OSError:
-        shutil.rmtree(fresh, ignore_errors=True)
+        for half in (FRESH, FRESH_BEST):
+            shutil.rmtree(checkpoints / half, ignore_errors=True)
         raise
-    if previous.exists():
+    aside: list[Path] = []
+    # Where a kill came before the new one had its name there is no last, and previous is all there is.
+    if previous.exists() and last.exists():
         if keep > 2:
             older = checkpoints / f"{OLDER}{_updates(previous):08d}"
             # A signal right after a save, or a step back to a checkpoint, saves the same update once more.
             if older.exists():
-                remove(older, tell)
+                aside.append(_set_aside(older))
             previous.rename(older)
         else:
-            remove(previous, tell)
+            aside.append(_set_aside(previous))
     if last.exists():
         last.rename(previous)
     fresh.rename(last)
+    if best:
+        aside += _name_best(checkpoints)
     sync_folder(checkpoints)
     if keep == 1 and previous.exists():
-        remove(previous, tell)
-    for folder in _older(checkpoints)[max(keep - 2, 0) :]:
-        remove(folder, tell)
+        aside.append(_set_aside(previous))
+    aside += [_set_aside(folder) for folder in _older(checkpoints)[max(keep - 2, 0) :]]
+    for folder in aside:
+        _delete(folder, tell)
 
 
-def remove(folder: Path, tell: Tell) -> None:
-    """Take a checkpoint away at once, then delete it; what cannot be deleted is told and left behind."""
-    away = folder.with_name(f"{TRASH}{secrets.token_hex(4)}")
-    folder.rename(away)
+def _set_aside(folder: Path) -> Path:
+    """Take a checkpoint away at once; where it is now."""
+    return folder.rename(folder.with_name(f"{TRASH}{secrets.token_hex(4)}"))
+
+
+def _delete(folder: Path, tell: Tell) -> None:
+    """Delete what was set aside, which takes its time; what cannot be deleted is told and left behind."""
     try:
-        shutil.rmtree(away)
+        shutil.rmtree(folder)
     except OSError as error:
-        tell(f"{away}: an old checkpoint cannot be deleted ({error.strerror}); delete it by hand")
+        tell(f"{folder}: an old checkpoint cannot be deleted ({error.strerror}); delete it by hand")
+
+
+def _name_best(checkpoints: Path) -> list[Path]:
+    """Give the fresh best its name; the one before it, set aside."""
+    best = checkpoints / "best"
+    aside = [_set_aside(best)] if best.exists() else []
+    (checkpoints / FRESH_BEST).rename(best)
+    return aside
 
 
 def make_room(checkpoints: Path, tell: Tell) -> None:
     """Delete all but `last` and `best`."""
     for folder in (*_older(checkpoints), checkpoints / "previous"):
         if folder.exists() and (checkpoints / "last").exists():
-            remove(folder, tell)
+            _delete(_set_aside(folder), tell)
 
 
-def keep_as_best(checkpoints: Path, tell: Tell = warnings.warn) -> None:
-    """Make `last` also `best`: the same files under a second name, so nothing is written twice."""
-    fresh, best = checkpoints / FRESH_BEST, checkpoints / "best"
-    shutil.rmtree(fresh, ignore_errors=True)
-    shutil.copytree(checkpoints / "last", fresh, copy_function=_link)
-    if best.exists():
-        remove(best, tell)
-    fresh.rename(best)
-    sync_folder(checkpoints)
+def _copy(folder: Path, target: Path) -> None:
+    """The same files under a second name, so nothing is written twice."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(folder, target, copy_function=_link)
 
 
 def _link(source: str, target: str) -> None:
@@ -131,16 +147,23 @@ def _link(source: str, target: str) -> None:
 
 
 def tidy(checkpoints: Path, tell: Tell = warnings.warn) -> None:
-    """Clear away what a killed process left half done; a `best` that lacked only its name gets it."""
-    fresh_best, best = checkpoints / FRESH_BEST, checkpoints / "best"
-    if fresh_best.exists() and not best.exists() and why_unusable(fresh_best) is None:
-        fresh_best.rename(best)
+    """Clear away what a killed process left half done; a best that lacked only its name gets it."""
+    if _is_copy(checkpoints / FRESH_BEST, checkpoints / "last"):
+        for folder in _name_best(checkpoints):
+            _delete(folder, tell)
     leftovers = [path for path in checkpoints.iterdir() if path.name.startswith((TRASH, FRESH, FRESH_BEST))]
     for path in leftovers:
         try:
             shutil.rmtree(path)
         except OSError as error:
             tell(f"{path}: a leftover cannot be deleted ({error.strerror}); delete it by hand")
+
+
+def _is_copy(folder: Path, original: Path) -> bool:
+    """Whether a folder is a whole copy of a checkpoint, by the hashes of its files."""
+    if why_unusable(folder) is not None or not (original / MANIFEST).is_file():
+        return False
+    return (folder / MANIFEST).read_bytes() == (original / MANIFEST).read_bytes()
 
 
 def _updates(folder: Path) -> int:

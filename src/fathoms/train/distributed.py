@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -81,12 +82,14 @@ def exit_rank(code: int) -> NoReturn:
     The group's threads live as long as anything refers to it, as FSDP does to the end. One that lets go of a
     tensor needs Python's lock, and while Python takes itself down whoever asks for it is ended on the spot. C++
     answers that with an abort, so that a run which has finished, or has saved after a signal, would end with -6.
+    What Python does before that is done here too: threads end, then the handlers of atexit run.
     """
+    threading._shutdown()  # pyrefly: ignore
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             # Nobody may be there to read it any more, which must not change the code.
-            with suppress(OSError):
+            with suppress(OSError, ValueError):
                 stream.flush()
     os._exit(code)
 

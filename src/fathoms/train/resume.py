@@ -50,6 +50,9 @@ def go_on(scene: Scene, learner: Learner, course: Course, guard: Guard) -> list[
     gather_objects(world, None)
     newest = checkpoints.newest(folder.checkpoints)
     if newest is None:
+        # What a run wrote that was killed before its first checkpoint; it begins again.
+        for name in LINES:
+            folder.cut(name, 0)
         return []
     if job.run.resume == "never":
         raise ConfigError(f"{folder.path}: holds a run already; choose another --experiment or --resume auto")

@@ -90,15 +90,13 @@ class Saver:
         place, tell = self.folder.checkpoints, self._told.append
         self.folder.sync()
         try:
-            checkpoints.save(place, kept, self.keep, tell)
+            checkpoints.save(place, kept, self.keep, tell, best)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
             tell(f"{place}: {error.strerror}; removing older checkpoints and trying once more")
             checkpoints.make_room(place, tell)
-            checkpoints.save(place, kept, self.keep, tell)
-        if best:
-            checkpoints.keep_as_best(place, tell)
+            checkpoints.save(place, kept, self.keep, tell, best)
 
     def _explain(self, error: OSError) -> SaveError:
         place = self.folder.checkpoints

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -14,11 +15,19 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143}
 VOTES = {None: 0, 130: 1, 143: 1 << 20}
 
 
+# Seconds. Who signals a whole job reaches torchrun and its ranks, to which torchrun then sends the same once more.
+ECHO = 2.0
+
+
 class StopRequest:
-    """Remembers the first signal; the second ends the process at once. Old handlers come back on exit."""
+    """Remembers the first signal; the second ends the process at once, unless it is an echo of the first.
+
+    Old handlers come back on exit.
+    """
 
     def __init__(self) -> None:
         self.code: int | None = None
+        self._first = (0, 0.0)
         self.agreed: int | None = None
         self._before: dict[int, Any] = {}
 
@@ -45,7 +54,10 @@ class StopRequest:
             self.agreed = 143 if votes >= VOTES[143] else 130
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        code = CODES[signal.Signals(number)]
-        if self.code is not None:
+        code, now = CODES[signal.Signals(number)], time.monotonic()
+        if self.code is None:
+            self.code, self._first = code, (number, now)
+            return
+        kind, began = self._first
+        if number != kind or now - began > ECHO:
             os._exit(code)
-        self.code = code
