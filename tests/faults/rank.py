@@ -1,34 +1,43 @@
-"""One rank of a run that dies or is stopped on request: KILL=RANK:UPDATE or STOP=RANK:UPDATE, then the words."""
+"""One rank of a run that dies, is stopped or saves slowly on request, then the words.
+
+KILL=RANK:UPDATE; STOP=RANK:UPDATE,...; SLOW_SAVE=SECONDS, and then no signal counts as an echo.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import time
 
 import torch
 
 from fathoms.cli.main import command
+from fathoms.train import checkpoint as checkpoints
 from fathoms.train.loop import Trainer
+from fathoms.train.stop import LAUNCHED
 
 torch.set_num_threads(1)
-update = Trainer._update
-
-
-def place(name):
-    rank, _, number = os.environ.get(name, "-1:0").partition(":")
-    return int(rank), int(number)
+update, save = Trainer._update, checkpoints.save
 
 
 def counted(trainer, batch):
-    here = (trainer.world.rank, trainer.course.updates)
-    if here == place("KILL") and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+    here = f"{trainer.world.rank}:{trainer.course.updates}"
+    if here == os.environ.get("KILL") and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         os.kill(os.getpid(), signal.SIGKILL)
-    if here == place("STOP"):
+    if here in os.environ.get("STOP", "").split(","):
         os.kill(os.getpid(), signal.SIGTERM)
     update(trainer, batch)
 
 
+def slowly(*args):
+    time.sleep(float(os.environ["SLOW_SAVE"]))
+    save(*args)
+
+
 Trainer._update = counted
+if "SLOW_SAVE" in os.environ:
+    os.environ.pop(LAUNCHED, None)
+    checkpoints.save = slowly
 sys.argv[1:1] = ["train"]
 command()

@@ -82,6 +82,15 @@ def test_a_dead_rank_ends_the_other_with_the_reason_and_a_restart_resumes_exactl
     assert lab.same("whole", "cut")
 
 
+def test_no_rank_leaves_while_the_first_still_saves(lab):
+    """torchrun ends the others when one has left after a signal."""
+    done = torchrun(*lab.words("--batch-size", "16"), STOP="0:3,1:3", SLOW_SAVE="2")
+    assert done.returncode == 1
+    assert lab.summary()["status"] == "interrupted"
+    assert checkpoints.why_unusable(lab.folder() / "checkpoints" / "last") is None
+    assert (lab.folder() / "report.html").is_file()
+
+
 def test_shards_go_from_two_processes_to_one_and_back(lab):
     """F6 and FSDP2 2 -> 1 -> 2; a signal to one rank alone stops both after the same update, exit 143."""
     plain = ["--crop", "whole"]

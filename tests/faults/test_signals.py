@@ -17,7 +17,7 @@ import pytest
 from fathoms import FathomsError
 from fathoms.cli.main import main
 from fathoms.train import checkpoint as checkpoints
-from fathoms.train.stop import CODES, ECHO, StopRequest
+from fathoms.train.stop import CODES, ECHO, LAUNCHED, StopRequest
 
 
 def started(lab, *words):
@@ -72,14 +72,15 @@ def test_an_echo_of_the_first_signal_is_none_of_its_own(monkeypatch):
     """Who signals a job reaches its ranks twice: by himself, and through torchrun."""
     left = []
     monkeypatch.setattr("fathoms.train.stop.os._exit", left.append)
-    for late in (0.0, ECHO + 1):
+    for late, launched in ((0.0, True), (ECHO + 1, True), (0.0, False)):
+        monkeypatch.setenv(LAUNCHED, "run") if launched else monkeypatch.delenv(LAUNCHED)
         now = itertools.chain([100.0], itertools.repeat(100.0 + late))
         monkeypatch.setattr("fathoms.train.stop.time.monotonic", lambda now=now: next(now))
         with StopRequest() as stop:
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
             assert stop.code == 143
-    assert left == [143]
+        assert len(left) == {(0.0, True): 0, (ECHO + 1, True): 1, (0.0, False): 2}[late, launched]
 
 
 def test_handlers_come_back_and_a_thread_may_train():

@@ -172,23 +172,46 @@ def test_what_a_new_module_would_pass_over_is_left():
     heads.attn_drop.register_forward_hook(lambda *_: None)
     reader.v = Adapted(reader.v)
     model.blocks[1].forward = model.blocks[1].forward
+    model.blocks[1].attn.register_load_state_dict_pre_hook(lambda *_: None)
+    model.blocks_token_only[1].attn.attn_drop = nn.AlphaDropout(0.1)
     report = accelerate(model)
     assert report.left == (
         ("blocks.0.attn", "attn_drop has hooks, which would not be called"),
         ("blocks.1", "something has given it a forward of its own"),
+        ("blocks.1.attn", "it has hooks of load_state_dict, which know it alone"),
         ("blocks_token_only.0.attn", "v is more than a plain linear or has hooks"),
+        (
+            "blocks_token_only.1.attn",
+            "its attn_drop is of type AlphaDropout, which only its own forward calls",
+        ),
     )
     assert model.blocks[0].attn is heads
     model(images()).sum().backward()
     assert reader.v.extra.grad.any()
 
 
-def test_hooks_and_flags_come_along():
-    model, seen = cait(), []
+@pytest.mark.compile
+def test_what_is_compiled_already_is_left():
+    model = cait()
+    model.blocks[0].attn.compile(backend="eager")
+    assert accelerate(model).left == (("blocks.0.attn", "it is compiled already; accelerate first"),)
+
+
+def test_a_block_itself_stands_nowhere_and_is_not_said_to_be_replaced():
+    block = cait().blocks[0]
+    report = accelerate(block, images=torch.randn(2, 4, 192))
+    assert [row[0] for row in report.rows] == ["attn"]
+
+
+def test_hooks_flags_and_modes_come_along():
+    model, seen = cait().train(), []
+    model.blocks[0].norm1.eval()
+    modes = [part.training for part in model.modules()]
     for part in (model.blocks[0].attn, model.blocks_token_only[0].attn):
         part.register_forward_hook(lambda *_: seen.append(1))
         part.flag = "kept"
     accelerate(model)
+    assert [part.training for part in model.modules()] == modes
     seen.clear()
     model(images())
     assert len(seen) == 2

@@ -175,6 +175,16 @@ def test_a_run_killed_before_its_first_checkpoint_writes_no_row_twice(tmp_path):
     ]
 
 
+def test_the_rows_of_a_run_that_lost_its_checkpoints_are_not_dropped_unasked(tmp_path):
+    train(job(tmp_path, "--epochs", "1"))
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    before = rows(tmp_path / "run")
+    for words, said in ((["--resume", "never"], "holds a run already"), ([], "holds a run that is done")):
+        with pytest.raises(FathomsError, match=said):
+            train(job(tmp_path, "--epochs", "1", *words))
+    assert rows(tmp_path / "run") == before
+
+
 def test_a_resume_that_forgets_its_place_does_not_match(tmp_path):
     """The negative control: with the position in the epoch reset, the comparison above must fail."""
     train(job(tmp_path, "--recovery-interval", "2", name="whole"))

@@ -218,3 +218,46 @@ def test_two_kills_in_a_row_lose_nothing_but_what_was_under_way(folder, monkeypa
             assert updates_in(place / "best") == now
             whole, cuts = now, cuts + cut
     assert cuts > 60
+
+
+def test_a_damaged_last_makes_way_and_does_not_cost_the_whole_one(folder, monkeypatch):
+    place = folder.checkpoints
+    for places in range(4):
+        for path in place.iterdir():
+            shutil.rmtree(path)
+        for updates in (1, 2):
+            checkpoints.save(place, kept(updates))
+        (place / "last" / "state.json").write_text("{}")
+        with pytest.warns(UserWarning, match="damaged"):
+            whole = checkpoints.newest(place)
+        checkpoints.drop_damaged(place, whole)
+        cut = killed_after(monkeypatch, places, functools.partial(checkpoints.save, place, kept(3)))
+        checkpoints.tidy(place)
+        assert updates_in(checkpoints.newest(place)) == (1 if cut else 3)
+
+
+def test_no_room_for_a_best_costs_no_last_and_is_tried_again(folder, monkeypatch):
+    """On a file system without second names a best is a copy."""
+    refused, copyfile = [], shutil.copyfile
+
+    def no_names(_target, _source):
+        raise PermissionError(1, "Operation not permitted")
+
+    def full(source, target):
+        if len(refused) < 1:
+            refused.append(target)
+            raise OSError(28, "No space left on device")
+        return copyfile(source, target)
+
+    told = []
+    saver = Saver(folder, 2, torch.device("cpu"), told.append)
+    monkeypatch.setattr(Path, "hardlink_to", no_names)
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.save(folder.checkpoints, kept(1), best=True)
+    assert names(folder) == ["last"]
+    refused.clear()
+    saver.save(lambda _take: kept(2), best=True)
+    saver.wait()
+    assert "removing older checkpoints and trying once more" in told[0]
+    assert updates_in(folder.checkpoints / "best") == updates_in(folder.checkpoints / "last") == 2

@@ -86,7 +86,7 @@ def make_job(args: Args) -> Job:
 
 def run(args: Args) -> int:
     """Train, and say where everything is."""
-    from fathoms.train.distributed import join_world, leave_world, naming_lost_ranks
+    from fathoms.train.distributed import gather_objects, join_world, leave_world, naming_lost_ranks
     from fathoms.train.loop import Trainer
 
     job = make_job(args)
@@ -94,13 +94,15 @@ def run(args: Args) -> int:
     try:
         with naming_lost_ranks(world):
             outcome = Trainer(job, world).run()
+            if world.is_main:
+                from fathoms.report.page import write_report
+
+                write_report(job.folder)
+                tell(json_format.dumps(outcome.summary) if args.json else closing(outcome.summary))
+            # torchrun ends all ranks when one has left after a signal: none leaves while the first still writes.
+            gather_objects(world, None)
     finally:
         leave_world()
-    if world.is_main:
-        from fathoms.report.page import write_report
-
-        write_report(job.folder)
-        tell(json_format.dumps(outcome.summary) if args.json else closing(outcome.summary))
     return outcome.code
 
 

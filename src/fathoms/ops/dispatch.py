@@ -33,7 +33,7 @@ def why_no_kernel() -> str | None:
     # It would give the tangents of its inputs away without a word.
     if in_forward_mode():
         return "a forward-mode derivative is asked for, which no kernel has"
-    # What is compiled never sees the levels of torch.func, which are gone when it runs.
+    # torch.compile cannot trace the question; torch.func inside of what is compiled needs impl="reference".
     if not torch.compiler.is_compiling() and _differentiates_by_function():
         return "torch.func asks for a derivative, which it does not take from an operation with a kernel"
     return None

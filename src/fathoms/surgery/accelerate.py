@@ -35,6 +35,7 @@ _PASSED: dict[type[nn.Module], set[str]] = {
     OneQueryAttention: {"attn_drop"},
     OnePassBlock: {"ls1", "ls2"},
 }
+_NOTHING = nn.Identity()
 # Blocks x + gamma * F(norm x); others of the same parts place their norms or tokens otherwise.
 _BLOCKS = {"Block", "LayerScaleBlock", "EvaBlock", "LayerScale_Block", "Layer_scale_init_Block"}
 
@@ -82,7 +83,8 @@ def accelerate(model: nn.Module, *, images: Tensor | None = None) -> AccelerateR
     left: list[tuple[str, str]] = []
     for name, module in model.named_modules():
         new = _faster(module)
-        if new is None:
+        # The model itself stands nowhere that something else could be put.
+        if new is None or module is model:
             continue
         if reason := _why_left(module, new):
             left.append((name, reason))
@@ -144,15 +146,21 @@ def _why_left(module: nn.Module, new: type[nn.Module]) -> str | None:
     parts = dict(module.named_children())
     if "forward" in module.__dict__:
         return "something has given it a forward of its own"
-    for part in _READ[new] & parts.keys():
+    if module._compiled_call_impl is not None:
+        return "it is compiled already; accelerate first"
+    if module._load_state_dict_pre_hooks:
+        return "it has hooks of load_state_dict, which know it alone"
+    for part in sorted(_READ[new] & parts.keys()):
         if not is_bare(parts[part]):
             return f"{part} is more than a plain linear or has hooks"
-    for part in _PASSED[new] & parts.keys():
+    for part in sorted(_PASSED[new] & parts.keys()):
         if has_hooks(parts[part]):
             return f"{part} has hooks, which would not be called"
-    rate = float(getattr(parts.get("attn_drop"), "p", 0.0))
-    if new is FusedTalkingHeads and rate > 0.0:
-        return f"it drops attention with probability {rate:g}, which no kernel does"
+    drop = parts.get("attn_drop", _NOTHING)
+    if type(drop) not in (nn.Dropout, nn.Identity):
+        return f"its attn_drop is of type {type(drop).__name__}, which only its own forward calls"
+    if new is FusedTalkingHeads and isinstance(drop, nn.Dropout) and drop.p > 0.0:
+        return f"it drops attention with probability {drop.p:g}, which no kernel does"
     return None
 
 

@@ -14,7 +14,6 @@ def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> list[str
             if child is old:
                 parent._modules[name] = new
                 paths.append(f"{path}.{name}" if path else name)
-    new.train(old.training)
     return paths
 
 

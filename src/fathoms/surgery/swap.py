@@ -63,6 +63,8 @@ def swap_norms(
     new = {site.name: build_part(site, to, model) for site in sites}
     if how == "keep":
         new = {site.name: carry(site, new[site.name]) for site in sites}
+    for site in sites:
+        new[site.name].module.train(site.module.training)
     errors: dict[str, float] = {}
     change = None
     if batches is None:

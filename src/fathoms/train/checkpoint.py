@@ -74,12 +74,11 @@ def save(
     fresh, last, previous = checkpoints / FRESH, checkpoints / "last", checkpoints / "previous"
     try:
         write(fresh, checkpoint)
-        if best:
-            _copy(fresh, checkpoints / FRESH_BEST)
     except OSError:
-        for half in (FRESH, FRESH_BEST):
-            shutil.rmtree(checkpoints / half, ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)
         raise
+    # Without room for a best there is still a last.
+    no_best = _why_not_copied(fresh, checkpoints / FRESH_BEST) if best else None
     aside: list[Path] = []
     # Where a kill came before the new one had its name there is no last, and previous is all there is.
     if previous.exists() and last.exists():
@@ -94,7 +93,7 @@ def save(
     if last.exists():
         last.rename(previous)
     fresh.rename(last)
-    if best:
+    if best and no_best is None:
         aside += _name_best(checkpoints)
     sync_folder(checkpoints)
     if keep == 1 and previous.exists():
@@ -102,6 +101,8 @@ def save(
     aside += [_set_aside(folder) for folder in _older(checkpoints)[max(keep - 2, 0) :]]
     for folder in aside:
         _delete(folder, tell)
+    if no_best is not None:
+        raise no_best
 
 
 def _set_aside(folder: Path) -> Path:
@@ -132,18 +133,37 @@ def make_room(checkpoints: Path, tell: Tell) -> None:
             _delete(_set_aside(folder), tell)
 
 
-def _copy(folder: Path, target: Path) -> None:
-    """The same files under a second name, so nothing is written twice."""
+def _why_not_copied(folder: Path, target: Path) -> OSError | None:
+    """Give the files of a folder second names in another, so nothing is written twice; the error, if there is one."""
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(folder, target, copy_function=_link)
-
-
-def _link(source: str, target: str) -> None:
     try:
-        os.link(source, target)
+        target.mkdir()
+        for path in folder.iterdir():
+            _link(path, target / path.name)
+        sync_folder(target)
+    except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)
+        return error
+    return None
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
     except OSError:
         # Some file systems know no second names.
-        shutil.copy2(source, target)
+        shutil.copyfile(source, target)
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def drop_damaged(checkpoints: Path, whole: Path, tell: Tell = warnings.warn) -> None:
+    """Take the ones away that are newer than the newest whole one, which the next save would make way for them."""
+    for folder in (checkpoints / "last", checkpoints / "previous"):
+        if folder == whole:
+            return
+        if folder.exists():
+            _delete(_set_aside(folder), tell)
 
 
 def tidy(checkpoints: Path, tell: Tell = warnings.warn) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from fathoms.errors import ConfigError
 from fathoms.models.config import ViTConfig
+from fathoms.reading import read_json
 from fathoms.registry import check_name
 from fathoms.train import checkpoint as checkpoints
 from fathoms.train.checkpoint import Checkpoint
@@ -49,25 +50,40 @@ def go_on(scene: Scene, learner: Learner, course: Course, guard: Guard) -> list[
         checkpoints.tidy(folder.checkpoints)
     gather_objects(world, None)
     newest = checkpoints.newest(folder.checkpoints)
-    if newest is None:
-        # What a run wrote that was killed before its first checkpoint; it begins again.
-        for name in LINES:
-            folder.cut(name, 0)
-        return []
-    if job.run.resume == "never":
+    begun = newest is not None or any(folder.length(name) for name in LINES)
+    if begun and job.run.resume == "never":
         raise ConfigError(f"{folder.path}: holds a run already; choose another --experiment or --resume auto")
+    if newest is None:
+        return begin_again(scene) if begun else []
     kept = checkpoints.read(newest)
     check_same_run(scene, kept)
     take_over(scene, learner, course, kept, str(newest))
     guard.load(kept.state["guard"])
     for name, length in kept.state["lines"].items():
         folder.cut(name, length)
+    gather_objects(world, None)
+    if folder.writes:
+        checkpoints.drop_damaged(folder.checkpoints, newest)
     if kept.state["world"] in (None, world.size):
         return []
     return [
         f"goes on with {world.size} processes instead of {kept.state['world']}: "
         "the same pictures in every step, but sums in another order, so not bit for bit"
     ]
+
+
+def begin_again(scene: Scene) -> list[str]:
+    """Drop the rows of a run that was killed before its first checkpoint; those of one that ended are kept."""
+    folder = scene.folder
+    summary = folder.path / "summary.json"
+    if summary.is_file() and read_json(summary, ConfigError).get("status") == "done":
+        raise ConfigError(
+            f"{folder.path}: holds a run that is done, without its checkpoints; choose another --experiment"
+        )
+    gather_objects(scene.world, None)
+    for name in LINES:
+        folder.cut(name, 0)
+    return ["begins again: the run in this folder has left no checkpoint, and its rows are dropped"]
 
 
 def check_same_run(scene: Scene, kept: Checkpoint) -> None:

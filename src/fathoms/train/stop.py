@@ -17,10 +17,11 @@ VOTES = {None: 0, 130: 1, 143: 1 << 20}
 
 # Seconds. Who signals a whole job reaches torchrun and its ranks, to which torchrun then sends the same once more.
 ECHO = 2.0
+LAUNCHED = "TORCHELASTIC_RUN_ID"
 
 
 class StopRequest:
-    """Remembers the first signal; the second ends the process at once, unless it is an echo of the first.
+    """Remembers the first signal; the second ends the process at once, unless it is torchrun's echo of the first.
 
     Old handlers come back on exit.
     """
@@ -59,5 +60,5 @@ class StopRequest:
             self.code, self._first = code, (number, now)
             return
         kind, began = self._first
-        if number != kind or now - began > ECHO:
+        if LAUNCHED not in os.environ or number != kind or now - began > ECHO:
             os._exit(code)
