@@ -1,4 +1,7 @@
-"""Kernels on a CPU: a test file is also a script that runs them in Triton's interpreter and prints what it saw."""
+"""What all tests share: the same random numbers every time, and kernels on a CPU.
+
+A file that tests kernels is also a script that runs them in Triton's interpreter and prints what it saw.
+"""
 
 import json
 import os
@@ -6,6 +9,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers():
+    """Whichever tests ran before, so that one that fails once fails again."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module")

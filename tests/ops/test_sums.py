@@ -140,8 +140,12 @@ def test_a_whole_model_has_all_but_the_last_sum_taken_in(counts, readout):
     ],
 )
 def test_it_takes_what_it_can_make(counts, form, taken):
+    torch.manual_seed(0)
     x, w, v = (torch.randn(shape).bfloat16() for shape in ((2, 5, 8), (8, 8), (8,)))
-    torch.testing.assert_close(torch.compile(form, **compile_options())(x, w, v), form(x, w, v))
+    found, plain = torch.compile(form, **compile_options())(x, w, v), form(x, w, v)
+    # Where they round differs, and so may the last digit of a bfloat16 that much has cancelled in.
+    assert (found - plain).float().norm() <= 0.02 * plain.float().norm()
+    assert found.dtype == plain.dtype
     assert counts == [taken]
 
 
