@@ -70,13 +70,13 @@ def run(args: Args) -> int:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: use 1 or more")
     config = model_config(args.model, **given(args.switches))
     device = choose_device(args.device)
+    if args.sums == "fused" and (args.compile == "none" or device.type != "cuda"):
+        raise ConfigError("--sums fused is made by torch.compile on a CUDA device; leave it out")
     launch = args.launch or ("graph" if device.type == "cuda" else "eager")
     torch.manual_seed(0)
     shape = (args.batch_size, config.in_channels, config.image_size, config.image_size)
     images = torch.randn(shape, device=device)
     labels = torch.randint(0, config.num_classes, (args.batch_size,), device=device)
-    if args.sums == "fused" and (args.compile == "none" or device.type != "cuda"):
-        raise ConfigError("--sums fused is made by torch.compile on a CUDA device; leave it out")
     sums = args.sums or sums_for(launch)
     setting = Setting(args.precision, args.compile, launch, args.keep, sums)
     contenders = []

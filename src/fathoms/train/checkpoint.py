@@ -158,7 +158,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def drop_damaged(checkpoints: Path, whole: Path, tell: Tell = warnings.warn) -> None:
-    """Take the ones away that are newer than the newest whole one, which the next save would make way for them."""
+    """Delete those before the newest whole one: the next save would keep them, and set the whole one aside."""
     for folder in (checkpoints / "last", checkpoints / "previous"):
         if folder == whole:
             return
