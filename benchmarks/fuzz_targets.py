@@ -26,8 +26,8 @@ from fathoms.data.manifest import verify_manifest
 from fathoms.report.page import render
 from fathoms.report.read import read_run
 from fathoms.train import checkpoint as checkpoints
-from fathoms.train.recipe import Recipe
-from fathoms.train.recipe_file import read_recipe, recipe_names, recipe_options
+from fathoms.train.recipe.files import read_recipe, recipe_names, recipe_options
+from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.toml import to_toml
 from fathoms.train.versions import GUARD_COUNTS
 from fuzz_mutate import as_json, bent, damaged

@@ -36,7 +36,7 @@ from fathoms.train.build import open_splits
 from fathoms.train.distributed import World, choose_device
 from fathoms.train.job import Job, RunOptions
 from fathoms.train.loop import Trainer
-from fathoms.train.recipe import Recipe, read_recipe
+from fathoms.train.recipe.recipe import Recipe, read_recipe
 
 RESULTS = Path(__file__).parents[1] / "results"
 # The norm that takes LayerNorm's place, and how; the first row is not swapped.

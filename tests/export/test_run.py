@@ -16,7 +16,7 @@ from fathoms.evaluate.checkpoint import load_trained
 from fathoms.evaluate.look import Look
 from fathoms.export.export import export_model
 from fathoms.export.quantise import Judge
-from fathoms.train.recipe import Recipe
+from fathoms.train.recipe.recipe import Recipe
 
 
 @pytest.fixture

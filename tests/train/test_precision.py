@@ -12,7 +12,7 @@ from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 from fathoms.train.graph import WARMUP, GraphedStep, _Capture
 from fathoms.train.precision import PRECISIONS, compile_blocks, kept_for_backward, set_stream
-from fathoms.train.recipe import Recipe
+from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.working_copy import WorkingCopy
 
 CONFIG = ViTConfig(

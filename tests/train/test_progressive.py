@@ -15,7 +15,7 @@ from fathoms.models.layouts import resize_positions
 from fathoms.parts import POSITIONS
 from fathoms.train.distributed import World
 from fathoms.train.loop import Trainer
-from fathoms.train.progressive import ImageSizes
+from fathoms.train.recipe.image_sizes import ImageSizes
 
 SMALL = ["--depth", "2", "--dim", "16", "--heads", "2", "--batch-size", "240", "--device", "cpu"]
 GROWING = [

@@ -10,9 +10,9 @@ from fathoms import FathomsError
 from fathoms.cli import train as train_command
 from fathoms.cli.main import main
 from fathoms.cli.parse import parse
-from fathoms.train.recipe import DEFAULTS, RECIPE_FIELDS, Recipe
-from fathoms.train.recipe_file import read_recipe, recipe_names, recipe_options
-from fathoms.train.usage import USES, refuse_unused, unused
+from fathoms.train.recipe.files import read_recipe, recipe_names, recipe_options
+from fathoms.train.recipe.recipe import DEFAULTS, RECIPE_FIELDS, Recipe
+from fathoms.train.recipe.unused import USES, refuse_unused, unused
 
 HARD = {"teacher": "timm/regnety_160", "distillation_type": "hard"}
 SOFT = HARD | {"distillation_type": "soft"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import tyro
 
-from fathoms.train.recipe_file import read_recipe, recipe_names
+from fathoms.train.recipe.files import read_recipe, recipe_names
 from fathoms.train.toml import to_toml
 
 EXAMPLES = """

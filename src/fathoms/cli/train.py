@@ -19,8 +19,8 @@ import tyro
 from fathoms.cli.parse import Switches, given, optional
 from fathoms.errors import printable
 from fathoms.train.job import TIMM, Job, RunOptions
-from fathoms.train.recipe import Recipe
-from fathoms.train.recipe_file import read_recipe, recipe_options
+from fathoms.train.recipe.files import read_recipe, recipe_options
+from fathoms.train.recipe.recipe import Recipe
 
 EXAMPLES = """
 fathoms train

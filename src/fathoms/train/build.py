@@ -33,7 +33,7 @@ from fathoms.models.weights import load_weights
 from fathoms.train.distributed import World
 from fathoms.train.foreign import build_timm
 from fathoms.train.job import Job
-from fathoms.train.recipe import Recipe
+from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.schedule import Schedule
 
 

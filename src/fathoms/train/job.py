@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from fathoms.errors import ConfigError
 from fathoms.models.config import ViTConfig
-from fathoms.train.progressive import ImageSizes
-from fathoms.train.recipe import Recipe
+from fathoms.train.recipe.image_sizes import ImageSizes
+from fathoms.train.recipe.recipe import Recipe
 
 TIMM = "timm/"
 

@@ -12,7 +12,7 @@ from fathoms.models.vit import ViT
 from fathoms.train.distill import class_logits
 from fathoms.train.loss import LOSSES
 from fathoms.train.penalties import WithPenalties
-from fathoms.train.recipe import Recipe
+from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.teacher import build_teacher
 
 

@@ -16,7 +16,7 @@ from fathoms.train.course import Course
 from fathoms.train.distributed import gather_objects, sum_over_ranks
 from fathoms.train.guard import Guard
 from fathoms.train.job import Job, differences
-from fathoms.train.recipe import Recipe
+from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.scene import Scene
 from fathoms.train.state import restore
 from fathoms.train.wrap import Learner

@@ -11,7 +11,7 @@ from fathoms.models.zoo import create_model
 from fathoms.train.distill import Teacher, check_distillation, class_logits, distillation_loss
 from fathoms.train.foreign import timm_teacher
 from fathoms.train.job import TIMM
-from fathoms.train.recipe import Recipe
+from fathoms.train.recipe.recipe import Recipe
 
 
 class Distillation:

@@ -12,13 +12,13 @@ from fathoms.errors import ConfigError
 from fathoms.models.config import FIELDS
 from fathoms.reading import check_field, read_toml
 from fathoms.registry import check_name
-from fathoms.train.recipe import DEFAULTS, RECIPE_FIELDS, Recipe
-from fathoms.train.usage import refuse_unused
+from fathoms.train.recipe.recipe import DEFAULTS, RECIPE_FIELDS, Recipe
+from fathoms.train.recipe.unused import refuse_unused
 
 
 def recipe_names() -> list[str]:
     """The recipes that come with the package."""
-    files = resources.files("fathoms.train").joinpath("recipes").iterdir()
+    files = resources.files("fathoms.train").joinpath("recipe").iterdir()
     return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
 
 
@@ -33,7 +33,7 @@ def read_recipe(name: str) -> dict[str, Any]:
         table = read_toml(name, ConfigError)
     else:
         check_name(name, recipe_names(), "recipe", "train.recipe")
-        file = resources.files("fathoms.train").joinpath("recipes", f"{name}.toml")
+        file = resources.files("fathoms.train").joinpath("recipe", f"{name}.toml")
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     for key in table:
         check_name(key, (*RECIPE_FIELDS, "about", "model"), "option", name)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fathoms.errors import ConfigError
 from fathoms.reading import check_choices, check_types
 from fathoms.registry import check_name
-from fathoms.train.usage import refuse_unused, without_idle
+from fathoms.train.recipe.unused import refuse_unused, without_idle
 
 
 @dataclass(frozen=True)
