@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fathoms import FathomsError, ViT, ViTConfig
-from fathoms.train.distill import KINDS, Teacher, class_logits, distillation_loss
+from fathoms.train.objective.distillation import KINDS, Teacher, class_logits, distillation_loss
 
 
 def data(heads=1):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fathoms import FathomsError
-from fathoms.train.loss import LOSSES, BinaryCrossEntropy, CrossEntropy
+from fathoms.train.objective.loss import LOSSES, BinaryCrossEntropy, CrossEntropy
 
 CLASSES = 7
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.parts import attention as attention_module
-from fathoms.train.penalties import (
+from fathoms.train.objective.penalties import (
     WithPenalties,
     attend_with_maxima,
     attention_penalty,

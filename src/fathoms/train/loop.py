@@ -25,7 +25,7 @@ from fathoms.train.foreign import timm_size
 from fathoms.train.guard import DivergedError, Guard, RollBack
 from fathoms.train.job import Job
 from fathoms.train.mirrors import Mirrors, Run, parse_mirrors
-from fathoms.train.objective import Objective
+from fathoms.train.objective.objective import Objective
 from fathoms.train.outcome import DIVERGED, FAILED, Outcome, write_end
 from fathoms.train.precision import set_stream
 from fathoms.train.progress import Progress

@@ -10,7 +10,7 @@ from torch import Tensor
 from fathoms.data import Batch
 from fathoms.train.diagnose import diagnose, sentence
 from fathoms.train.guard import DivergedError, Finding, RollBack
-from fathoms.train.penalties import WithPenalties
+from fathoms.train.objective.penalties import WithPenalties
 from fathoms.train.scene import Scene
 from fathoms.train.step import Stepper
 from fathoms.train.watch import Seen

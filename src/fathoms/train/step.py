@@ -12,7 +12,7 @@ from fathoms.train.course import Course
 from fathoms.train.distributed import whole
 from fathoms.train.gate import Gate
 from fathoms.train.graph import launched
-from fathoms.train.objective import Objective
+from fathoms.train.objective.objective import Objective
 from fathoms.train.optim import set_lr
 from fathoms.train.scene import Scene
 from fathoms.train.watch import Seen, Watch

@@ -1,0 +1,1 @@
+"""The training objective: losses, distillation, LearnableScaler's penalties."""
