@@ -24,10 +24,10 @@ from torch import Tensor, nn
 import fathoms
 from fathoms.train.disk import file_sizes
 from fathoms.train.distributed import World
-from fathoms.train.gate import Gate
 from fathoms.train.guard import Guard
 from fathoms.train.job import RunOptions
-from fathoms.train.optim import build_optimizer
+from fathoms.train.optim.build import build_optimizer
+from fathoms.train.optim.conditional_step import Gate
 from fathoms.train.run_folder import RunFolder
 from fathoms.train.saver import Saver
 from fathoms.train.state import gather

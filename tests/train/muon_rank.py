@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from fathoms.train.gate import step_unless
-from fathoms.train.stacked_muon import StackedMuon
+from fathoms.train.optim.conditional_step import step_unless
+from fathoms.train.optim.stacked_muon import StackedMuon
 
 rank: int
 ranks: int

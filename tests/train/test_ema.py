@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fathoms import FathomsError
-from fathoms.train.ema import Ema
+from fathoms.train.optim.ema import Ema
 
 
 def model():

@@ -10,8 +10,8 @@ from torch import nn
 
 from fathoms import create_model, param_groups
 from fathoms.errors import ConfigError
-from fathoms.train.gate import Gate, put_back_, step_unless, zero_
-from fathoms.train.optim import OPTIMIZERS, build_optimizer
+from fathoms.train.optim.build import OPTIMIZERS, build_optimizer
+from fathoms.train.optim.conditional_step import Gate, put_back_, step_unless, zero_
 from fathoms.train.optim_state import named_state
 
 FUSED = ("adamw", "muon")

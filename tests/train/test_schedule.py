@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fathoms import FathomsError
-from fathoms.train.schedule import SCHEDULES, Schedule
+from fathoms.train.optim.schedule import SCHEDULES, Schedule
 
 
 def timm_rates(sched, epochs, updates=0, **options):

@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fathoms import FathomsError, ViT, ViTConfig, param_groups
-from fathoms.train import stacked_muon
-from fathoms.train.gate import step_unless
-from fathoms.train.optim import build_optimizer, set_lr
+from fathoms.train.optim import stacked_muon
+from fathoms.train.optim.build import build_optimizer, set_lr
+from fathoms.train.optim.conditional_step import step_unless
+from fathoms.train.optim.stacked_muon import STRETCH, StackedMuon, orthogonalized
 from fathoms.train.optim_state import load_named_state, named_state
-from fathoms.train.stacked_muon import STRETCH, StackedMuon, orthogonalized
 
 # Wide, tall, square and odd, and two of a shape in groups of different rates.
 SHAPES = [(16, 40), (40, 16), (24, 24), (7, 13), (13, 7), (1, 9), (9, 1), (1, 1)] * 3
@@ -268,7 +268,7 @@ def test_a_checkpoint_of_torchs_muon_goes_on(monkeypatch):
     part(straight, new, 0, 6)
     old = vit()
     with monkeypatch.context() as patch:
-        patch.setattr("fathoms.train.muon.StackedMuon", torch.optim.Muon)
+        patch.setattr("fathoms.train.optim.muon.StackedMuon", torch.optim.Muon)
         before = build(old)
     assert type(before._parts["muon"]) is torch.optim.Muon
     part(old, before, 0, 3)
@@ -308,7 +308,7 @@ def test_sharded_matrices_move_as_whole_ones_bit_for_bit(tmp_path):
     """FSDP2 in processes: shards of odd lengths, stacks that do not divide, and held steps."""
     ranks = 2
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed.fsdp", "fathoms.train.optim"])
+    context.set_forkserver_preload(["torch.distributed.fsdp", "fathoms.train.optim.build"])
     script = str(Path(__file__).with_name("muon_rank.py"))
     names = [{"rank": rank, "ranks": ranks, "folder": str(tmp_path)} for rank in range(ranks)]
     started = [context.Process(target=runpy.run_path, args=(script, given), daemon=True) for given in names]

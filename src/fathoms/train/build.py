@@ -33,8 +33,8 @@ from fathoms.models.weights import load_weights
 from fathoms.train.distributed import World
 from fathoms.train.foreign import build_timm
 from fathoms.train.job import Job
+from fathoms.train.optim.schedule import Schedule
 from fathoms.train.recipe.recipe import Recipe
-from fathoms.train.schedule import Schedule
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from torch import nn
 from fathoms.errors import ConfigError
 from fathoms.models.groups import param_groups
 from fathoms.train.distributed import World, shard
-from fathoms.train.ema import Ema
 from fathoms.train.job import Job
 from fathoms.train.objective.objective import Objective
-from fathoms.train.optim import build_optimizer
+from fathoms.train.optim.build import build_optimizer
+from fathoms.train.optim.ema import Ema
 from fathoms.train.precision import compile_blocks, compile_options, keep_lean, sums_for
 from fathoms.train.working_copy import WorkingCopy
 

@@ -9,8 +9,8 @@ import torch
 from fathoms.errors import ConfigError
 from fathoms.models.groups import ParamGroups
 from fathoms.registry import Registry
-from fathoms.train.lamb import Lamb
-from fathoms.train.muon import MuonWithAdamW, split_for_muon
+from fathoms.train.optim.lamb import Lamb
+from fathoms.train.optim.muon import MuonWithAdamW, split_for_muon
 
 OPTIMIZERS: Registry[torch.optim.Optimizer] = Registry("optimizer")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fathoms.errors import ConfigError
-from fathoms.train.gate import hold_of, loss_of, zero_
+from fathoms.train.optim.conditional_step import hold_of, loss_of, zero_
 
 
 class Lamb(torch.optim.Optimizer):

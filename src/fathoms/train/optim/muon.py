@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fathoms.errors import ConfigError
-from fathoms.train.gate import hold_of, loss_of, step_unless
-from fathoms.train.stacked_muon import StackedMuon
+from fathoms.train.optim.conditional_step import hold_of, loss_of, step_unless
+from fathoms.train.optim.stacked_muon import StackedMuon
 
 ALGORITHMS = ("muon", "adamw")
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from fathoms.errors import ConfigError
-from fathoms.train.gate import hold_of, loss_of, put_back_
+from fathoms.train.optim.conditional_step import hold_of, loss_of, put_back_
 
 # A stack has at most so many numbers (256 MB in bfloat16); more matrices of its shape make another one.
 LIMIT = 2**27
