@@ -41,8 +41,8 @@ from fathoms.data import (
 from fathoms.data.pack import PackOptions, pack_split, write_index
 from fathoms.data.sources.tar_index import read_index
 from fathoms.data.workers import available_cores
-from fathoms.train.graph import WARMUP
-from fathoms.train.precision import keep_lean
+from fathoms.train.precision.cuda_graph import WARMUP
+from fathoms.train.precision.policy import keep_lean
 from fathoms.train.speed import Setting, training_step
 
 SIZE = 224

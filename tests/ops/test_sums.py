@@ -11,8 +11,8 @@ from fathoms.errors import ConfigError, UnknownNameError
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 from fathoms.surgery.fold import fold
-from fathoms.train.precision import compile_options, sums_for
-from fathoms.train.working_copy import WorkingCopy
+from fathoms.train.precision.master_weights import WorkingCopy
+from fathoms.train.precision.policy import compile_options, sums_for
 
 pytestmark = pytest.mark.compile
 

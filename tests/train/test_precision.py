@@ -10,10 +10,10 @@ from torch import nn
 from fathoms.errors import ConfigError
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
-from fathoms.train.graph import WARMUP, GraphedStep, _Capture
-from fathoms.train.precision import PRECISIONS, compile_blocks, kept_for_backward, set_stream
+from fathoms.train.precision.cuda_graph import WARMUP, GraphedStep, _Capture
+from fathoms.train.precision.master_weights import WorkingCopy
+from fathoms.train.precision.policy import PRECISIONS, compile_blocks, kept_for_backward, set_stream
 from fathoms.train.recipe.recipe import Recipe
-from fathoms.train.working_copy import WorkingCopy
 
 CONFIG = ViTConfig(
     image_size=16, patch_size=4, dim=32, heads=2, depth=3, num_classes=5, residual="layerscale", readout="cls"

@@ -15,7 +15,7 @@ from fathoms.models.vit import ViT
 from fathoms.parts import NORMS
 from fathoms.parts.mlp import BiasedGelu
 from fathoms.parts.residual import PLACEMENTS, RESIDUALS
-from fathoms.train.working_copy import WorkingCopy
+from fathoms.train.precision.master_weights import WorkingCopy
 
 CONFIG = ViTConfig(
     image_size=16, patch_size=4, dim=32, heads=2, depth=3, num_classes=5, residual="layerscale", readout="cls"

@@ -62,7 +62,7 @@ def run(args: Args) -> int:
     from fathoms.models.vit import ViT
     from fathoms.models.zoo import model_config
     from fathoms.train.distributed import choose_device
-    from fathoms.train.precision import sums_for
+    from fathoms.train.precision.policy import sums_for
     from fathoms.train.speed import TIMM_SETTINGS, Setting, make_timm, prepare, race
 
     for name in ("batch_size", "turns", "steps"):

@@ -27,7 +27,7 @@ from fathoms.train.job import Job
 from fathoms.train.mirrors import Mirrors, Run, parse_mirrors
 from fathoms.train.objective.objective import Objective
 from fathoms.train.outcome import DIVERGED, FAILED, Outcome, write_end
-from fathoms.train.precision import set_stream
+from fathoms.train.precision.policy import set_stream
 from fathoms.train.progress import Progress
 from fathoms.train.respond import respond
 from fathoms.train.resume import counters, go_on, roll_back

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
-from fathoms.train.graph import WARMUP, GraphedStep
-from fathoms.train.precision import (
+from fathoms.train.precision.cuda_graph import WARMUP, GraphedStep
+from fathoms.train.precision.master_weights import WorkingCopy
+from fathoms.train.precision.policy import (
     KEEPS,
     PRECISIONS,
     SUMS,
@@ -29,7 +30,6 @@ from fathoms.train.precision import (
     kept_for_backward,
     set_stream,
 )
-from fathoms.train.working_copy import WorkingCopy
 
 COMPILES = ("none", "model", "blocks")
 LAUNCHES = ("eager", "graph")
@@ -40,7 +40,7 @@ class Setting:
     """How a model is run.
 
     Args:
-        precision: A policy of `fathoms.train.precision`.
+        precision: A policy of `fathoms.train.precision.policy`.
         compile: What is compiled as one: the model, each block, or nothing.
         launch: Kernel by kernel, or each step as one CUDA graph.
         keep: What a compiled forward pass keeps for the backward pass: all that torch would, or "lean", without

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
-from fathoms.train.gradients import add_gradients
+from fathoms.train.precision.gradients import add_gradients
 
 # Steps that run as they are before the first capture: they compile, choose kernels and allocate workspaces.
 WARMUP = 3

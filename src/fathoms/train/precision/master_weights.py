@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.parts.mlp import BiasedGelu, GeluMLP
-from fathoms.train.absorb import Absorbing, Stack, take_factors
-from fathoms.train.gradients import add_gradients
+from fathoms.train.precision.absorb_affine import Absorbing, Stack, take_factors
+from fathoms.train.precision.gradients import add_gradients
 
 
 class WorkingCopy:
