@@ -24,14 +24,14 @@ from torch import Tensor, nn
 import fathoms
 from fathoms.train.disk import file_sizes
 from fathoms.train.distributed import World
-from fathoms.train.guard import Guard
+from fathoms.train.guard.policy import Guard
+from fathoms.train.guard.readback import Watch
 from fathoms.train.job import RunOptions
 from fathoms.train.optim.build import build_optimizer
 from fathoms.train.optim.conditional_step import Gate
 from fathoms.train.run_folder import RunFolder
 from fathoms.train.saver import Saver
 from fathoms.train.state import gather
-from fathoms.train.watch import Watch
 from fathoms.train.wrap import Learner
 
 CPU_SWITCHES = {"dim": 96, "heads": 2, "depth": 4, "image_size": 64}

@@ -22,14 +22,14 @@ from fathoms.train.disk import check_room, file_sizes
 from fathoms.train.distributed import World, check_agreement, naming_lost_ranks, together
 from fathoms.train.epoch_end import EpochEnd, live_numbers
 from fathoms.train.foreign import timm_size
-from fathoms.train.guard import DivergedError, Guard, RollBack
+from fathoms.train.guard.actions import respond
+from fathoms.train.guard.policy import DivergedError, Guard, RollBack
 from fathoms.train.job import Job
 from fathoms.train.mirrors import Mirrors, Run, parse_mirrors
 from fathoms.train.objective.objective import Objective
 from fathoms.train.outcome import DIVERGED, FAILED, Outcome, write_end
 from fathoms.train.precision.policy import set_stream
 from fathoms.train.progress import Progress
-from fathoms.train.respond import respond
 from fathoms.train.resume import counters, go_on, roll_back
 from fathoms.train.run_folder import RunFolder, dumps
 from fathoms.train.saver import Saver

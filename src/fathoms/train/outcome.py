@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fathoms.train.course import Course
-from fathoms.train.guard import Guard
+from fathoms.train.guard.policy import Guard
 from fathoms.train.scene import Scene
 
 FAILED = 2

@@ -14,7 +14,7 @@ from fathoms.train import checkpoint as checkpoints
 from fathoms.train.checkpoint import Checkpoint
 from fathoms.train.course import Course
 from fathoms.train.distributed import gather_objects, sum_over_ranks
-from fathoms.train.guard import Guard
+from fathoms.train.guard.policy import Guard
 from fathoms.train.job import Job, differences
 from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.scene import Scene

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from fathoms.data import Batch
 from fathoms.train.course import Course
 from fathoms.train.distributed import whole
+from fathoms.train.guard.readback import Seen, Watch
 from fathoms.train.objective.objective import Objective
 from fathoms.train.optim.build import set_lr
 from fathoms.train.optim.conditional_step import Gate
 from fathoms.train.precision.cuda_graph import launched
 from fathoms.train.scene import Scene
-from fathoms.train.watch import Seen, Watch
 from fathoms.train.wrap import Learner
 
 
