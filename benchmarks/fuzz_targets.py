@@ -25,11 +25,11 @@ from fathoms.data import choose_decoder, open_source
 from fathoms.data.manifest import verify_manifest
 from fathoms.report.page import render
 from fathoms.report.read import read_run
-from fathoms.train import checkpoint as checkpoints
+from fathoms.train.checkpoint import folder as checkpoints
+from fathoms.train.checkpoint.migrate import GUARD_COUNTS
 from fathoms.train.recipe.files import read_recipe, recipe_names, recipe_options
 from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.toml import to_toml
-from fathoms.train.versions import GUARD_COUNTS
 from fuzz_mutate import as_json, bent, damaged
 
 MAX_PIXELS = 1 << 22

@@ -22,7 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fathoms
-from fathoms.train.disk import file_sizes
+from fathoms.train.checkpoint.async_saver import Saver
+from fathoms.train.checkpoint.disk_space import file_sizes
+from fathoms.train.checkpoint.state_dict import gather
 from fathoms.train.distributed import World
 from fathoms.train.guard.policy import Guard
 from fathoms.train.guard.readback import Watch
@@ -30,8 +32,6 @@ from fathoms.train.job import RunOptions
 from fathoms.train.optim.build import build_optimizer
 from fathoms.train.optim.conditional_step import Gate
 from fathoms.train.run_folder import RunFolder
-from fathoms.train.saver import Saver
-from fathoms.train.state import gather
 from fathoms.train.wrap import Learner
 
 CPU_SWITCHES = {"dim": 96, "heads": 2, "depth": 4, "image_size": 64}

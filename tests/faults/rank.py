@@ -13,7 +13,7 @@ import time
 import torch
 
 from fathoms.cli.main import command
-from fathoms.train import checkpoint as checkpoints
+from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.loop import Trainer
 from fathoms.train.stop import LAUNCHED
 

@@ -13,7 +13,7 @@ import pytest
 
 from fathoms import FathomsError
 from fathoms.cli.main import main
-from fathoms.train import checkpoint as checkpoints
+from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.outcome import DIVERGED
 
 

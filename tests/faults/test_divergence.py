@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from fathoms.data import LoaderError
+from fathoms.train.checkpoint.optimizer_state import named_state
 from fathoms.train.guard.policy import Guard
 from fathoms.train.guard.readback import Seen
 from fathoms.train.job import RunOptions
 from fathoms.train.loop import DIVERGED
-from fathoms.train.optim_state import named_state
 
 
 def nan_output(output):

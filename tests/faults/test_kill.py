@@ -13,7 +13,7 @@ LOOP = """
 import itertools, json, os, random, signal, sys, time, warnings
 from pathlib import Path
 import torch
-from fathoms.train import checkpoint as checkpoints
+from fathoms.train.checkpoint import folder as checkpoints
 warnings.simplefilter("error")
 torch.set_num_threads(1)
 place, rng, newest, killed_in_a_save = Path(sys.argv[1]), random.Random(0), 0, 0

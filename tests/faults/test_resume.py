@@ -12,7 +12,7 @@ import torch
 
 from fathoms import FathomsError
 from fathoms.cli.main import main
-from fathoms.train import checkpoint as checkpoints
+from fathoms.train.checkpoint import folder as checkpoints
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from fathoms import create_model, param_groups
 from fathoms.errors import ConfigError
+from fathoms.train.checkpoint.optimizer_state import named_state
 from fathoms.train.optim.build import OPTIMIZERS, build_optimizer
 from fathoms.train.optim.conditional_step import Gate, put_back_, step_unless, zero_
-from fathoms.train.optim_state import named_state
 
 FUSED = ("adamw", "muon")
 OURS = ("lamb", "muon")

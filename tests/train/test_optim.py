@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from fathoms import FathomsError, ViT, ViTConfig, param_groups
 from fathoms.models.groups import ParamGroups
+from fathoms.train.checkpoint.optimizer_state import load_named_state, named_state
 from fathoms.train.optim.build import OPTIMIZERS, build_optimizer, set_lr
 from fathoms.train.optim.lamb import Lamb
-from fathoms.train.optim_state import load_named_state, named_state
 
 SHAPES = {"matrix": (5, 7), "wide": (3, 4, 2), "bias": (6,), "scale": (1,), "zero": (4, 4), "silent": (3, 3)}
 

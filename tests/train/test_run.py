@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from fathoms import FathomsError
 from fathoms.cli import train as train_command
 from fathoms.cli.parse import parse
-from fathoms.train import checkpoint as checkpoints
+from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.distributed import World
 from fathoms.train.loop import Trainer
 from fathoms.train.step import step_seed

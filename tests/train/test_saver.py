@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 
 from fathoms.errors import FathomsError
-from fathoms.train import checkpoint as checkpoints
-from fathoms.train import saver as saver_module
-from fathoms.train.checkpoint import Checkpoint
+from fathoms.train.checkpoint import async_saver as saver_module
+from fathoms.train.checkpoint import folder as checkpoints
+from fathoms.train.checkpoint.async_saver import Saver
+from fathoms.train.checkpoint.folder import Checkpoint
+from fathoms.train.checkpoint.safetensors_writer import NAMES, write_tensors
 from fathoms.train.run_folder import RunFolder
-from fathoms.train.saver import Saver
-from fathoms.train.tensor_file import NAMES, write_tensors
 
 
 @pytest.mark.parametrize("dtype", list(NAMES), ids=str)

@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fathoms import FathomsError, ViT, ViTConfig, param_groups
+from fathoms.train.checkpoint.optimizer_state import load_named_state, named_state
 from fathoms.train.optim import stacked_muon
 from fathoms.train.optim.build import build_optimizer, set_lr
 from fathoms.train.optim.conditional_step import step_unless
 from fathoms.train.optim.stacked_muon import STRETCH, StackedMuon, orthogonalized
-from fathoms.train.optim_state import load_named_state, named_state
 
 # Wide, tall, square and odd, and two of a shape in groups of different rates.
 SHAPES = [(16, 40), (40, 16), (24, 24), (7, 13), (13, 7), (1, 9), (9, 1), (1, 1)] * 3

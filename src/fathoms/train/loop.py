@@ -17,8 +17,11 @@ from fathoms.data import Batch, LoaderError
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.models.vit import ViT
 from fathoms.train.build import build_data, build_model, build_schedule
+from fathoms.train.checkpoint.async_saver import Saver
+from fathoms.train.checkpoint.disk_space import check_room, file_sizes
+from fathoms.train.checkpoint.resume import counters, go_on, roll_back
+from fathoms.train.checkpoint.state_dict import gather
 from fathoms.train.course import Course
-from fathoms.train.disk import check_room, file_sizes
 from fathoms.train.distributed import World, check_agreement, naming_lost_ranks, together
 from fathoms.train.epoch_end import EpochEnd, live_numbers
 from fathoms.train.foreign import timm_size
@@ -30,11 +33,8 @@ from fathoms.train.objective.objective import Objective
 from fathoms.train.outcome import DIVERGED, FAILED, Outcome, write_end
 from fathoms.train.precision.policy import set_stream
 from fathoms.train.progress import Progress
-from fathoms.train.resume import counters, go_on, roll_back
 from fathoms.train.run_folder import RunFolder, dumps
-from fathoms.train.saver import Saver
 from fathoms.train.scene import Scene
-from fathoms.train.state import gather
 from fathoms.train.step import Stepper
 from fathoms.train.stop import StopRequest
 from fathoms.train.wrap import wrap

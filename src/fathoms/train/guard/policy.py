@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fathoms.errors import FathomsError
+from fathoms.train.checkpoint.migrate import GUARD_COUNTS
 from fathoms.train.guard.readback import Seen
 from fathoms.train.guard.spikes import Spikes
 from fathoms.train.job import RunOptions
-from fathoms.train.versions import GUARD_COUNTS
 
 LR_FACTOR = 0.5
 """What each rollback multiplies the learning rate with, for the rest of the run."""

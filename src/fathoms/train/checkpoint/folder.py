@@ -25,10 +25,10 @@ from torch import Tensor
 from fathoms.atomic import sync_folder
 from fathoms.errors import WeightsError
 from fathoms.reading import read_json, sha256_of
+from fathoms.train.checkpoint.migrate import VERSION, bring_up
+from fathoms.train.checkpoint.safetensors_writer import write_tensors
+from fathoms.train.checkpoint.validate import check_state, read_manifest
 from fathoms.train.run_folder import dumps
-from fathoms.train.tensor_file import write_tensors
-from fathoms.train.trust import check_state, read_manifest
-from fathoms.train.versions import VERSION, bring_up
 
 MANIFEST = "manifest.json"
 FRESH, FRESH_BEST, TRASH = ".last.tmp", ".best.tmp", ".trash-"

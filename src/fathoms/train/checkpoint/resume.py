@@ -10,15 +10,15 @@ from fathoms.errors import ConfigError
 from fathoms.models.config import ViTConfig
 from fathoms.reading import read_json
 from fathoms.registry import check_name
-from fathoms.train import checkpoint as checkpoints
-from fathoms.train.checkpoint import Checkpoint
+from fathoms.train.checkpoint import folder as checkpoints
+from fathoms.train.checkpoint.folder import Checkpoint
+from fathoms.train.checkpoint.state_dict import restore
 from fathoms.train.course import Course
 from fathoms.train.distributed import gather_objects, sum_over_ranks
 from fathoms.train.guard.policy import Guard
 from fathoms.train.job import Job, differences
 from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.scene import Scene
-from fathoms.train.state import restore
 from fathoms.train.wrap import Learner
 
 LINES = ("metrics.jsonl", "probe.jsonl", "guard.jsonl")

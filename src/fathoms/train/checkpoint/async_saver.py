@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fathoms.errors import FathomsError
-from fathoms.train import checkpoint as checkpoints
-from fathoms.train.checkpoint import Checkpoint, Tell
-from fathoms.train.host_copy import HostCopies
+from fathoms.train.checkpoint import folder as checkpoints
+from fathoms.train.checkpoint.folder import Checkpoint, Tell
+from fathoms.train.checkpoint.staging import HostCopies
 from fathoms.train.run_folder import RunFolder
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.errors import WeightsError
-from fathoms.train.checkpoint import Checkpoint
+from fathoms.train.checkpoint.folder import Checkpoint
+from fathoms.train.checkpoint.optimizer_state import load_named_state, named_state
 from fathoms.train.distributed import spread_like, whole
-from fathoms.train.optim_state import load_named_state, named_state
 from fathoms.train.wrap import Learner
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from fathoms.errors import ConfigError, WeightsError
 from fathoms.reading import read_json
-from fathoms.train.versions import GUARD_COUNTS, check_version
+from fathoms.train.checkpoint.migrate import GUARD_COUNTS, check_version
 
 NEEDED = ("state.json", "model.safetensors")
 # Above any count of a run, below what would overflow a tensor's index.
