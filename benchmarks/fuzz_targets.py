@@ -29,7 +29,7 @@ from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.checkpoint.migrate import GUARD_COUNTS
 from fathoms.train.recipe.files import read_recipe, recipe_names, recipe_options
 from fathoms.train.recipe.recipe import Recipe
-from fathoms.train.toml import to_toml
+from fathoms.train.record.toml import to_toml
 from fuzz_mutate import as_json, bent, damaged
 
 MAX_PIXELS = 1 << 22

@@ -31,7 +31,7 @@ from fathoms.train.guard.readback import Watch
 from fathoms.train.job import RunOptions
 from fathoms.train.optim.build import build_optimizer
 from fathoms.train.optim.conditional_step import Gate
-from fathoms.train.run_folder import RunFolder
+from fathoms.train.record.run_folder import RunFolder
 from fathoms.train.wrap import Learner
 
 CPU_SWITCHES = {"dim": 96, "heads": 2, "depth": 4, "image_size": 64}

@@ -14,7 +14,7 @@ import pytest
 from fathoms import FathomsError
 from fathoms.cli.main import main
 from fathoms.train.checkpoint import folder as checkpoints
-from fathoms.train.outcome import DIVERGED
+from fathoms.train.record.outcome import DIVERGED
 
 
 def at_update(trainer, number, act):

@@ -17,7 +17,7 @@ from fathoms.cli.main import main
 from fathoms.report import chart, heatmap
 from fathoms.report.page import count, duration, embedded, file_size, write_report
 from fathoms.report.read import read_run
-from fathoms.train.toml import to_toml
+from fathoms.train.record.toml import to_toml
 
 HOSTILE = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'{{7*7}}&"
 

@@ -14,9 +14,9 @@ import torch
 from fathoms.cli import train as train_command
 from fathoms.cli.main import main
 from fathoms.cli.parse import parse
-from fathoms.train import mirrors
 from fathoms.train.distributed import World
 from fathoms.train.loop import Trainer
+from fathoms.train.record import trackers as mirrors
 
 TINY = [
     "--depth",

@@ -20,7 +20,7 @@ from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.checkpoint.async_saver import Saver
 from fathoms.train.checkpoint.folder import Checkpoint
 from fathoms.train.checkpoint.safetensors_writer import NAMES, write_tensors
-from fathoms.train.run_folder import RunFolder
+from fathoms.train.record.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("dtype", list(NAMES), ids=str)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tyro
 
 from fathoms.train.recipe.files import read_recipe, recipe_names
-from fathoms.train.toml import to_toml
+from fathoms.train.record.toml import to_toml
 
 EXAMPLES = """
 fathoms recipes

@@ -28,12 +28,12 @@ from fathoms.train.foreign import timm_size
 from fathoms.train.guard.actions import respond
 from fathoms.train.guard.policy import DivergedError, Guard, RollBack
 from fathoms.train.job import Job
-from fathoms.train.mirrors import Mirrors, Run, parse_mirrors
 from fathoms.train.objective.objective import Objective
-from fathoms.train.outcome import DIVERGED, FAILED, Outcome, write_end
 from fathoms.train.precision.policy import set_stream
-from fathoms.train.progress import Progress
-from fathoms.train.run_folder import RunFolder, dumps
+from fathoms.train.record.outcome import DIVERGED, FAILED, Outcome, write_end
+from fathoms.train.record.progress_bar import Progress
+from fathoms.train.record.run_folder import RunFolder, dumps
+from fathoms.train.record.trackers import Mirrors, Run, parse_mirrors
 from fathoms.train.scene import Scene
 from fathoms.train.step import Stepper
 from fathoms.train.stop import StopRequest

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fathoms.train.build import Data
 from fathoms.train.distributed import World
 from fathoms.train.job import Job
-from fathoms.train.run_folder import RunFolder
+from fathoms.train.record.run_folder import RunFolder
 
 
 class Scene(NamedTuple):

@@ -165,7 +165,7 @@ def test_tensors_that_do_not_belong_are_refused_in_one_line(kind, place):
 
 def run_folder(place: Path, **model) -> Path:
     """A run folder with the weights of a tiny model, whose config says `model` about it."""
-    from fathoms.train.toml import to_toml
+    from fathoms.train.record.toml import to_toml
 
     (place / "run" / "checkpoints" / "last").mkdir(parents=True)
     fathoms.save_weights(ViT(ViTConfig(**TINY)), place / "run" / "checkpoints" / "last" / "model.safetensors")

@@ -14,7 +14,7 @@ from fathoms.errors import FathomsError
 from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.checkpoint.folder import Checkpoint, Tell
 from fathoms.train.checkpoint.staging import HostCopies
-from fathoms.train.run_folder import RunFolder
+from fathoms.train.record.run_folder import RunFolder
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -28,7 +28,7 @@ from fathoms.reading import read_json, sha256_of
 from fathoms.train.checkpoint.migrate import VERSION, bring_up
 from fathoms.train.checkpoint.safetensors_writer import write_tensors
 from fathoms.train.checkpoint.validate import check_state, read_manifest
-from fathoms.train.run_folder import dumps
+from fathoms.train.record.run_folder import dumps
 
 MANIFEST = "manifest.json"
 FRESH, FRESH_BEST, TRASH = ".last.tmp", ".best.tmp", ".trash-"

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from fathoms.atomic import write_atomic
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.train.checkpoint.validate import refuse_links
-from fathoms.train.toml import to_toml
+from fathoms.train.record.toml import to_toml
 
 
 def plain(value: Any) -> Any:

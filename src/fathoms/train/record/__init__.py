@@ -1,0 +1,1 @@
+"""The run folder, its metrics and summary, trackers, the progress bar."""
