@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from fathoms import ViT, ViTConfig
+from fathoms.bench.race import Setting, training_step
 from fathoms.data import (
     ArraySource,
     Augment,
@@ -43,7 +44,6 @@ from fathoms.data.sources.tar_index import read_index
 from fathoms.data.workers import available_cores
 from fathoms.train.precision.cuda_graph import WARMUP
 from fathoms.train.precision.policy import keep_lean
-from fathoms.train.speed import Setting, training_step
 
 SIZE = 224
 POLICY = "rand-m9-mstd0.5-inc1"

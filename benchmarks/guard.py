@@ -29,10 +29,10 @@ from fathoms.train.distributed import World
 from fathoms.train.guard.policy import Guard
 from fathoms.train.guard.readback import Watch
 from fathoms.train.job import RunOptions
+from fathoms.train.learner import Learner
 from fathoms.train.optim.build import build_optimizer
 from fathoms.train.optim.conditional_step import Gate
 from fathoms.train.record.run_folder import RunFolder
-from fathoms.train.wrap import Learner
 
 CPU_SWITCHES = {"dim": 96, "heads": 2, "depth": 4, "image_size": 64}
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import fathoms
-from fathoms.train.speed import (
+from fathoms.bench.race import (
     TIMM_SETTINGS,
     Setting,
     device_limits,

@@ -15,7 +15,7 @@ import torch
 from fathoms.cli.main import command
 from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.loop import Trainer
-from fathoms.train.stop import LAUNCHED
+from fathoms.train.signals import LAUNCHED
 
 torch.set_num_threads(1)
 update, save = Trainer._update, checkpoints.save

@@ -17,7 +17,7 @@ import pytest
 from fathoms import FathomsError
 from fathoms.cli.main import main
 from fathoms.train.checkpoint import folder as checkpoints
-from fathoms.train.stop import CODES, ECHO, LAUNCHED, StopRequest
+from fathoms.train.signals import CODES, ECHO, LAUNCHED, StopRequest
 
 
 def started(lab, *words):
@@ -55,7 +55,7 @@ def test_signals_finish_the_step_save_and_exit_and_the_same_command_goes_on(lab)
 def test_the_second_signal_ends_the_process_at_once():
     code = (
         "import os, signal, time\n"
-        "from fathoms.train.stop import StopRequest\n"
+        "from fathoms.train.signals import StopRequest\n"
         "with StopRequest() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    assert stop.code == 143\n"
@@ -71,11 +71,11 @@ def test_the_second_signal_ends_the_process_at_once():
 def test_an_echo_of_the_first_signal_is_none_of_its_own(monkeypatch):
     """Who signals a job reaches its ranks twice: by himself, and through torchrun."""
     left = []
-    monkeypatch.setattr("fathoms.train.stop.os._exit", left.append)
+    monkeypatch.setattr("fathoms.train.signals.os._exit", left.append)
     for late, launched in ((0.0, True), (ECHO + 1, True), (0.0, False)):
         monkeypatch.setenv(LAUNCHED, "run") if launched else monkeypatch.delenv(LAUNCHED)
         now = itertools.chain([100.0], itertools.repeat(100.0 + late))
-        monkeypatch.setattr("fathoms.train.stop.time.monotonic", lambda now=now: next(now))
+        monkeypatch.setattr("fathoms.train.signals.time.monotonic", lambda now=now: next(now))
         with StopRequest() as stop:
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)

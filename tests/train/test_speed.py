@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fathoms.bench.race import Contender, Setting, race, shares_of_limit
 from fathoms.errors import FathomsError
-from fathoms.train.speed import Contender, Setting, race, shares_of_limit
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -24,7 +24,7 @@ def test_contenders_take_turns():
 
 def test_the_median_turn_counts(monkeypatch):
     seconds = iter([1.0, 9.0, 2.0])
-    monkeypatch.setattr("fathoms.train.speed._seconds", lambda *_: next(seconds))
+    monkeypatch.setattr("fathoms.bench.race._seconds", lambda *_: next(seconds))
     row = race([Contender("a", lambda: None)], batch=10, turns=3)["a"]
     assert row["ms"] == 2000.0
     assert row["spread"] == pytest.approx(4.0)

@@ -59,11 +59,11 @@ def run(args: Args) -> int:
     """Build, warm up, measure and print."""
     import torch
 
+    from fathoms.bench.race import TIMM_SETTINGS, Setting, make_timm, prepare, race
     from fathoms.models.vit import ViT
     from fathoms.models.zoo import model_config
     from fathoms.train.distributed import choose_device
     from fathoms.train.precision.policy import sums_for
-    from fathoms.train.speed import TIMM_SETTINGS, Setting, make_timm, prepare, race
 
     for name in ("batch_size", "turns", "steps"):
         if getattr(args, name) < 1:

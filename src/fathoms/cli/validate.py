@@ -70,10 +70,10 @@ class Args:
 
 def run(args: Args) -> int:
     """Measure, and print."""
+    from fathoms.evaluate.load_run import load_run
     from fathoms.evaluate.robustness import read_real
     from fathoms.evaluate.tables import check_target
     from fathoms.train.distributed import join_world, leave_world, naming_lost_ranks
-    from fathoms.train.reload import load_run
 
     check_target("--confusion", args.confusion, (".csv",))
     check_target("--per-class", args.per_class, (".csv",))

@@ -28,10 +28,10 @@ from fathoms.data.digits import digit_sources
 from fathoms.data.manifest import default_manifest, verify_manifest
 from fathoms.errors import ConfigError
 from fathoms.evaluate.loader import AnyLoader, eval_loader
+from fathoms.models.build_timm import build_timm
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights
 from fathoms.train.distributed import World
-from fathoms.train.foreign import build_timm
 from fathoms.train.job import Job
 from fathoms.train.optim.schedule import Schedule
 from fathoms.train.recipe.recipe import Recipe

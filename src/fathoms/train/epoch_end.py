@@ -12,10 +12,10 @@ import torch
 from fathoms.data import LoaderStats
 from fathoms.evaluate.metrics import Evaluation, FewerChannels, evaluate
 from fathoms.models.vit import ViT
-from fathoms.train.course import Course
+from fathoms.train.context import Scene
 from fathoms.train.distributed import sum_over_ranks
-from fathoms.train.scene import Scene
-from fathoms.train.wrap import Learner
+from fathoms.train.learner import Learner
+from fathoms.train.train_state import Course
 
 
 def live_numbers(course: Course, epochs: int, rate: float, stats: LoaderStats) -> dict[str, str]:

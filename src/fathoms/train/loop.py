@@ -15,29 +15,29 @@ import torch
 
 from fathoms.data import Batch, LoaderError
 from fathoms.errors import ConfigError, FathomsError
+from fathoms.models.build_timm import timm_size
 from fathoms.models.vit import ViT
 from fathoms.train.build import build_data, build_model, build_schedule
 from fathoms.train.checkpoint.async_saver import Saver
 from fathoms.train.checkpoint.disk_space import check_room, file_sizes
 from fathoms.train.checkpoint.resume import counters, go_on, roll_back
 from fathoms.train.checkpoint.state_dict import gather
-from fathoms.train.course import Course
+from fathoms.train.context import Scene
 from fathoms.train.distributed import World, check_agreement, naming_lost_ranks, together
 from fathoms.train.epoch_end import EpochEnd, live_numbers
-from fathoms.train.foreign import timm_size
 from fathoms.train.guard.actions import respond
 from fathoms.train.guard.policy import DivergedError, Guard, RollBack
 from fathoms.train.job import Job
+from fathoms.train.learner import wrap
 from fathoms.train.objective.objective import Objective
 from fathoms.train.precision.policy import set_stream
 from fathoms.train.record.outcome import DIVERGED, FAILED, Outcome, write_end
 from fathoms.train.record.progress_bar import Progress
 from fathoms.train.record.run_folder import RunFolder, dumps
 from fathoms.train.record.trackers import Mirrors, Run, parse_mirrors
-from fathoms.train.scene import Scene
+from fathoms.train.signals import StopRequest
 from fathoms.train.step import Stepper
-from fathoms.train.stop import StopRequest
-from fathoms.train.wrap import wrap
+from fathoms.train.train_state import Course
 
 
 class Trainer:

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.data import Batch
-from fathoms.train.course import Course
+from fathoms.train.context import Scene
 from fathoms.train.distributed import whole
 from fathoms.train.guard.readback import Seen, Watch
+from fathoms.train.learner import Learner
 from fathoms.train.objective.objective import Objective
 from fathoms.train.optim.build import set_lr
 from fathoms.train.optim.conditional_step import Gate
 from fathoms.train.precision.cuda_graph import launched
-from fathoms.train.scene import Scene
-from fathoms.train.wrap import Learner
+from fathoms.train.train_state import Course
 
 
 class Stepper:

@@ -13,13 +13,13 @@ from fathoms.registry import check_name
 from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.checkpoint.folder import Checkpoint
 from fathoms.train.checkpoint.state_dict import restore
-from fathoms.train.course import Course
+from fathoms.train.context import Scene
 from fathoms.train.distributed import gather_objects, sum_over_ranks
 from fathoms.train.guard.policy import Guard
 from fathoms.train.job import Job, differences
+from fathoms.train.learner import Learner
 from fathoms.train.recipe.recipe import Recipe
-from fathoms.train.scene import Scene
-from fathoms.train.wrap import Learner
+from fathoms.train.train_state import Course
 
 LINES = ("metrics.jsonl", "probe.jsonl", "guard.jsonl")
 

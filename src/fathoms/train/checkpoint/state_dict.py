@@ -12,7 +12,7 @@ from fathoms.errors import WeightsError
 from fathoms.train.checkpoint.folder import Checkpoint
 from fathoms.train.checkpoint.optimizer_state import load_named_state, named_state
 from fathoms.train.distributed import spread_like, whole
-from fathoms.train.wrap import Learner
+from fathoms.train.learner import Learner
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:

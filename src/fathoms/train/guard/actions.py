@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from fathoms.data import Batch
+from fathoms.train.context import Scene
 from fathoms.train.guard.locate_nonfinite import diagnose, sentence
 from fathoms.train.guard.policy import DivergedError, Finding, RollBack
 from fathoms.train.guard.readback import Seen
 from fathoms.train.objective.penalties import WithPenalties
-from fathoms.train.scene import Scene
 from fathoms.train.step import Stepper
 
 

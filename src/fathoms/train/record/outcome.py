@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fathoms.train.course import Course
+from fathoms.train.context import Scene
 from fathoms.train.guard.policy import Guard
-from fathoms.train.scene import Scene
+from fathoms.train.train_state import Course
 
 FAILED = 2
 """Exit code of a run that could not go on for a reason outside it."""

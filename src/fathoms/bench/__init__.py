@@ -1,0 +1,1 @@
+"""Throughput and memory of training and inference, beside timm's models."""
