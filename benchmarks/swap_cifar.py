@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.data import ArraySource
-from fathoms.evaluate.checkpoint import load_trained
+from fathoms.evaluate.load import load_trained
 from fathoms.evaluate.loader import eval_loader
 from fathoms.evaluate.metrics import evaluate
 from fathoms.models.config import ViTConfig

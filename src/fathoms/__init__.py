@@ -13,7 +13,7 @@ from fathoms.errors import FathomsError
 if TYPE_CHECKING:
     from fathoms import parts
     from fathoms.models.config import ViTConfig
-    from fathoms.models.groups import param_groups
+    from fathoms.models.param_groups import param_groups
     from fathoms.models.vit import ViT
     from fathoms.models.weights import load_weights, save_weights
     from fathoms.models.zoo import create_model, list_models
@@ -50,7 +50,7 @@ _HOMES = {
     "fold": "fathoms.surgery.fold",
     "list_models": "fathoms.models.zoo",
     "load_weights": "fathoms.models.weights",
-    "param_groups": "fathoms.models.groups",
+    "param_groups": "fathoms.models.param_groups",
     "probe": "fathoms.probes.signal",
     "save_weights": "fathoms.models.weights",
     "swap_norms": "fathoms.surgery.swap",

@@ -12,7 +12,7 @@ import torch
 
 from fathoms import FathomsError
 from fathoms.cli.main import main
-from fathoms.evaluate.checkpoint import load_trained
+from fathoms.evaluate.load import load_trained
 from fathoms.models import hub
 
 huggingface_hub = pytest.importorskip("huggingface_hub")

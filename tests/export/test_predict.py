@@ -13,10 +13,10 @@ from PIL import Image
 from fathoms import FathomsError, create_model
 from fathoms.cli import predict as command
 from fathoms.cli.parse import parse
-from fathoms.evaluate.look import Look
-from fathoms.export.attention import attention_maps
+from fathoms.evaluate.predict import class_names, predict
+from fathoms.evaluate.preprocessing import Look
 from fathoms.export.export import export_model
-from fathoms.export.predict import class_names, predict
+from fathoms.probes.attention_maps import attention_maps
 
 DIGITS = {"num_classes": 10, "depth": 2}
 

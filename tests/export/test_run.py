@@ -12,8 +12,8 @@ from PIL import Image
 from fathoms import FathomsError, ViT
 from fathoms.cli.main import main
 from fathoms.data.digits import digit_sources
-from fathoms.evaluate.checkpoint import load_trained
-from fathoms.evaluate.look import Look
+from fathoms.evaluate.load import load_trained
+from fathoms.evaluate.preprocessing import Look
 from fathoms.export.export import export_model
 from fathoms.export.quantise import Judge
 from fathoms.train.recipe.recipe import Recipe

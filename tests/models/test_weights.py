@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import fathoms
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.models import hub
-from fathoms.models.layouts import resize_positions, to_timm
+from fathoms.models.timm_names import resize_positions, to_timm
 
 TINY = {"image_size": 32, "patch_size": 8, "dim": 32, "heads": 2, "depth": 2, "num_classes": 5}
 CAIT = {"attention": "talking_heads", "residual": "layerscale", "readout": "class_attention"}

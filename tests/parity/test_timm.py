@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fathoms
-from fathoms.models.layouts import conv_to_linear, from_timm
+from fathoms.models.timm_names import conv_to_linear, from_timm
 
 timm = pytest.importorskip("timm")
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from fathoms import FathomsError, ViT, ViTConfig, param_groups
-from fathoms.models.groups import ParamGroups
+from fathoms.models.param_groups import ParamGroups
 from fathoms.train.checkpoint.optimizer_state import load_named_state, named_state
 from fathoms.train.optim.build import OPTIMIZERS, build_optimizer, set_lr
 from fathoms.train.optim.lamb import Lamb

@@ -11,7 +11,7 @@ from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.cli import train as train_command
 from fathoms.cli.main import main
 from fathoms.cli.parse import parse
-from fathoms.models.layouts import resize_positions
+from fathoms.models.timm_names import resize_positions
 from fathoms.parts import POSITIONS
 from fathoms.train.distributed import World
 from fathoms.train.loop import Trainer

@@ -17,7 +17,7 @@ from fathoms.cli.parse import Switches, given
 from fathoms.errors import FathomsError, printable
 
 if TYPE_CHECKING:
-    from fathoms.evaluate.checkpoint import Trained
+    from fathoms.evaluate.load import Trained
     from fathoms.export.export import Exported
     from fathoms.export.quantise import Judge
 
@@ -63,7 +63,7 @@ def run(args: Args) -> int:
     for name, needed in {"max_drop": "int8", "visibility": "push"}.items():
         if getattr(args, name) is not None and getattr(args, needed) is None:
             raise FathomsError(f"--{name.replace('_', '-')} belongs to --{needed}; give both or neither")
-    from fathoms.evaluate.checkpoint import load_trained
+    from fathoms.evaluate.load import load_trained
     from fathoms.export.export import FORMATS, export_model
     from fathoms.export.publish import publish
 

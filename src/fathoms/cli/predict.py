@@ -15,7 +15,7 @@ import tyro
 from fathoms.errors import printable
 
 if TYPE_CHECKING:
-    from fathoms.export.predict import Prediction
+    from fathoms.evaluate.predict import Prediction
 
 EXAMPLES = """
 fathoms predict cat.jpg --checkpoint runs/NAME
@@ -60,9 +60,9 @@ class Args:
 def run(args: Args) -> int:
     """Classify every picture; 1 if some could not be read."""
     from fathoms.cli.data_check import progress_bar
-    from fathoms.evaluate.checkpoint import load_trained
-    from fathoms.evaluate.look import Look
-    from fathoms.export.predict import class_names, list_pictures, overlay, predict
+    from fathoms.evaluate.load import load_trained
+    from fathoms.evaluate.predict import class_names, list_pictures, overlay, predict
+    from fathoms.evaluate.preprocessing import Look
     from fathoms.train.distributed import choose_device
 
     files = list_pictures(args.images)

@@ -71,8 +71,8 @@ class Args:
 def run(args: Args) -> int:
     """Measure, and print."""
     from fathoms.evaluate.load_run import load_run
+    from fathoms.evaluate.result_files import check_target
     from fathoms.evaluate.robustness import read_real
-    from fathoms.evaluate.tables import check_target
     from fathoms.train.distributed import join_world, leave_world, naming_lost_ranks
 
     check_target("--confusion", args.confusion, (".csv",))
@@ -125,7 +125,7 @@ def measure_all(
 def make_loader(args: Args, trained: Any, source: Any, world: Any) -> Any:
     """The pictures of a set as the run evaluated its own, but for what the flags say."""
     from fathoms.evaluate.loader import eval_loader
-    from fathoms.evaluate.look import Look
+    from fathoms.evaluate.preprocessing import Look
 
     look = Look.of(trained.recipe, crop_pct=args.crop_pct, interpolation=args.interpolation)
     return eval_loader(
@@ -161,7 +161,7 @@ def real_accuracy(args: Args, model: Any, loader: Any, labels: dict[int, Any], w
     import torch
 
     from fathoms.evaluate.robustness import picture_number
-    from fathoms.models.mode import in_inference
+    from fathoms.models.inference_mode import in_inference
     from fathoms.train.distributed import sum_over_ranks
 
     dtype = getattr(torch, args.amp_dtype) if args.amp else None
@@ -196,7 +196,7 @@ def open_held_out(place: str, split: str | None) -> Any:
 
 def report(args: Args, results: dict[str, dict[str, Any]]) -> None:
     """Print the numbers, and write them where that was asked for."""
-    from fathoms.evaluate import tables
+    from fathoms.evaluate import result_files as tables
 
     if args.confusion is not None:
         tables.write_confusion(args.confusion, results)

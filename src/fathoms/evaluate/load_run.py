@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fathoms.errors import ConfigError
-from fathoms.evaluate.checkpoint import load_trained, run_config, weights_file
+from fathoms.evaluate.load import load_trained, run_config, weights_file
 from fathoms.models.build_timm import build_timm, timm_size
 from fathoms.models.weights import read_tensors
 from fathoms.surgery.swap import swap_norms

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fathoms.data import Batch
 from fathoms.errors import ConfigError
-from fathoms.models.mode import in_inference
+from fathoms.models.inference_mode import in_inference
 
 BINS = 15
 """Bins of the calibration error."""

@@ -17,7 +17,7 @@ from fathoms.export.card import write_card
 from fathoms.export.onnx import OPSET, OnnxModel, write_onnx
 from fathoms.export.quantise import Judge, Quantised, quantise
 from fathoms.export.verify import verify
-from fathoms.models.mode import in_inference
+from fathoms.models.inference_mode import in_inference
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights, save_weights
 from fathoms.registry import check_name

@@ -15,8 +15,8 @@ from torch import Tensor
 from fathoms.atomic import replacing
 from fathoms.errors import WeightsError
 from fathoms.models import hub
-from fathoms.models.header import check_header
-from fathoms.models.layouts import State, from_timm, layout_of, resize_positions, to_timm, unwrap
+from fathoms.models.safetensors_header import check_header
+from fathoms.models.timm_names import State, from_timm, layout_of, resize_positions, to_timm, unwrap
 from fathoms.models.vit import ViT
 from fathoms.registry import check_name
 

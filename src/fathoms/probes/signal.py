@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
-from fathoms.models.mode import in_inference
+from fathoms.models.inference_mode import in_inference
 from fathoms.parts.block import Block, Join
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
-from fathoms.models.mode import in_inference
+from fathoms.models.inference_mode import in_inference
 
 # Where libraries keep the side of the images a model takes; the first that is found counts.
 _SIZES = (

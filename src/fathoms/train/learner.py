@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fathoms.errors import ConfigError
-from fathoms.models.groups import param_groups
+from fathoms.models.param_groups import param_groups
 from fathoms.train.distributed import World, shard
 from fathoms.train.job import Job
 from fathoms.train.objective.objective import Objective

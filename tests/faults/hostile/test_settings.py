@@ -237,7 +237,7 @@ def test_arrays_from_a_stranger(changes, place, refused):
 
 
 def test_lists_of_class_names_are_checked_where_they_enter(place, refused):
-    from fathoms.export.predict import class_names
+    from fathoms.evaluate.predict import class_names
 
     for text in (b"a\n\xff\n", b"a\nb\x1b[2J\n", b"a\n" + b"x" * 300, b""):
         (place / "names.txt").write_bytes(text)

@@ -124,7 +124,7 @@ def own_weights() -> dict[str, torch.Tensor]:
 
 
 def timm_weights() -> dict[str, torch.Tensor]:
-    from fathoms.models.layouts import to_timm
+    from fathoms.models.timm_names import to_timm
 
     return {
         name: value.detach().clone().contiguous()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fathoms.errors import ConfigError
-from fathoms.models.groups import ParamGroups
+from fathoms.models.param_groups import ParamGroups
 from fathoms.registry import Registry
 from fathoms.train.optim.lamb import Lamb
 from fathoms.train.optim.muon import MuonWithAdamW, split_for_muon

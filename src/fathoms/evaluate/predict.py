@@ -16,10 +16,10 @@ from fathoms.data.header import MAX_FILE
 from fathoms.data.resize import evaluation_pixels
 from fathoms.data.sources.base import IMAGE_SUFFIXES, is_image
 from fathoms.errors import FathomsError
-from fathoms.evaluate.look import Look
-from fathoms.export.attention import attention_maps
-from fathoms.models.mode import in_inference
+from fathoms.evaluate.preprocessing import Look
+from fathoms.models.inference_mode import in_inference
 from fathoms.models.vit import ViT
+from fathoms.probes.attention_maps import attention_maps
 from fathoms.reading import read_names, read_plain
 
 LOOK = Look()

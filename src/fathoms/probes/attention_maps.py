@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
-from fathoms.models.mode import in_inference
+from fathoms.models.inference_mode import in_inference
 from fathoms.models.vit import ViT
 from fathoms.parts.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
 

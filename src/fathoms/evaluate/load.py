@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import ConfigError, WeightsError
-from fathoms.evaluate.look import Look
+from fathoms.evaluate.preprocessing import Look
 from fathoms.models import hub
 from fathoms.models.config import FIELDS, ViTConfig
-from fathoms.models.header import build_for
+from fathoms.models.safetensors_header import build_for
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights
 from fathoms.models.zoo import model_config
