@@ -24,8 +24,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from fathoms.surgery.accelerate import accelerate
-from fathoms.surgery.batches import example_images
+from fathoms.surgery.accelerate.accelerate import accelerate
+from fathoms.surgery.inputs import example_images
 from ops import peak_mib
 
 RESULTS = Path(__file__).parents[1] / "results"

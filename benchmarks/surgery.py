@@ -31,10 +31,10 @@ from fathoms import create_model
 from fathoms.data.digits import digits
 from fathoms.errors import FathomsError
 from fathoms.export.onnx import OnnxModel, write_onnx
-from fathoms.surgery.batches import difference, example_images, run
-from fathoms.surgery.fold import fold
-from fathoms.surgery.sites import find_sites
-from fathoms.surgery.swap import swap_norms
+from fathoms.surgery.fold.fold import fold
+from fathoms.surgery.inputs import difference, example_images, run
+from fathoms.surgery.swap.sites import find_sites
+from fathoms.surgery.swap.swap import swap_norms
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "surgery.md"

@@ -31,7 +31,7 @@ from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 from fathoms.models.weights import save_weights
 from fathoms.models.zoo import model_config
-from fathoms.surgery.swap import swap_norms
+from fathoms.surgery.swap.swap import swap_norms
 from fathoms.train.build import open_splits
 from fathoms.train.distributed import World, choose_device
 from fathoms.train.job import Job, RunOptions

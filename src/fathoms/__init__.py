@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from fathoms.models.weights import load_weights, save_weights
     from fathoms.models.zoo import create_model, list_models
     from fathoms.probes.signal import probe
-    from fathoms.surgery.accelerate import accelerate
-    from fathoms.surgery.fold import fold
-    from fathoms.surgery.swap import swap_norms
-    from fathoms.surgery.taper import taper
+    from fathoms.surgery.accelerate.accelerate import accelerate
+    from fathoms.surgery.fold.fold import fold
+    from fathoms.surgery.swap.swap import swap_norms
+    from fathoms.surgery.swap.taper import taper
 
 __version__ = "0.1.0"
 
@@ -45,16 +45,16 @@ __all__ = [
 _HOMES = {
     "ViT": "fathoms.models.vit",
     "ViTConfig": "fathoms.models.config",
-    "accelerate": "fathoms.surgery.accelerate",
+    "accelerate": "fathoms.surgery.accelerate.accelerate",
     "create_model": "fathoms.models.zoo",
-    "fold": "fathoms.surgery.fold",
+    "fold": "fathoms.surgery.fold.fold",
     "list_models": "fathoms.models.zoo",
     "load_weights": "fathoms.models.weights",
     "param_groups": "fathoms.models.param_groups",
     "probe": "fathoms.probes.signal",
     "save_weights": "fathoms.models.weights",
-    "swap_norms": "fathoms.surgery.swap",
-    "taper": "fathoms.surgery.taper",
+    "swap_norms": "fathoms.surgery.swap.swap",
+    "taper": "fathoms.surgery.swap.taper",
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from fathoms.errors import ConfigError, UnknownNameError
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
-from fathoms.surgery.fold import fold
+from fathoms.surgery.fold.fold import fold
 from fathoms.train.precision.master_weights import WorkingCopy
 from fathoms.train.precision.policy import compile_options, sums_for
 

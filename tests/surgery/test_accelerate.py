@@ -11,9 +11,9 @@ from torch import nn
 
 from fathoms import FathomsError
 from fathoms.ops.talking_heads import why_not_fused
-from fathoms.surgery.accelerate import accelerate
-from fathoms.surgery.faster import FusedTalkingHeads, OneQueryAttention
-from fathoms.surgery.fold import fold
+from fathoms.surgery.accelerate.accelerate import accelerate
+from fathoms.surgery.accelerate.modules import FusedTalkingHeads, OneQueryAttention
+from fathoms.surgery.fold.fold import fold
 
 
 def cait(**options):

@@ -15,9 +15,9 @@ from transformers import ViTConfig as TransformersConfig
 
 from fathoms import FathomsError, ViT, ViTConfig, load_weights, save_weights
 from fathoms.parts import NORMS, RESIDUALS, LayerScale, LearnableScaler, NoNorm
-from fathoms.surgery.fold import fold
-from fathoms.surgery.sites import find_sites
-from fathoms.surgery.swap import swap_norms
+from fathoms.surgery.fold.fold import fold
+from fathoms.surgery.swap.sites import find_sites
+from fathoms.surgery.swap.swap import swap_norms
 
 SMALL = {"image_size": 16, "patch_size": 8, "dim": 24, "heads": 3, "depth": 1, "num_classes": 5}
 CAIT = {"attention": "talking_heads", "residual": "layerscale", "readout": "class_attention"}
@@ -244,8 +244,8 @@ def test_what_cannot_be_folded_is_said(model, given, message):
 
 
 def test_a_wrong_fold_is_never_given_out(monkeypatch):
-    monkeypatch.setattr("fathoms.surgery.fold.neutralise", lambda *_: None)
-    monkeypatch.setattr("fathoms.surgery.fold.clear", lambda *_: "set to one")
+    monkeypatch.setattr("fathoms.surgery.fold.fold.neutralise", lambda *_: None)
+    monkeypatch.setattr("fathoms.surgery.fold.fold.clear", lambda *_: "set to one")
     with pytest.raises(FathomsError, match="the folded model differs by"):
         fold(vit())
     _, report = fold(vit(), verify=False)

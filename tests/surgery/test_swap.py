@@ -13,10 +13,10 @@ from torch import nn
 
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.parts import NORMS, LearnableScaler, LearnableScaler2d
-from fathoms.surgery.calibrate import fit
-from fathoms.surgery.sites import find_sites
-from fathoms.surgery.swap import swap_norms
-from fathoms.surgery.taper import Tapered, taper
+from fathoms.surgery.swap.calibrate import fit
+from fathoms.surgery.swap.sites import find_sites
+from fathoms.surgery.swap.swap import swap_norms
+from fathoms.surgery.swap.taper import Tapered, taper
 
 SMALL = {"image_size": 16, "patch_size": 4, "dim": 24, "heads": 3, "depth": 2, "num_classes": 5}
 
@@ -270,7 +270,7 @@ def test_a_fit_that_fails_half_way_leaves_the_model_as_it_was(monkeypatch):
             raise MemoryError
         return fit(part, pairs)
 
-    monkeypatch.setattr("fathoms.surgery.swap.fit", stumble)
+    monkeypatch.setattr("fathoms.surgery.swap.swap.fit", stumble)
     with pytest.raises(MemoryError):
         swap_norms(model, "dyt", calibrate=images())
     assert kinds(model) == {"layernorm"}

@@ -170,7 +170,7 @@ def _locate(checkpoint: str, ema: bool) -> tuple[Path, str, _Known]:
 def _swapped(model: ViT, to: str | None) -> ViT:
     """A model whose norms were swapped before it was trained, as its run did it."""
     if to is not None:
-        from fathoms.surgery.swap import swap_norms
+        from fathoms.surgery.swap.swap import swap_norms
 
         swap_norms(model, to, how="reset")
     return model

@@ -12,7 +12,7 @@ from fathoms.errors import ConfigError
 from fathoms.evaluate.load import load_trained, run_config, weights_file
 from fathoms.models.build_timm import build_timm, timm_size
 from fathoms.models.weights import read_tensors
-from fathoms.surgery.swap import swap_norms
+from fathoms.surgery.swap.swap import swap_norms
 from fathoms.train.checkpoint.state_dict import put_weights
 from fathoms.train.job import TIMM
 

@@ -21,8 +21,8 @@ from fathoms.models.inference_mode import in_inference
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights, save_weights
 from fathoms.registry import check_name
-from fathoms.surgery.batches import answers, example_images, image_shape
-from fathoms.surgery.fold import fold
+from fathoms.surgery.fold.fold import fold
+from fathoms.surgery.inputs import answers, example_images, image_shape
 
 # The ending of each format.
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors", "timm": ".safetensors"}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
-from fathoms.surgery.batches import example_images
+from fathoms.surgery.inputs import example_images
 
 # The first opset in which every operation of a Vision Transformer, layer norms included, is ONNX's own.
 OPSET = 18

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
-from fathoms.surgery.batches import difference, example_images, run
+from fathoms.surgery.inputs import difference, example_images, run
 
 BATCHES = (1, 5)
 

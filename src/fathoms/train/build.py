@@ -150,7 +150,7 @@ def build_model(job: Job, classes: int) -> nn.Module:
     else:
         model = build_timm(job.model, classes, job.recipe.grad_checkpointing)
     if job.run.swap_norms is not None:
-        from fathoms.surgery.swap import swap_norms
+        from fathoms.surgery.swap.swap import swap_norms
 
         swap_norms(model, job.run.swap_norms, how="reset")
     if job.run.initial_checkpoint is not None:

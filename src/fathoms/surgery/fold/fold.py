@@ -12,15 +12,23 @@ from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
 from fathoms.parts.squash import Derf, DyT
-from fathoms.surgery.absorb import Weights, absorb, check, note_bias, take_out
-from fathoms.surgery.affine import AffinePart, find_parts
-from fathoms.surgery.bare import BareDerf, BareDyT
-from fathoms.surgery.batches import as_batches, difference, example_images, run
-from fathoms.surgery.prepare import join_biases, learn_constants, plain_scales, remove_drop_path
+from fathoms.surgery.fold.affine_parts import AffinePart, find_parts
+from fathoms.surgery.fold.arithmetic import Weights, absorb, check, note_bias, take_out
+from fathoms.surgery.fold.bare import BareDerf, BareDyT
+from fathoms.surgery.fold.cleanup import (
+    NEUTRAL,
+    REMOVED,
+    clear,
+    drop_ones,
+    follow_config,
+    is_neutral,
+    neutralise,
+)
+from fathoms.surgery.fold.graph import Traced, trace
+from fathoms.surgery.fold.normal_form import join_biases, learn_constants, plain_scales, remove_drop_path
+from fathoms.surgery.fold.targets import NoRouteError, routes
+from fathoms.surgery.inputs import as_batches, difference, example_images, run
 from fathoms.surgery.report import aligned
-from fathoms.surgery.route import NoRouteError, routes
-from fathoms.surgery.tidy import NEUTRAL, REMOVED, clear, drop_ones, follow_config, is_neutral, neutralise
-from fathoms.surgery.trace import Traced, trace
 
 # How far a folded model's answer may be from the original's, over its largest value: rounding only.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-2}

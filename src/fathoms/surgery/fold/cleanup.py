@@ -7,13 +7,13 @@ from torch import nn
 
 from fathoms.errors import FathomsError
 from fathoms.models.vit import ViT
-from fathoms.surgery.absorb import Weights
-from fathoms.surgery.affine import AffinePart
-from fathoms.surgery.bare import bare_of
-from fathoms.surgery.batches import difference, run
+from fathoms.surgery.fold.affine_parts import AffinePart
+from fathoms.surgery.fold.arithmetic import Weights
+from fathoms.surgery.fold.bare import bare_of
+from fathoms.surgery.fold.graph import shape_of
+from fathoms.surgery.inputs import difference, run
 from fathoms.surgery.replace import replace_module
-from fathoms.surgery.sites import kind_of, layout_of
-from fathoms.surgery.trace import shape_of
+from fathoms.surgery.swap.sites import kind_of, layout_of
 
 REMOVED, BARE, NEUTRAL = "removed", "statistics only", "set to one"
 

@@ -146,5 +146,5 @@ def choose_sites(sites: list[Site], only: Choice | None) -> list[Site]:
     else:
         return _by_pattern(sites, only)
     if not chosen:
-        raise FathomsError(f"swap_norms: {told}; see fathoms.surgery.sites.find_sites(model)")
+        raise FathomsError(f"swap_norms: {told}; see fathoms.surgery.swap.sites.find_sites(model)")
     return chosen

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from fathoms.errors import FathomsError
 from fathoms.surgery.replace import replace_module
 from fathoms.surgery.report import SwapReport
-from fathoms.surgery.sites import Choice
-from fathoms.surgery.swap import swap_norms
+from fathoms.surgery.swap.sites import Choice
+from fathoms.surgery.swap.swap import swap_norms
 
 
 class Tapered(nn.Module):

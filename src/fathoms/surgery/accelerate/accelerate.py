@@ -10,8 +10,14 @@ from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
 from fathoms.parts.layers import has_hooks, is_bare
-from fathoms.surgery.batches import as_batches, difference, example_images, run
-from fathoms.surgery.faster import FusedTalkingHeads, InPlaceOf, OnePassBlock, OneQueryAttention, scale_of
+from fathoms.surgery.accelerate.modules import (
+    FusedTalkingHeads,
+    InPlaceOf,
+    OnePassBlock,
+    OneQueryAttention,
+    scale_of,
+)
+from fathoms.surgery.inputs import as_batches, difference, example_images, run
 from fathoms.surgery.replace import replace_module
 from fathoms.surgery.report import aligned
 

@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fathoms.errors import FathomsError
 from fathoms.parts.attention import ClassAttention
-from fathoms.surgery.batches import answers
-from fathoms.surgery.faster import OneQueryAttention
+from fathoms.surgery.accelerate.modules import OneQueryAttention
+from fathoms.surgery.inputs import answers
 
 # Operations on a parameter that change its shape or dtype and none of its numbers.
 _RESHAPES = {

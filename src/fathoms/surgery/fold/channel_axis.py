@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from fathoms.surgery.trace import operation, shape_of
+from fathoms.surgery.fold.graph import operation, shape_of
 
 _SAME = {"to", "_to_copy", "contiguous", "clone", "detach", "alias", "dropout", "expand", "lift_fresh_copy"}
 _VIEWS = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"}

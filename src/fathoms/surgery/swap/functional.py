@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fathoms.surgery.batches import run
-from fathoms.surgery.sites import kind_of
+from fathoms.surgery.inputs import run
+from fathoms.surgery.swap.sites import kind_of
 
 _NORMS = {F.layer_norm, F.rms_norm, F.batch_norm, F.group_norm, F.instance_norm}
 _NORMS |= {torch.layer_norm, torch.rms_norm, torch.batch_norm, torch.group_norm, torch.instance_norm}

@@ -13,13 +13,13 @@ from fathoms.models.vit import ViT
 from fathoms.parts.norm import NORMS
 from fathoms.parts.scaler import LearnableScaler2d
 from fathoms.registry import check_name
-from fathoms.surgery.batches import as_batches, difference, example_images, run
-from fathoms.surgery.calibrate import fit, record_pairs, running_order
-from fathoms.surgery.functional import functional_norms
-from fathoms.surgery.newpart import NewPart, build_part, carry
+from fathoms.surgery.inputs import as_batches, difference, example_images, run
 from fathoms.surgery.replace import replace_module
 from fathoms.surgery.report import SwapReport, SwapRow
-from fathoms.surgery.sites import Choice, Site, choose_sites, find_sites
+from fathoms.surgery.swap.calibrate import fit, record_pairs, running_order
+from fathoms.surgery.swap.functional import functional_norms
+from fathoms.surgery.swap.new_norm import NewPart, build_part, carry
+from fathoms.surgery.swap.sites import Choice, Site, choose_sites, find_sites
 
 WAYS = ("keep", "reset", "calibrate")
 

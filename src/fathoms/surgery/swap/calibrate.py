@@ -18,8 +18,8 @@ from fathoms.errors import FathomsError
 from fathoms.parts.norm import NoNorm, ScaleNorm
 from fathoms.parts.scaler import LearnableScaler
 from fathoms.parts.squash import Derf, DyT
-from fathoms.surgery.batches import run
-from fathoms.surgery.sites import Layout
+from fathoms.surgery.inputs import run
+from fathoms.surgery.swap.sites import Layout
 
 # Slopes that are tried for DyT and Derf, over one by the deviation of what comes in: from nearly straight
 # to nearly a step, and then between the neighbours of the best.

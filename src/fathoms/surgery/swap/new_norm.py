@@ -11,7 +11,7 @@ from fathoms.errors import FathomsError
 from fathoms.parts.norm import NORMS
 from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
 from fathoms.surgery.replace import ChannelsFirst, ThenActivation
-from fathoms.surgery.sites import Site
+from fathoms.surgery.swap.sites import Site
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Literal
 
 from torch import fx
 
-from fathoms.surgery.affine import NORM_ARGUMENTS, AffinePart, Use, find_parts, norm_parameters
-from fathoms.surgery.flow import through
-from fathoms.surgery.trace import Traced, operation, shape_of
+from fathoms.surgery.fold.affine_parts import NORM_ARGUMENTS, AffinePart, Use, find_parts, norm_parameters
+from fathoms.surgery.fold.channel_axis import through
+from fathoms.surgery.fold.graph import Traced, operation, shape_of
 
 _MATRICES = {"linear": -1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
 

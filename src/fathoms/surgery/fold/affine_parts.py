@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from fathoms.surgery.trace import Traced, operation, shape_of
+from fathoms.surgery.fold.graph import Traced, operation, shape_of
 
 _SCALES = {"mul", "mul_"}
 _SHIFTS = {"add", "add_"}

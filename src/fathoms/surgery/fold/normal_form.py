@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from fathoms.parts.residual import LayerNormScaling, ReZero, Unscaled
-from fathoms.surgery.newpart import home_of
 from fathoms.surgery.replace import replace_module
+from fathoms.surgery.swap.new_norm import home_of
 
 # Stochastic depth of fathoms and timm, torchvision, and transformers: all do nothing in inference.
 _DROP_PATHS = ("DropPath", "StochasticDepth")

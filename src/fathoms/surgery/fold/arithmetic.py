@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fathoms.surgery.affine import AffinePart
-from fathoms.surgery.route import NoRouteError, Target
-from fathoms.surgery.trace import Traced
+from fathoms.surgery.fold.affine_parts import AffinePart
+from fathoms.surgery.fold.graph import Traced
+from fathoms.surgery.fold.targets import NoRouteError, Target
 
 
 class Weights:

@@ -1,0 +1,1 @@
+"""Replace modules of other libraries by fused ones with the same parameters."""

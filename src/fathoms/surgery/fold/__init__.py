@@ -1,0 +1,1 @@
+"""Fold scales and affine parts into the linears beside them."""

@@ -1,0 +1,1 @@
+"""Swap the norms of a model, calibrated to what each norm did."""
