@@ -26,14 +26,14 @@ from torch import Tensor
 
 from fathoms.data.augment.erase import draw_rectangles
 from fathoms.data.augment.finish import Erasing, Finish
+from fathoms.data.augment.masks import inside_boxes
 from fathoms.data.augment.mix import MixOptions, draw_mixture
 from fathoms.data.augment.policy import draw_layers, parse_policy
-from fathoms.data.augment.rectangles import inside_boxes
-from fathoms.data.counter import generator, sample_keys
-from fathoms.data.crop import CropOptions, draw_boxes
-from fathoms.data.device import to_device
-from fathoms.data.forms import Forms, choose_forms
-from fathoms.data.places import Places
+from fathoms.data.counter_rng import generator, sample_keys
+from fathoms.data.crop.pixel_layout import Places
+from fathoms.data.crop.random_crop import CropOptions, draw_boxes
+from fathoms.data.device.backend import Forms, choose_forms
+from fathoms.data.device.transfer import to_device
 
 SHAPES = [(16384, 32), (256, 224)]
 FORMS = ("torch", "inductor", "triton", "copy")

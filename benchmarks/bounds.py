@@ -15,16 +15,16 @@ import sys
 import numpy as np
 import torch
 
-from fathoms.data.augment.apply import COLOUR
+from fathoms.data.augment.batched import COLOUR
 from fathoms.data.augment.erase import draw_rectangles
 from fathoms.data.augment.finish import Erasing, Finish
 from fathoms.data.augment.geometry import PLANE
+from fathoms.data.augment.lookup_tables import FACTOR_LINES, PICTURE_TABLES
 from fathoms.data.augment.mix import MixOptions, draw_mixture
 from fathoms.data.augment.policy import Layer
-from fathoms.data.augment.tables import FACTOR_LINES, PICTURE_TABLES
-from fathoms.data.counter import generator, sample_keys
-from fathoms.data.forms import choose_forms
-from fathoms.data.places import Places
+from fathoms.data.counter_rng import generator, sample_keys
+from fathoms.data.crop.pixel_layout import Places
+from fathoms.data.device.backend import choose_forms
 from fathoms.ops.add_product import add_product
 from fathoms.ops.gelu import bias_gelu
 from fathoms.ops.mlp import KERNEL_DTYPES, gelu_mlp

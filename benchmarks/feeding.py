@@ -39,9 +39,9 @@ from fathoms.data import (
     list_splits,
     open_source,
 )
-from fathoms.data.pack import PackOptions, pack_split, write_index
 from fathoms.data.sources.tar_index import read_index
-from fathoms.data.workers import available_cores
+from fathoms.data.tools.pack import PackOptions, pack_split, write_index
+from fathoms.data.workers.threads import available_cores
 from fathoms.train.precision.cuda_graph import WARMUP
 from fathoms.train.precision.policy import keep_lean
 

@@ -22,7 +22,7 @@ from PIL import Image
 import fathoms
 from fathoms import ViT, ViTConfig
 from fathoms.data import choose_decoder, open_source
-from fathoms.data.manifest import verify_manifest
+from fathoms.data.tools.manifest import verify_manifest
 from fathoms.report.page import render
 from fathoms.report.read import read_run
 from fathoms.train.checkpoint import folder as checkpoints

@@ -43,12 +43,12 @@ from fathoms.data import (
     list_splits,
     open_source,
 )
-from fathoms.data.arena import make_room
-from fathoms.data.forms import KERNELS
+from fathoms.data.decode.sample_reader import Reader
+from fathoms.data.device.backend import KERNELS
 from fathoms.data.loader import KINDS
-from fathoms.data.pack import PackOptions, pack_split, write_index
-from fathoms.data.plan import Refs
-from fathoms.data.reader import Reader
+from fathoms.data.sampler import Refs
+from fathoms.data.tools.pack import PackOptions, pack_split, write_index
+from fathoms.data.workers.shared_memory import make_room
 from feeding import POLICY, SETTINGS, SIZE, measure_feed, measure_resident
 
 CHUNK = 16

@@ -29,12 +29,12 @@ from unittest import mock
 import torch
 
 from fathoms.data import CropOptions, Plan, TrainView, choose_decoder, list_splits, open_source
-from fathoms.data.arena import make_room
-from fathoms.data.crew import Decoding, Task
+from fathoms.data.decode.turbojpeg import load_turbojpeg
 from fathoms.data.loader import CHUNK
-from fathoms.data.pack import PackOptions, pack_split, write_index
-from fathoms.data.turbojpeg import load_turbojpeg
-from fathoms.data.workers import Worker, WorkerPool, available_cores
+from fathoms.data.tools.pack import PackOptions, pack_split, write_index
+from fathoms.data.workers.base import Decoding, Task
+from fathoms.data.workers.shared_memory import make_room
+from fathoms.data.workers.threads import Worker, WorkerPool, available_cores
 from feeding import SIZE, Repeated
 
 _TASKS = 4000

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fathoms.data.digits import digits
+from fathoms.data.sources.digits import digits
 from fathoms.models.vit import ViT
 from fathoms.models.zoo import model_config
 from fathoms.parts.init import STD

@@ -28,7 +28,7 @@ import transformers
 from torch import Tensor, nn
 
 from fathoms import create_model
-from fathoms.data.digits import digits
+from fathoms.data.sources.digits import digits
 from fathoms.errors import FathomsError
 from fathoms.export.onnx import OnnxModel, write_onnx
 from fathoms.surgery.fold.fold import fold

@@ -13,10 +13,10 @@ from PIL import Image
 
 from fathoms.cli import data_check, data_info, data_pack
 from fathoms.data import DataError, choose_decoder, open_source
-from fathoms.data.check import check_sources
-from fathoms.data.manifest import verify_manifest
-from fathoms.data.pack import PackOptions, target_size, verify_pack
-from fathoms.data.similar import near_pairs, perceptual_hash
+from fathoms.data.tools.check import check_sources
+from fathoms.data.tools.duplicates import near_pairs, perceptual_hash
+from fathoms.data.tools.manifest import verify_manifest
+from fathoms.data.tools.pack import PackOptions, target_size, verify_pack
 from fathoms.errors import ConfigError
 
 

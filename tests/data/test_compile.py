@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from fathoms.data.augment.apply import apply_layer, compiled_kernels
+from fathoms.data.augment.batched import apply_layer, compiled_kernels
 from fathoms.data.augment.policy import Layer
-from fathoms.data.boxes import ragged, resize_boxes
-from fathoms.data.places import Places
-from fathoms.data.words import as_words
+from fathoms.data.crop.packed_rgb import as_words
+from fathoms.data.crop.pixel_layout import Places
+from fathoms.data.device.resize import ragged, resize_boxes
 
 
 # The others were compared with torch 2.11 and 2.15 and agree; compiling all takes a minute. Saturation once did not.

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from fathoms.data.counter import device_uniforms, generator, normals, sample_keys, uniforms
+from fathoms.data.counter_rng import device_uniforms, generator, normals, sample_keys, uniforms
 
 
 def test_a_sample_draws_the_same_numbers_in_any_batch_and_order():

@@ -10,12 +10,12 @@ from PIL import Image
 from scipy import stats
 
 from fathoms.data import CropOptions, choose_decoder, open_source
-from fathoms.data.boxes import ragged, resize_boxes
-from fathoms.data.counter import sample_keys
-from fathoms.data.crop import draw_boxes, evaluation_geometry
-from fathoms.data.places import Places
-from fathoms.data.resize import evaluation_pixels, resize
-from fathoms.data.words import as_words
+from fathoms.data.counter_rng import sample_keys
+from fathoms.data.crop.packed_rgb import as_words
+from fathoms.data.crop.pixel_layout import Places
+from fathoms.data.crop.random_crop import draw_boxes, evaluation_geometry
+from fathoms.data.crop.resize import evaluation_pixels, resize
+from fathoms.data.device.resize import ragged, resize_boxes
 from fathoms.errors import ConfigError, UnknownNameError
 
 

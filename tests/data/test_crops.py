@@ -5,10 +5,10 @@ import pytest
 from PIL import Image
 
 from fathoms.data import CropOptions, choose_decoder, open_source
-from fathoms.data.arena import make_room
-from fathoms.data.crops import Crops
-from fathoms.data.plan import Refs
-from fathoms.data.reader import Reader
+from fathoms.data.crop.decode_crops import Crops
+from fathoms.data.decode.sample_reader import Reader
+from fathoms.data.sampler import Refs
+from fathoms.data.workers.shared_memory import make_room
 from fathoms.errors import BackendError
 
 SIZE = 32

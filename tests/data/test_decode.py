@@ -11,8 +11,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from fathoms.data import BadImageError, choose_decoder
-from fathoms.data.header import read_header
-from fathoms.data.turbojpeg import load_turbojpeg
+from fathoms.data.decode.image_header import read_header
+from fathoms.data.decode.turbojpeg import load_turbojpeg
 from fathoms.errors import BackendError, UnknownNameError
 
 BACKENDS = ["turbojpeg", "simplejpeg", "pillow"]
@@ -166,7 +166,8 @@ def test_a_jpeg_with_thousands_of_scans_is_refused(decoder, photo, encoded):
 def test_the_decoder_in_use_is_reported_and_an_impossible_choice_refused(monkeypatch):
     assert choose_decoder("auto").reason
     monkeypatch.setattr(
-        "fathoms.data.decode.load_turbojpeg", lambda: (None, "libturbojpeg.so.0 is older than version 3")
+        "fathoms.data.decode.decode.load_turbojpeg",
+        lambda: (None, "libturbojpeg.so.0 is older than version 3"),
     )
     with pytest.raises(BackendError, match=r"older than version 3; pip install turbojpeg"):
         choose_decoder("turbojpeg")

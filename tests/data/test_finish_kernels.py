@@ -14,7 +14,7 @@ import torch
 from fathoms.data.augment.erase import draw_rectangles
 from fathoms.data.augment.finish import Erasing, Finish, finish
 from fathoms.data.augment.mix import MixOptions, draw_mixture
-from fathoms.data.counter import generator, sample_keys
+from fathoms.data.counter_rng import generator, sample_keys
 
 # name: (height, width), how erased with how many rectangles at most, how mixed, dtype
 CASES = {
@@ -47,7 +47,7 @@ def make(name, device="cpu", count=12):
 
 def difference(name, device="cpu"):
     """Largest difference, and how many numbers the rectangles and partners changed."""
-    from fathoms.data.triton.finish import finish as fused
+    from fathoms.data.device.triton.finish import finish as fused
 
     given = make(name, device)
     found, plain = fused(*given), finish(*given)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fathoms.data import ArraySource, Augment, AugmentOptions, CropOptions, MixOptions, Plan, ResidentLoader
-from fathoms.data.forms import choose_forms
+from fathoms.data.device.backend import choose_forms
 from fathoms.errors import ConfigError, UnknownNameError
 
 CROPS = {"pad": CropOptions(mode="pad"), "resized": CropOptions()}

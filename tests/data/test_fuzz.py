@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from fathoms.data import BadImageError, choose_decoder
-from fathoms.data.check import inspect_file
+from fathoms.data.tools.check import inspect_file
 
 
 def seeds_of_mutation():

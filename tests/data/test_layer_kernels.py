@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fathoms.data.augment import apply
+from fathoms.data.augment import batched as apply
 from fathoms.data.augment.geometry import PLANE
 from fathoms.data.augment.jitter import draw_jitter
 from fathoms.data.augment.policy import LEVELS, Layer, draw_layers, parse_policy
@@ -104,7 +104,7 @@ NAMES = [name for name, *_ in cases(count=2, large=(8, 8))]
 
 def compare(images, layer):
     """Largest difference to the operations as written, and the share of values that differ."""
-    from fathoms.data.triton.layer import apply_layer
+    from fathoms.data.device.triton.layer import apply_layer
 
     fill = torch.tensor(FILL, dtype=torch.uint8, device=images.device)
     before = images.clone()
@@ -121,7 +121,7 @@ def compare(images, layer):
 
 def launched(layer):
     """How often each kernel is started for a layer."""
-    from fathoms.data.triton import layer as module
+    from fathoms.data.device.triton import layer as module
 
     seen, launch = Counter(), module.launch
 
@@ -137,7 +137,7 @@ def launched(layer):
 
 def interpreted():
     """Run every case through the kernels, in this process."""
-    from fathoms.data.triton import layer as module
+    from fathoms.data.device.triton import layer as module
 
     tile, part = module.TILE, module.PART
     found = {}
@@ -180,7 +180,7 @@ def test_every_operation_of_a_policy_has_a_code(report):
 
 
 def test_a_cpu_is_refused_with_the_reason():
-    module = pytest.importorskip("fathoms.data.triton.layer", reason="triton is not installed")
+    module = pytest.importorskip("fathoms.data.device.triton.layer", reason="triton is not installed")
     with pytest.raises(BackendError, match="apply_layer: the Triton kernels cannot run: x is on cpu"):
         module.apply_layer(noise(1, 4, 4), layer_of([("invert", 0.0, False)]), torch.zeros(3).byte())
 
@@ -209,7 +209,7 @@ def test_device_kernels_agree_on_whole_batches(policy, count, size):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_device_kernels_reach_pictures_beyond_two_to_the_31_bytes():
-    from fathoms.data.triton.layer import apply_layer
+    from fathoms.data.device.triton.layer import apply_layer
 
     count, some = 14400, every_kind()
     ends = np.r_[0 : len(some), count - len(some) : count]

@@ -23,9 +23,9 @@ from fathoms.data import (
     TrainView,
     open_source,
 )
-from fathoms.data.crew import Decoding
 from fathoms.data.sources.folder import FolderSource
-from fathoms.data.workers import WorkerPool
+from fathoms.data.workers.base import Decoding
+from fathoms.data.workers.threads import WorkerPool
 
 HEAVY = AugmentOptions(
     aa="rand-m9-mstd0.5-inc1", reprob=0.5, remode="pixel", mix=MixOptions(mixup=0.8, cutmix=1.0)

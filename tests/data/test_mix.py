@@ -7,7 +7,7 @@ import torch
 from fathoms.data import Augment, AugmentOptions, MixOptions, Plan, Refs
 from fathoms.data.augment.erase import draw_rectangles, erase, normal_noise
 from fathoms.data.augment.mix import draw_mixture, mix_images, soft_targets
-from fathoms.data.counter import generator, sample_keys
+from fathoms.data.counter_rng import generator, sample_keys
 from fathoms.errors import ConfigError, UnknownNameError
 
 

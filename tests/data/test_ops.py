@@ -5,7 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fathoms.data.augment import apply, cpu
+from fathoms.data.augment import batched as apply
+from fathoms.data.augment import per_image as cpu
 from fathoms.data.augment.policy import Layer
 
 timm_ops = pytest.importorskip("timm.data.auto_augment", reason="the extra 'timm' is not installed")

@@ -9,7 +9,7 @@ import pytest
 from fathoms.data import Augment, AugmentOptions, Refs
 from fathoms.data.augment.jitter import draw_jitter, jitter_ranges
 from fathoms.data.augment.policy import LEVELS, draw_layers, parse_policy
-from fathoms.data.counter import sample_keys
+from fathoms.data.counter_rng import sample_keys
 from fathoms.errors import ConfigError, UnknownNameError
 
 timm_ops = pytest.importorskip("timm.data.auto_augment", reason="the extra 'timm' is not installed")

@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from fathoms.data.arena import Arena
-from fathoms.data.child import Reporter
 from fathoms.data.errors import DataError, LoaderError
 from fathoms.data.loader import CAN_FORK
-from fathoms.data.processes import ProcessPool
+from fathoms.data.workers.process_handle import Reporter
+from fathoms.data.workers.processes import ProcessPool
+from fathoms.data.workers.shared_memory import Arena
 
 pytestmark = [
     pytest.mark.skipif(not CAN_FORK, reason="processes are forked, which is for Linux"),
@@ -199,7 +199,7 @@ def test_a_process_its_parent_never_knew_of_ends(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "fork", noted)
-    monkeypatch.setattr("fathoms.data.processes.Child", interrupted)
+    monkeypatch.setattr("fathoms.data.workers.processes.Child", interrupted)
     with pytest.raises(KeyboardInterrupt), pool_of():
         pass
     gc.collect()

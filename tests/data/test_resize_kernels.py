@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from fathoms.data.boxes import ragged, resize_boxes
-from fathoms.data.places import Places
-from fathoms.data.words import as_words
+from fathoms.data.crop.packed_rgb import as_words
+from fathoms.data.crop.pixel_layout import Places
+from fathoms.data.device.resize import ragged, resize_boxes
 
 SIZES = ((40, 50), (31, 22), (64, 64), (1, 9), (130, 20), (24, 24), (3, 2))
 # Inside, exact, and outside on every side, even wholly: what lies there is black.
@@ -53,7 +53,7 @@ def make(case, device="cpu"):
 
 def difference(case, device="cpu"):
     """Largest difference in levels, and the share of values that differ."""
-    from fathoms.data.triton.resize import resize_boxes as fused
+    from fathoms.data.device.triton.resize import resize_boxes as fused
 
     given = make(case, device)
     apart = (fused(*given).int() - resize_boxes(*given).int()).abs()

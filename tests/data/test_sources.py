@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fathoms.data import ArchiveError, DataError, list_splits, open_source
-from fathoms.data.manifest import FileRow, verify_manifest, write_manifest
 from fathoms.data.sources.detect import detect
 from fathoms.data.sources.tar_index import read_index
+from fathoms.data.tools.manifest import FileRow, verify_manifest, write_manifest
 
 
 def test_a_folder_has_splits_classes_and_labels(photo_folder):

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fathoms import FathomsError, ViT
 from fathoms.cli.main import main
-from fathoms.data.digits import digit_sources
+from fathoms.data.sources.digits import digit_sources
 from fathoms.evaluate.load import load_trained
 from fathoms.evaluate.preprocessing import Look
 from fathoms.export.export import export_model

@@ -10,7 +10,7 @@ import torch
 
 import fathoms
 from fathoms import FathomsError, ViT, ViTConfig
-from fathoms.data.digits import digits
+from fathoms.data.sources.digits import digits
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,10 +16,10 @@ import tyro
 from fathoms.errors import printable
 
 if TYPE_CHECKING:
-    from fathoms.data.check import Report
-    from fathoms.data.manifest import FileRow
     from fathoms.data.sources.arrays import ArraySource
     from fathoms.data.sources.base import Source
+    from fathoms.data.tools.check import Report
+    from fathoms.data.tools.manifest import FileRow
 
 EXAMPLES: str = """\
 fathoms data check photos/                   every split under photos/, manifest into photos/
@@ -49,10 +49,10 @@ class Args:
 def run(args: Args) -> int:
     """Check, print, write the manifest; 1 if a file is bad."""
     from fathoms.data import ArraySource, list_splits, open_source
-    from fathoms.data.check import check_sources
-    from fathoms.data.manifest import default_manifest
-    from fathoms.data.pack import verify_pack
-    from fathoms.data.workers import available_cores
+    from fathoms.data.tools.check import check_sources
+    from fathoms.data.tools.manifest import default_manifest
+    from fathoms.data.tools.pack import verify_pack
+    from fathoms.data.workers.threads import available_cores
 
     opened = [open_source(args.path, split) for split in list_splits(args.path)]
     target = Path(args.manifest) if args.manifest else default_manifest(args.path)
@@ -106,7 +106,7 @@ def _facts(source: Source | ArraySource, bad: list[list[str]]) -> dict[str, Any]
 def _write(target: Path, facts: dict[str, Any], rows: dict[str, list[FileRow]]) -> None:
     """Write the manifest."""
     from fathoms.data.errors import DataError
-    from fathoms.data.manifest import write_manifest
+    from fathoms.data.tools.manifest import write_manifest
 
     try:
         write_manifest(target, facts, rows)
@@ -163,8 +163,8 @@ def _print_some(title: str, lines: list[str]) -> None:
 
 
 def _run_arrays(sources: list[ArraySource], target: Path, args: Args) -> int:
-    from fathoms.data.check import check_arrays
-    from fathoms.data.similar import exact_groups
+    from fathoms.data.tools.check import check_arrays
+    from fathoms.data.tools.duplicates import exact_groups
 
     found = [check_arrays(source) for source in sources]
     names = [source.where(i) for source in sources for i in range(len(source))]

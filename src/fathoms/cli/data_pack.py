@@ -47,8 +47,8 @@ def run(args: Args) -> int:
     """Pack every split; 1 if files had to be left out."""
     from fathoms.cli.data_check import progress_bar
     from fathoms.data import ArraySource, DataError, list_splits, open_source
-    from fathoms.data.pack import PackOptions, pack_split, write_index
-    from fathoms.data.workers import available_cores
+    from fathoms.data.tools.pack import PackOptions, pack_split, write_index
+    from fathoms.data.workers.threads import available_cores
 
     max_side = 500 if args.max_side is None and args.short_side is None else args.max_side
     options = PackOptions(max_side, args.short_side, args.quality, args.shard_samples)

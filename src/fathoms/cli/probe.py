@@ -39,7 +39,7 @@ def run(args: Args) -> int:
     """Build the model, probe it and print what was seen."""
     import torch
 
-    from fathoms.data.digits import digits
+    from fathoms.data.sources.digits import digits
     from fathoms.models.vit import ViT
     from fathoms.models.zoo import model_config
     from fathoms.probes.signal import probe

@@ -185,7 +185,7 @@ def real_accuracy(args: Args, model: Any, loader: Any, labels: dict[int, Any], w
 def open_held_out(place: str, split: str | None) -> Any:
     """The split to measure of a data set."""
     from fathoms.data import list_splits, open_source
-    from fathoms.data.digits import digit_sources
+    from fathoms.data.sources.digits import digit_sources
 
     if place == "digits":
         return digit_sources()[1]

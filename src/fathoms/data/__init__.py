@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from fathoms.data.augment.mix import MixOptions, soft_targets
     from fathoms.data.augment.pipeline import IMAGENET_MEAN, IMAGENET_STD, Augment, AugmentOptions
     from fathoms.data.batch import Batch
-    from fathoms.data.crop import CropOptions
-    from fathoms.data.decode import Decoder, choose_decoder
+    from fathoms.data.crop.random_crop import CropOptions
+    from fathoms.data.crop.transforms import EvalView, TrainView
+    from fathoms.data.decode.decode import Decoder, choose_decoder
+    from fathoms.data.device_loader import ResidentLoader
     from fathoms.data.errors import ArchiveError, BadImageError, DataError, LoaderError
     from fathoms.data.loader import Loader, LoaderOptions
-    from fathoms.data.manifest import verify_manifest
-    from fathoms.data.plan import Plan, Refs
-    from fathoms.data.resident import ResidentLoader
+    from fathoms.data.sampler import Plan, Refs
     from fathoms.data.sources.arrays import ArraySource
     from fathoms.data.sources.base import Source
     from fathoms.data.sources.detect import list_splits, open_source
     from fathoms.data.stats import LoaderStats
-    from fathoms.data.views import EvalView, TrainView
+    from fathoms.data.tools.manifest import verify_manifest
 
 __all__ = [
     "IMAGENET_MEAN",
@@ -62,10 +62,10 @@ _HOMES = {
     "AugmentOptions": "fathoms.data.augment.pipeline",
     "BadImageError": "fathoms.data.errors",
     "Batch": "fathoms.data.batch",
-    "CropOptions": "fathoms.data.crop",
+    "CropOptions": "fathoms.data.crop.random_crop",
     "DataError": "fathoms.data.errors",
-    "Decoder": "fathoms.data.decode",
-    "EvalView": "fathoms.data.views",
+    "Decoder": "fathoms.data.decode.decode",
+    "EvalView": "fathoms.data.crop.transforms",
     "IMAGENET_MEAN": "fathoms.data.augment.pipeline",
     "IMAGENET_STD": "fathoms.data.augment.pipeline",
     "Loader": "fathoms.data.loader",
@@ -73,16 +73,16 @@ _HOMES = {
     "LoaderOptions": "fathoms.data.loader",
     "LoaderStats": "fathoms.data.stats",
     "MixOptions": "fathoms.data.augment.mix",
-    "Plan": "fathoms.data.plan",
-    "Refs": "fathoms.data.plan",
-    "ResidentLoader": "fathoms.data.resident",
+    "Plan": "fathoms.data.sampler",
+    "Refs": "fathoms.data.sampler",
+    "ResidentLoader": "fathoms.data.device_loader",
     "Source": "fathoms.data.sources.base",
-    "TrainView": "fathoms.data.views",
-    "choose_decoder": "fathoms.data.decode",
+    "TrainView": "fathoms.data.crop.transforms",
+    "choose_decoder": "fathoms.data.decode.decode",
     "list_splits": "fathoms.data.sources.detect",
     "open_source": "fathoms.data.sources.detect",
     "soft_targets": "fathoms.data.augment.mix",
-    "verify_manifest": "fathoms.data.manifest",
+    "verify_manifest": "fathoms.data.tools.manifest",
 }
 
 

@@ -14,19 +14,19 @@ from torch import Tensor
 
 from fathoms.data.augment.pipeline import Augment
 from fathoms.data.batch import Batch
-from fathoms.data.crew import Crew, Decoding, Processes, Task, Threads
-from fathoms.data.crops import most_bytes
-from fathoms.data.decode import BACKENDS, choose_decoder
+from fathoms.data.crop.decode_crops import most_bytes
+from fathoms.data.crop.packed_rgb import as_words
+from fathoms.data.crop.pixel_layout import Places
+from fathoms.data.crop.transforms import Chunk, EvalView, TrainView
+from fathoms.data.decode.decode import BACKENDS, choose_decoder
+from fathoms.data.device.backend import choose_forms
+from fathoms.data.device.sender import Sender
 from fathoms.data.errors import DataError
-from fathoms.data.forms import choose_forms
-from fathoms.data.places import Places
-from fathoms.data.plan import Plan, Refs
-from fathoms.data.sender import Sender
+from fathoms.data.sampler import Plan, Refs
 from fathoms.data.sources.base import Source
 from fathoms.data.stats import LoaderStats
-from fathoms.data.views import Chunk, EvalView, TrainView
-from fathoms.data.words import as_words
-from fathoms.data.workers import available_cores
+from fathoms.data.workers.base import Crew, Decoding, Processes, Task, Threads
+from fathoms.data.workers.threads import available_cores
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fathoms.data.decode import choose_decoder
+from fathoms.data.crop.resize import evaluation_pixels
+from fathoms.data.decode.decode import choose_decoder
+from fathoms.data.decode.image_header import MAX_FILE
 from fathoms.data.errors import BadImageError
-from fathoms.data.header import MAX_FILE
-from fathoms.data.resize import evaluation_pixels
 from fathoms.data.sources.base import IMAGE_SUFFIXES, is_image
 from fathoms.errors import FathomsError
 from fathoms.evaluate.preprocessing import Look

@@ -24,8 +24,8 @@ from fathoms.data import (
     list_splits,
     open_source,
 )
-from fathoms.data.digits import digit_sources
-from fathoms.data.manifest import default_manifest, verify_manifest
+from fathoms.data.sources.digits import digit_sources
+from fathoms.data.tools.manifest import default_manifest, verify_manifest
 from fathoms.errors import ConfigError
 from fathoms.evaluate.loader import AnyLoader, eval_loader
 from fathoms.models.build_timm import build_timm

@@ -12,7 +12,7 @@ from PIL import Image
 import fathoms
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.data import DataError, open_source
-from fathoms.data.manifest import verify_manifest
+from fathoms.data.tools.manifest import verify_manifest
 from fathoms.evaluate.robustness import read_real
 
 pytestmark = pytest.mark.plain

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fathoms.data.augment.apply import put_rows
-from fathoms.data.augment.rectangles import inside_boxes
-from fathoms.data.counter import device_uniforms, sample_keys, uniforms
-from fathoms.data.device import to_device
+from fathoms.data.augment.batched import put_rows
+from fathoms.data.augment.masks import inside_boxes
+from fathoms.data.counter_rng import device_uniforms, sample_keys, uniforms
+from fathoms.data.device.transfer import to_device
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fathoms.data.augment.policy import Layer
-from fathoms.data.counter import uniforms
+from fathoms.data.counter_rng import uniforms
 from fathoms.errors import ConfigError
 
 _KINDS = ("brightness", "contrast", "colour", "hue")

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fathoms.data.augment.rectangles import inside_boxes
-from fathoms.data.device import to_device
+from fathoms.data.augment.masks import inside_boxes
+from fathoms.data.device.transfer import to_device
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 

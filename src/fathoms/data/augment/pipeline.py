@@ -14,9 +14,9 @@ from fathoms.data.augment.finish import Erasing, Finish
 from fathoms.data.augment.jitter import draw_jitter, jitter_ranges
 from fathoms.data.augment.mix import MixOptions, Mixture, draw_mixture, soft_targets
 from fathoms.data.augment.policy import Layer, draw_layers, parse_policy
-from fathoms.data.counter import generators, sample_keys
-from fathoms.data.forms import choose_forms
-from fathoms.data.plan import Refs
+from fathoms.data.counter_rng import generators, sample_keys
+from fathoms.data.device.backend import choose_forms
+from fathoms.data.sampler import Refs
 from fathoms.errors import ConfigError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fathoms.data.augment.pairs import PAIRS, Entry
-from fathoms.data.counter import normals, uniforms
+from fathoms.data.augment.autoaugment import PAIRS, Entry
+from fathoms.data.counter_rng import normals, uniforms
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 

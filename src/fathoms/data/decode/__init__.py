@@ -1,0 +1,1 @@
+"""Decoding: image headers, JPEG and other formats, samples out of sources."""

@@ -1,0 +1,184 @@
+"""Crop, resize and mirror a whole batch of differently sized pictures on the device, in plain torch.
+
+The pictures lie behind one another in a flat buffer of pixels, a 32-bit word each. Each output column
+(and row) is a weighted sum of a few input columns (rows); positions and weights are small tables per
+picture, so a batch is a few fetches each way, whatever the sizes. The same function serves a ragged
+batch from the workers and a data set that lives on the device.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Int32, UInt8
+from torch import Tensor
+
+from fathoms.data.crop.packed_rgb import add_weighted, as_planes, word_planes
+from fathoms.data.crop.pixel_layout import Places
+from fathoms.data.device.transfer import to_device
+
+
+def _bilinear(x: Tensor) -> Tensor:
+    return (1 - x.abs()).clamp(min=0)
+
+
+def _bicubic(x: Tensor) -> Tensor:
+    # Pillow's and torch's antialiasing filters both take a = -0.5.
+    x = x.abs()
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+
+
+def tap_tables(
+    start: Tensor, length: Tensor, limit: Tensor, cubic: Tensor, flip: Tensor, size: int, taps: int
+) -> tuple[Int[Tensor, "taps B size"], Float[Tensor, "taps B size"]]:
+    """The input positions that each output position depends on, and their weights.
+
+    All positions are absolute and inside the picture; weights outside the box or outside the picture
+    are zero. The sums are normalised over the box alone, so that what lies outside the picture counts
+    as black.
+    """
+    scale = length[:, None].double() / size
+    shrink = scale.clamp(min=1)
+    reach = torch.where(cubic, 2.0, 1.0)[:, None] * shrink
+    out = torch.arange(size, device=start.device, dtype=torch.float64)[None]
+    out = torch.where(flip[:, None], size - 1 - out, out)
+    centre = (out + 0.5) * scale
+    # The rounding of the two ends is Pillow's, so that the same taps take part.
+    first = (centre - reach + 0.5).floor().clamp(min=0)
+    last = torch.minimum((centre + reach + 0.5).floor(), length[:, None].double())
+    tap = torch.arange(taps, device=start.device, dtype=torch.float64)[:, None, None]
+    place = first + tap
+    distance = (place - centre + 0.5) / shrink
+    weight = torch.where(cubic[:, None], _bicubic(distance), _bilinear(distance))
+    weight = torch.where(place < last, weight, 0.0)
+    weight = weight / weight.sum(0)
+    position = place.to(start.dtype) + start[:, None]
+    # A tap outside the picture has no weight; it only must not read outside the buffer.
+    inside = torch.minimum(position.clamp(min=0), limit[:, None] - 1)
+    return inside, torch.where(position == inside, weight, 0.0).float()
+
+
+def tap_count(length: np.ndarray, cubic: np.ndarray, size: int, multiple: int = 1) -> int:
+    """How many input positions one output position can depend on, over the batch."""
+    reach = np.where(cubic, 2.0, 1.0) * np.maximum(1.0, length / size)
+    exact = int(min(np.ceil(reach).max() * 2 + 1, max(1, length.max())))
+    return -(-exact // multiple) * multiple
+
+
+def _rounded(total: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
+    """Sums as bytes; `total` is used up."""
+    return total.add_(0.5).clamp_(0, 255).to(torch.uint8)
+
+
+def resize_columns(
+    pixels: Int32[Tensor, " n"], base: Tensor, position: Tensor, weight: Tensor, owner: Tensor
+) -> UInt8[Tensor, "3 R size"]:
+    """Row r of the result: the row that starts at pixel base[r], resized sideways as picture owner[r] is."""
+    total = torch.zeros(3, len(owner), position.shape[2], device=pixels.device)
+    for place, share in zip(position, weight, strict=True):
+        index = place.index_select(0, owner) + base[:, None]
+        fetched = pixels.index_select(0, index.flatten()).view(index.shape)
+        add_weighted(total, word_planes(fetched), share.index_select(0, owner))
+    return _rounded(total)
+
+
+def resize_rows(
+    columns: UInt8[Tensor, "3 R size"], row: Tensor, weight: Tensor
+) -> UInt8[Tensor, "B 3 size size"]:
+    """The pictures, out of the list of rows that `resize_columns` made; `row` are places in that list."""
+    size = columns.shape[2]
+    total = torch.zeros(3, row.shape[1], size, size, device=columns.device)
+    for place, share in zip(row, weight, strict=True):
+        fetched = columns.index_select(1, place.flatten()).view(total.shape)
+        add_weighted(total, fetched, share[..., None])
+    return _rounded(total).transpose(0, 1).contiguous()
+
+
+@functools.cache
+def _passes(compile: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor], int]:
+    """The two passes and what tap counts are rounded up to: compiled, each count is a program of its own."""
+    if compile == "none":
+        return resize_columns, resize_rows, 1
+    return torch.compile(resize_columns, dynamic=True), torch.compile(resize_rows, dynamic=True), 4
+
+
+def _integers(pixels: Tensor) -> type[np.signedinteger]:
+    """32-bit indices halve the traffic, wherever they reach far enough."""
+    return np.int32 if pixels.numel() < 2**31 else np.int64
+
+
+def copy_boxes(pixels: Int32[Tensor, " n"], places: Places, size: int) -> UInt8[Tensor, "B 3 size size"]:
+    """Boxes that already have the wanted size: one fetch, nothing to weigh."""
+    numbers = np.stack([places.offset, places.pitch, *places.box[:, :2].T, *(places.size.T - 1)])
+    table, flip = to_device([numbers.astype(_integers(pixels)), places.flip], pixels.device)
+    offset, pitch, top, left, last_row, last_column = table[:, :, None]
+    span = torch.arange(size, device=pixels.device, dtype=table.dtype)
+    rows, columns = top + span, left + torch.where(flip[:, None], size - 1 - span, span)
+    row, column = (
+        torch.minimum(rows.clamp(min=0), last_row),
+        torch.minimum(columns.clamp(min=0), last_column),
+    )
+    index = (offset + row * pitch)[:, :, None] + column[:, None]
+    inside = (row == rows)[:, :, None] & (column == columns)[:, None]
+    fetched = pixels.index_select(0, index.flatten()).view(index.shape)
+    return as_planes(fetched.mul_(inside))
+
+
+def resize_boxes(
+    pixels: Int32[Tensor, " n"], places: Places, size: int, compile: str = "none"
+) -> UInt8[Tensor, "B 3 size size"]:
+    """Every box of `places`, resized to size x size with antialiasing, mirrored where asked.
+
+    Within one level of Pillow's crop and resize: both round once after the columns and once after
+    the rows. `compile="inductor"` makes a few kernels of each pass, for a GPU.
+    """
+    if (places.box[:, 2:] == size).all():
+        return copy_boxes(pixels, places, size)
+    sideways, upright, multiple = _passes(compile)
+    count, (top, left, box_h, box_w), (height, width) = len(places.box), places.box.T, places.size.T
+    # Columns and rows are told by the same tables, so those of both are made together.
+    length, filters = np.concatenate([box_w, box_h]), np.tile(places.cubic, 2)
+    flip = np.concatenate([places.flip, np.zeros(count, bool)])
+    # First all columns, for just the rows that the boxes touch; the rows of all pictures in one list.
+    row_low, row_high = np.clip(top, 0, height - 1), np.clip(top + box_h, 1, height)
+    rows = row_high - row_low
+    start = np.cumsum(rows) - rows
+    numbers = [[left, top], [box_w, box_h], [width, row_high]]
+    shift = [start - row_low, places.offset + (row_low - start) * places.pitch]
+    integers = _integers(pixels)
+    double, single, cubic, mirror = to_device(
+        [
+            np.stack([np.concatenate(pair) for pair in numbers]).astype(integers),
+            np.stack([*shift, places.pitch, rows]).astype(integers),
+            filters,
+            flip,
+        ],
+        pixels.device,
+    )
+    taps = tap_count(length, filters, size, multiple)
+    begin, extent, limit = double
+    position, weight = tap_tables(begin, extent, limit, cubic, mirror, size, taps)
+    in_list, offset, pitch, each = single
+    # A product beyond 2 ** 31 comes back with the sum: 32-bit integers wrap around both ways.
+    total = int(rows.sum())
+    owner = torch.repeat_interleave(each, output_size=total)
+    number = torch.arange(total, device=pixels.device, dtype=each.dtype)
+    base = offset.index_select(0, owner) + number * pitch.index_select(0, owner)
+    columns = sideways(pixels, base, position[:, :count], weight[:, :count], owner)
+    return upright(columns, position[:, count:] + in_list[:, None], weight[:, count:])
+
+
+def ragged(pictures: list[np.ndarray]) -> tuple[UInt8[np.ndarray, "n 3"], np.ndarray, np.ndarray]:
+    """Lay (h, w, 3) pictures behind one another: (pixels, offset of each, size of each)."""
+    sizes = np.array([picture.shape[:2] for picture in pictures], np.int64)
+    ends = np.cumsum(sizes[:, 0] * sizes[:, 1])
+    offsets = np.concatenate([[0], ends[:-1]])
+    flat = np.empty((int(ends[-1]), 3), np.uint8)
+    for picture, offset, end in zip(pictures, offsets, ends, strict=True):
+        flat[offset:end].reshape(picture.shape)[...] = picture
+    return flat, offsets, sizes

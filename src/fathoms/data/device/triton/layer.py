@@ -1,0 +1,148 @@
+"""Drawn operations applied to a batch by Triton kernels: one transfer and at most three launches.
+
+What a picture goes through is a number that its programs branch on, so pictures with different operations need not be
+gathered, and the host's work does not grow with the number of operations.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton
+from jaxtyping import Float32, Float64, Int32, UInt8
+from torch import Tensor
+
+from fathoms.data.augment.filters import blur_boxes
+from fathoms.data.augment.geometry import PLANE, matrices
+from fathoms.data.augment.lookup_tables import FACTOR_LINES, PICTURE_TABLES
+from fathoms.data.augment.policy import Layer
+from fathoms.data.device.transfer import to_device
+from fathoms.data.device.triton import table_kernels as codes
+from fathoms.data.device.triton.blur_kernels import blur_kernel
+from fathoms.data.device.triton.layer_kernels import layer_kernel
+from fathoms.data.device.triton.table_kernels import table_kernel
+from fathoms.errors import BackendError
+from fathoms.ops.dispatch import why_not_triton
+from fathoms.ops.triton.around import launch, launch_options
+from fathoms.registry import check_name
+
+CODES: dict[str, int] = {
+    **dict.fromkeys(FACTOR_LINES, codes.LINES.value),
+    **dict.fromkeys(PLANE, codes.LINEAR.value),
+    "auto_contrast": codes.AUTO_CONTRAST.value,
+    "contrast": codes.CONTRAST.value,
+    "equalize": codes.EQUALIZE.value,
+    "colour": codes.COLOUR.value,
+    "sharpness": codes.SHARPNESS.value,
+    "hue": codes.HUE.value,
+    "gaussian_blur": codes.BLUR.value,
+}
+
+# A picture of 32 x 32 is one tile, gone over in parts where all at once would take too many registers. Statistics of
+# larger pictures are taken in larger steps by more warps, since one program takes them all; so are blurs.
+TILE, PART, STEP = 1024, 256, 4096
+
+
+def _options(warps: int) -> dict[str, Any]:
+    # Fused multiply-adds would round otherwise than the operations as written.
+    return {**launch_options(warps, 1), "enable_fp_fusion": False}
+
+
+class Orders(NamedTuple):
+    """What the kernels are told, as host arrays: per picture, per table, per map and per blurred picture."""
+
+    code: Int32[np.ndarray, " B"]
+    slot: Int32[np.ndarray, " B"]
+    """Which table or map belongs to a picture."""
+    factor: Float32[np.ndarray, " B"]
+    tabled: Int32[np.ndarray, " t"]
+    """The pictures that get a table, those with lines first."""
+    lines: Float64[np.ndarray, "l 6"]
+    matrix: Float32[np.ndarray, "m 6"]
+    blurred: Int32[np.ndarray, " b"]
+    boxes: Float32[np.ndarray, "b k"]
+
+
+def orders_of(layer: Layer, height: int, width: int) -> Orders:
+    """A layer as the kernels take it."""
+    for kind in layer.rows:
+        check_name(kind, CODES, "operation", "apply_layer")
+    lined, tabled, moved, blurred = (
+        {kind: rows for kind, rows in layer.rows.items() if kind in kinds}
+        for kinds in (FACTOR_LINES, PICTURE_TABLES, PLANE, ("gaussian_blur",))
+    )
+    code, slot = np.zeros((2, len(layer.argument)), np.int32)
+    for kind, rows in layer.rows.items():
+        code[rows] = CODES[kind]
+    tables, mapped, blurs = (_joined(group) for group in (lined | tabled, moved, blurred))
+    code[mapped] += layer.cubic[mapped]
+    slot[tables] = np.arange(len(tables))
+    slot[mapped] = np.arange(len(mapped))
+    lines = [FACTOR_LINES[kind](layer.argument[rows]) for kind, rows in lined.items()]
+    maps = [matrices(kind, layer.argument[rows], height, width) for kind, rows in moved.items()]
+    factor = layer.argument.astype(np.float32)
+    boxes = np.empty((0, 0), np.float32)
+    if len(blurs):
+        boxes = blur_boxes(torch.from_numpy(factor[blurs])).numpy()
+    return Orders(
+        code,
+        slot,
+        factor,
+        tables,
+        np.concatenate([np.empty((6, 0)), *lines], 1).T,
+        np.concatenate([np.empty((0, 6)), *maps]).astype(np.float32),
+        blurs,
+        boxes,
+    )
+
+
+def _joined(groups: dict[str, np.ndarray]) -> Int32[np.ndarray, " n"]:
+    return np.concatenate([np.empty(0, np.int32), *groups.values()]).astype(np.int32)
+
+
+def apply_layer(
+    images: UInt8[Tensor, "B 3 H W"], layer: Layer, fill: UInt8[Tensor, "3"]
+) -> UInt8[Tensor, "B 3 H W"]:
+    """The batch with each sample's operation applied, as a new tensor; `images` itself if there is none."""
+    if reason := why_not_triton(images):
+        raise BackendError(f"apply_layer: the Triton kernels cannot run: {reason}; use the plain form")
+    count, _, height, width = images.shape
+    pixels = height * width
+    if not layer.rows or not images.numel():
+        return images
+    orders = orders_of(layer, height, width)
+    images, out = images.contiguous(), torch.empty(images.shape, dtype=torch.uint8, device=images.device)
+    code, slot, factor, tabled, lines, matrix, blurred, boxes = to_device(orders, images.device)
+    tables = torch.empty(len(tabled), 3, 256, dtype=torch.uint8, device=images.device)
+    tiles = triton.cdiv(pixels, TILE)
+    # Triton starts kernels on the device that is current, which in a thread is the first one.
+    with torch.cuda.device_of(images):
+        if len(tabled):
+            launch(
+                table_kernel, (3 * len(tabled),), images, tables, tabled, code, factor, lines, pixels,
+                BLOCK=TILE if pixels <= TILE else STEP, **_options(4 if pixels <= TILE else 8),
+            )  # fmt: skip
+        launch(
+            layer_kernel, (count * tiles,), images, out, code, slot, factor, matrix, tables, fill, height, width,
+            BLOCK=TILE, PART=PART, **_options(4),
+        )  # fmt: skip
+        if len(blurred):
+            _blur(images, out, blurred, boxes)
+    return out
+
+
+def _blur(images: Tensor, out: Tensor, rows: Tensor, boxes: Tensor) -> None:
+    """Set out[rows] to images[rows] blurred."""
+    height, width = images.shape[2:]
+    scratch = torch.empty(len(rows), 3, height, width, dtype=torch.uint8, device=images.device)
+    # Words of four pixels, where rows are made of whole ones and the given pictures begin at one.
+    word = 1 if width % 4 or images.storage_offset() % 4 else 4
+    planes = [images, out, scratch] if word == 1 else [t.view(torch.int32) for t in (images, out, scratch)]
+    units = height * width // word
+    block, warps = (256, 4) if units <= 256 else (2048, 16)
+    launch(
+        blur_kernel, (3 * len(rows),), *planes, rows, boxes, height, width,
+        WORD=word, BLOCK=block, **_options(warps),
+    )  # fmt: skip

@@ -1,0 +1,246 @@
+"""Triton kernels that apply drawn operations to whole batches: one program does its picture's own operation.
+
+A program takes a tile of one picture, all three channels, and branches on what that picture is to go through.
+The arithmetic is that of `fathoms.data.augment.geometry` and `enhance`, in the same order; launched without fused
+multiply-adds it gives the same bytes. Pictures that are to be blurred are left to `blur_kernel`.
+"""
+
+# Device code: to a type checker its constants are constexpr objects and its tensors unknown.
+# pyrefly: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fathoms.data.augment import filters as enhance
+from fathoms.data.device.triton.table_kernels import (
+    BLUR,
+    COLOUR,
+    COPY,
+    CUBIC,
+    EQUALIZE,
+    LINEAR,
+    SHARPNESS,
+    cut,
+    luma,
+)
+
+HAIR = tl.constexpr(enhance.HAIR)
+# Added and taken away again it leaves a float32 below 2 ** 22 rounded to a whole number, ties to even.
+ROUNDER = tl.constexpr(12582912.0)
+
+
+@triton.jit
+def pixel_of(picture_ptr, pixels, at, here):
+    """Red, green and blue as int32."""
+    red = tl.load(picture_ptr + at, mask=here, other=0).to(tl.int32)
+    green = tl.load(picture_ptr + pixels + at, mask=here, other=0).to(tl.int32)
+    blue = tl.load(picture_ptr + 2 * pixels + at, mask=here, other=0).to(tl.int32)
+    return red, green, blue
+
+
+@triton.jit
+def store_pixel(out_ptr, pixels, at, here, red, green, blue):
+    """Three bytes, one to each plane."""
+    tl.store(out_ptr + at, red, mask=here)
+    tl.store(out_ptr + pixels + at, green, mask=here)
+    tl.store(out_ptr + 2 * pixels + at, blue, mask=here)
+
+
+@triton.jit
+def copy(picture_ptr, out_ptr, pixels, at, here):
+    """The picture as it is."""
+    for channel in tl.static_range(3):
+        value = tl.load(picture_ptr + channel * pixels + at, mask=here, other=0)
+        tl.store(out_ptr + channel * pixels + at, value, mask=here)
+
+
+@triton.jit
+def look_up(picture_ptr, out_ptr, table_ptr, pixels, at, here):
+    """Every value replaced by its entry in the table of its channel."""
+    for channel in tl.static_range(3):
+        value = tl.load(picture_ptr + channel * pixels + at, mask=here, other=0).to(tl.int32)
+        found = tl.load(table_ptr + channel * 256 + value)
+        tl.store(out_ptr + channel * pixels + at, found, mask=here)
+
+
+@triton.jit
+def tap_weight(d, TAP: tl.constexpr, TAPS: tl.constexpr):
+    """Weight of one neighbour of a point that lies `d` past a pixel centre, as `geometry.tap_weights`."""
+    if TAPS == 2:
+        weight = d if TAP == 1 else 1 - d
+    elif TAP == 0:
+        weight = d * (-1 + d * (2 - d))
+    elif TAP == 1:
+        weight = 1 + d * d * (d - 2)
+    elif TAP == 2:
+        weight = d * (1 + d * (1 - d))
+    else:
+        weight = d * d * (d - 1)
+    return weight
+
+
+@triton.jit
+def row_weight(d, tap, TAPS: tl.constexpr):
+    """`tap_weight` of a tap that is not known before."""
+    weight = tl.where(tap == 0, tap_weight(d, 0, TAPS), tap_weight(d, 1, TAPS))
+    if TAPS == 4:
+        weight = tl.where(tap < 2, weight, tl.where(tap == 2, tap_weight(d, 2, 4), tap_weight(d, 3, 4)))
+    return weight
+
+
+@triton.jit
+def affine(picture_ptr, out_ptr, matrix_ptr, fill_ptr, H, W, at, here, TAPS: tl.constexpr):
+    """The colour at the mapped pixel centre, from 2 x 2 or 4 x 4 neighbours; the fill if that lies outside."""
+    pixels = H * W
+    right = (at % W).to(tl.float32) + 0.5
+    down = (at // W).to(tl.float32) + 0.5
+    x = tl.load(matrix_ptr) * right + tl.load(matrix_ptr + 1) * down + tl.load(matrix_ptr + 2)
+    y = tl.load(matrix_ptr + 3) * right + tl.load(matrix_ptr + 4) * down + tl.load(matrix_ptr + 5)
+    inside = (x >= 0) & (x < W) & (y >= 0) & (y < H)
+    x -= 0.5
+    y -= 0.5
+    left = tl.floor(x)
+    top = tl.floor(y)
+    x -= left
+    y -= top
+    # Where nothing will be taken, nothing is fetched.
+    fetched = here & inside
+    red = tl.zeros(at.shape, tl.float32)
+    green = tl.zeros(at.shape, tl.float32)
+    blue = tl.zeros(at.shape, tl.float32)
+    # One row of neighbours at a time: all at once would not fit in the registers.
+    for j in range(TAPS):
+        line = tl.minimum(tl.maximum(top.to(tl.int32) + (j + 1 - TAPS // 2), 0), H - 1) * W
+        along = row_weight(y, j, TAPS)
+        for i in tl.static_range(TAPS):
+            near = line + tl.minimum(tl.maximum(left.to(tl.int32) + (i + 1 - TAPS // 2), 0), W - 1)
+            weight = along * tap_weight(x, i, TAPS)
+            r, g, b = pixel_of(picture_ptr, pixels, near, fetched)
+            red += r.to(tl.float32) * weight
+            green += g.to(tl.float32) * weight
+            blue += b.to(tl.float32) * weight
+    red = tl.where(inside, cut(red), tl.load(fill_ptr))
+    green = tl.where(inside, cut(green), tl.load(fill_ptr + 1))
+    blue = tl.where(inside, cut(blue), tl.load(fill_ptr + 2))
+    store_pixel(out_ptr, pixels, at, here, red, green, blue)
+
+
+@triton.jit
+def colour(picture_ptr, out_ptr, factor, pixels, at, here):
+    """Saturation: g + factor * (v - g), with g the luma of the pixel."""
+    red, green, blue = pixel_of(picture_ptr, pixels, at, here)
+    shade = luma(red, green, blue)
+    grey = shade.to(tl.float32)
+    red = cut((red - shade).to(tl.float32) * factor + grey)
+    green = cut((green - shade).to(tl.float32) * factor + grey)
+    blue = cut((blue - shade).to(tl.float32) * factor + grey)
+    store_pixel(out_ptr, pixels, at, here, red, green, blue)
+
+
+@triton.jit
+def sharpness(picture_ptr, out_ptr, factor, H, W, at, here):
+    """A blend with a smoothing of 3 x 3 pixels, 1 everywhere and 5 in the middle, over 13; the outermost stay."""
+    x = at % W
+    y = at // W
+    inner = here & (x > 0) & (x < W - 1) & (y > 0) & (y < H - 1)
+    for channel in tl.static_range(3):
+        plane_ptr = picture_ptr + channel * H * W
+        own = tl.load(plane_ptr + at, mask=here, other=0)
+        middle = own.to(tl.int32)
+        total = 4 * middle
+        for j in tl.static_range(-1, 2):
+            for i in tl.static_range(-1, 2):
+                total += tl.load(plane_ptr + at + j * W + i, mask=inner, other=0).to(tl.int32)
+        # The nearest whole number; a half cannot occur.
+        smooth = (2 * total + 13) // 26
+        value = cut(smooth.to(tl.float32) + factor * (middle - smooth).to(tl.float32))
+        tl.store(out_ptr + channel * H * W + at, tl.where(inner, value, own), mask=here)
+
+
+@triton.jit
+def whole(value):
+    """The nearest whole number, as torch rounds."""
+    return value + ROUNDER - ROUNDER
+
+
+@triton.jit
+def six(which, high, falling, down, rising):
+    """What a channel is in each sixth of the circle."""
+    low = tl.where(which < 2, tl.where(which == 0, high, falling), down)
+    return cut(tl.where(which < 4, low, tl.where(which == 4, rising, high)))
+
+
+@triton.jit
+def hue(picture_ptr, out_ptr, factor, pixels, at, here):
+    """The hue turned by `factor` of a full circle; hue and saturation are rounded to bytes on the way."""
+    red, green, blue = pixel_of(picture_ptr, pixels, at, here)
+    red = red.to(tl.float32)
+    green = green.to(tl.float32)
+    blue = blue.to(tl.float32)
+    high = tl.maximum(tl.maximum(red, green), blue)
+    span = high - tl.minimum(tl.minimum(red, green), blue)
+    safe = tl.maximum(span, 1.0)
+    to_red = tl.div_rn(high - red, safe)
+    to_green = tl.div_rn(high - green, safe)
+    to_blue = tl.div_rn(high - blue, safe)
+    angle = tl.where(green == high, 2 + to_red - to_blue, 4 + to_green - to_red)
+    angle = tl.where(red == high, to_blue - to_green, angle)
+    turns = tl.div_rn(angle, tl.full(at.shape, 6.0, tl.float32)) + 1
+    turns = tl.where(span > 0, turns - tl.floor(turns), 0.0)
+    byte = tl.floor(turns * 255 + HAIR) + (factor * 255).to(tl.int32).to(tl.float32)
+    byte -= tl.floor(byte * 0.00390625) * 256
+    share = tl.floor(tl.div_rn(span * 255, tl.maximum(high, 1.0)) + HAIR)
+    share = tl.div_rn(tl.where(high > 0, share, 0.0), tl.full(at.shape, 255.0, tl.float32))
+    sector = byte * (6 / 255)
+    index = tl.floor(sector)
+    fraction = sector - index
+    down = whole(high * (1 - share))
+    falling = whole(high * (1 - share * fraction))
+    rising = whole(high * (1 - share * (1 - fraction)))
+    which = index.to(tl.int32) % 6
+    # Going round the circle, each channel runs through the same six values, two sectors apart.
+    r = six(which, high, falling, down, rising)
+    g = six((which + 4) % 6, high, falling, down, rising)
+    b = six((which + 2) % 6, high, falling, down, rising)
+    store_pixel(out_ptr, pixels, at, here, r, g, b)
+
+
+@triton.jit
+def layer_kernel(
+    image_ptr, out_ptr, code_ptr, slot_ptr, factor_ptr, matrix_ptr, table_ptr, fill_ptr, H, W,
+    BLOCK: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """One tile of one picture through that picture's operation."""
+    pixels = H * W
+    tiles = tl.cdiv(pixels, BLOCK)
+    row = tl.program_id(0) // tiles
+    start = tl.program_id(0) % tiles * BLOCK
+    first = row.to(tl.int64) * 3 * pixels
+    image_ptr += first
+    out_ptr += first
+    code = tl.load(code_ptr + row)
+    slot = tl.load(slot_ptr + row)
+    factor = tl.load(factor_ptr + row)
+    if code <= EQUALIZE:
+        at = start + tl.arange(0, BLOCK)
+        if code == COPY:
+            copy(image_ptr, out_ptr, pixels, at, at < pixels)
+        else:
+            look_up(image_ptr, out_ptr, table_ptr + slot * 768, pixels, at, at < pixels)
+    elif code < BLUR:
+        # These keep many numbers a pixel, hence go over the tile in parts.
+        for done in range(0, BLOCK, PART):
+            at = start + done + tl.arange(0, PART)
+            here = at < pixels
+            if code == LINEAR:
+                affine(image_ptr, out_ptr, matrix_ptr + slot * 6, fill_ptr, H, W, at, here, 2)
+            elif code == CUBIC:
+                affine(image_ptr, out_ptr, matrix_ptr + slot * 6, fill_ptr, H, W, at, here, 4)
+            elif code == COLOUR:
+                colour(image_ptr, out_ptr, factor, pixels, at, here)
+            elif code == SHARPNESS:
+                sharpness(image_ptr, out_ptr, factor, H, W, at, here)
+            else:
+                hue(image_ptr, out_ptr, factor, pixels, at, here)

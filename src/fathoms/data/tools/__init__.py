@@ -1,0 +1,1 @@
+"""Data-set tools: check, find duplicates, pack, manifest."""

@@ -1,0 +1,134 @@
+"""Decode a whole data set and say what is wrong with it, file by file."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fathoms.data.decode.decode import Decoder, choose_decoder
+from fathoms.data.errors import BadImageError, DataError
+from fathoms.data.sources.arrays import ArraySource
+from fathoms.data.sources.base import Source
+from fathoms.data.tools.duplicates import exact_groups, near_pairs, perceptual_hash
+from fathoms.data.tools.manifest import FileRow
+from fathoms.data.tools.ordered_map import in_order
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one file turned out to be."""
+
+    split: str
+    row: FileRow
+    problem: str = ""
+    mode: str = ""
+    shape: tuple[int, int] = (0, 0)
+    hash: int | None = None
+    rotated: bool = False
+
+
+@dataclass
+class Report:
+    """All findings of a check, and what follows from them."""
+
+    findings: list[Finding] = field(default_factory=list)
+    exact: list[list[str]] = field(default_factory=list)
+    near: list[tuple[str, str, int]] = field(default_factory=list)
+    across: list[list[str]] = field(default_factory=list)
+    decoder: str = ""
+
+    @property
+    def bad(self) -> list[Finding]:
+        """Files that cannot be used."""
+        return [finding for finding in self.findings if finding.problem]
+
+    def modes(self) -> dict[str, int]:
+        """How often each kind of picture occurs ("JPEG RGB", "PNG RGBA", …)."""
+        return dict(Counter(f.mode for f in self.findings if f.mode).most_common())
+
+    def balance(self, classes: tuple[str, ...], split: str) -> dict[str, int]:
+        """Good pictures per class."""
+        count = Counter(f.row.label for f in self.findings if f.split == split and not f.problem)
+        return {name: count.get(number, 0) for number, name in enumerate(classes)}
+
+
+def inspect_file(source: Source, decoder: Decoder, index: int) -> Finding:
+    """Read and decode one file entirely."""
+    name, label = source.where(index), int(source.labels[index])
+    try:
+        data = source.read(index)
+    except (OSError, DataError) as error:
+        row = FileRow(name, 0, label, "")
+        return Finding(source.split, row, f"cannot be read ({error})")
+    row = FileRow(name, len(data), label, hashlib.sha256(data).hexdigest())
+    try:
+        header = decoder.header(data)
+        pixels = decoder.decode(data, header=header)
+    except BadImageError as error:
+        return Finding(source.split, row, str(error))
+    mode = f"{header.format} {header.mode}"
+    return Finding(
+        source.split, row, "", mode, header.shown, perceptual_hash(pixels), rotated=header.orientation != 1
+    )
+
+
+def check_sources(
+    sources: list[Source],
+    workers: int = 1,
+    near: int = 4,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Report:
+    """Decode every file of every source; find duplicates within and across splits.
+
+    Args:
+        sources: the splits.
+        workers: decoding threads.
+        near: bits by which two perceptual hashes may differ; -1 leaves near duplicates out.
+        progress: called with the number of files done.
+    """
+    decoder = choose_decoder("auto")
+    report = Report(decoder=f"{decoder.name} ({decoder.reason})")
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        for source in sources:
+            inspect = functools.partial(inspect_file, source, decoder)
+            for finding in in_order(pool, inspect, range(len(source))):
+                report.findings.append(finding)
+                progress(len(report.findings))
+    _find_duplicates(report, near)
+    return report
+
+
+def _find_duplicates(report: Report, near: int) -> None:
+    good = [finding for finding in report.findings if not finding.problem]
+    names = [finding.row.name for finding in good]
+    splits = [finding.split for finding in good]
+    groups = exact_groups([finding.row.sha256 for finding in good])
+    report.exact = [[names[i] for i in group] for group in groups]
+    report.across = [[names[i] for i in group] for group in groups if len({splits[i] for i in group}) > 1]
+    if near < 0:
+        return
+    for i, j, distance in near_pairs([finding.hash for finding in good], near):
+        if good[i].row.sha256 == good[j].row.sha256:
+            continue
+        report.near.append((names[i], names[j], distance))
+        if splits[i] != splits[j]:
+            report.across.append([names[i], names[j]])
+
+
+def check_arrays(source: ArraySource) -> dict[str, Any]:
+    """Class balance and exact duplicates of an array source; there is nothing to decode."""
+    flat = source.images.reshape(len(source), -1)
+    digests = [hashlib.sha256(row.tobytes()).hexdigest() for row in flat]
+    count = np.bincount(source.labels, minlength=len(source.classes))
+    return {
+        "exact": [[source.where(i) for i in group] for group in exact_groups(digests)],
+        "balance": {name: int(n) for name, n in zip(source.classes, count, strict=True)},
+        "digests": digests,
+    }

@@ -1,0 +1,229 @@
+"""Re-encode a data set once into tar shards that load fast: smaller pictures, offsets in an index.
+
+A shard is written beside its place and renamed when it is whole; a run that was cut short finds the
+finished shards again and goes on. The shards are plain WebDataset, so other tools read them too.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fathoms.atomic import sync_folder, write_atomic
+from fathoms.data.counter_rng import generator
+from fathoms.data.crop.resize import resize
+from fathoms.data.decode.decode import Decoder, choose_decoder
+from fathoms.data.decode.image_header import ImageHeader
+from fathoms.data.errors import BadImageError, DataError
+from fathoms.data.sources.base import Source
+from fathoms.data.sources.shards import INDEX_FORMAT, INDEX_NAME, shard_path
+from fathoms.data.tools.ordered_map import in_order
+from fathoms.errors import ConfigError
+from fathoms.reading import read_json, sha256_of
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """How pictures are re-encoded."""
+
+    max_side: int | None = 500
+    """Longest side in pixels; larger pictures are shrunk."""
+    short_side: int | None = None
+    """Shortest side in pixels, instead of `max_side`."""
+    quality: int = 90
+    """JPEG quality; colour is stored at half resolution (4:2:0)."""
+    shard_samples: int = 4096
+    """Pictures per shard."""
+
+    def __post_init__(self) -> None:
+        if (self.max_side is None) == (self.short_side is None):
+            raise ConfigError("data pack: give either max_side or short_side, not both and not neither")
+        if (
+            not 1 <= self.quality <= 100
+            or self.shard_samples < 1
+            or min(self.max_side or 1, self.short_side or 1) < 1
+        ):
+            raise ConfigError("data pack: quality is 1 to 100; sides and shard_samples are at least 1")
+
+
+@dataclass(frozen=True)
+class PackResult:
+    """What a pack run did."""
+
+    samples: int
+    shards_written: int
+    shards_kept: int
+    bytes_in: int
+    bytes_out: int
+    skipped: tuple[tuple[str, str], ...]
+
+
+def target_size(height: int, width: int, options: PackOptions) -> tuple[int, int]:
+    """The size a picture is stored at; never larger than it is."""
+    if options.max_side is not None:
+        scale = options.max_side / max(height, width)
+    else:
+        scale = (options.short_side or 1) / min(height, width)
+    if scale >= 1:
+        return height, width
+    return max(1, round(height * scale)), max(1, round(width * scale))
+
+
+def encode(pixels: np.ndarray, quality: int) -> bytes:
+    """A JPEG with 4:2:0 colour."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, subsampling=2)
+    return buffer.getvalue()
+
+
+def repack(data: bytes, decoder: Decoder, options: PackOptions) -> bytes:
+    """The bytes to store: re-encoded, or as they were where that would only make them larger."""
+    header = decoder.header(data)
+    pixels = decoder.decode(data, header=header)
+    height, width = target_size(*header.shown, options)
+    small = resize(pixels, height, width, cubic=True).permute(1, 2, 0).contiguous().numpy()
+    out = encode(small, options.quality)
+    return data if _keeps(header, (height, width)) and len(data) <= len(out) else out
+
+
+def _keeps(header: ImageHeader, size: tuple[int, int]) -> bool:
+    """Whether the original bytes would load the same way as a packed picture."""
+    plain = header.format == "JPEG" and header.components == 3 and not header.progressive
+    return plain and header.orientation == 1 and header.shown == size
+
+
+def pack_split(
+    source: Source,
+    folder: Path,
+    options: PackOptions,
+    workers: int = 1,
+    progress: Callable[[int], None] = lambda _: None,
+) -> tuple[dict[str, Any], PackResult]:
+    """Write the shards of one split; returns its entry for the index, and what was done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    decoder = choose_decoder("auto")
+    # Mixed once, so that reading a shard from end to end gives a fair sample of the classes.
+    order = generator(0, 0, "order", len(source)).permutation(len(source))
+    wanted = {"source": source.fingerprint(), "options": asdict(options)}
+    shards, skipped = [], []
+    written = kept = done = bytes_in = 0
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        for number, start in enumerate(range(0, len(order), options.shard_samples)):
+            chosen = order[start : start + options.shard_samples]
+            path = folder / f"{source.split}-{number:06d}.tar"
+            facts = _finished(path, wanted)
+            if facts is None:
+                facts = _write_shard(path, source, chosen, decoder, options, pool, wanted, done, progress)
+                written += 1
+            else:
+                kept += 1
+            done += len(chosen)
+            progress(done)
+            shards.append({"name": path.name, **{k: facts[k] for k in ("bytes", "sha256", "count")}})
+            skipped += [(str(name), str(reason)) for name, reason in facts["skipped"]]
+            bytes_in += facts["bytes_in"]
+    samples = sum(shard["count"] for shard in shards)
+    entry = {"shards": shards, "samples": samples, "skipped": skipped, "source": wanted["source"]}
+    size = sum(shard["bytes"] for shard in shards)
+    return entry, PackResult(samples, written, kept, bytes_in, size, tuple(skipped))
+
+
+def _finished(path: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
+    """The facts of a shard that an earlier run completed with the same source and options."""
+    side = path.with_suffix(".json")
+    if not path.is_file() or not side.is_file():
+        return None
+    try:
+        facts = read_json(side, DataError)
+        same = all(facts[key] == wanted[key] for key in wanted) and path.stat().st_size == facts["bytes"]
+    except (DataError, KeyError):
+        return None
+    return facts if same else None
+
+
+def _write_shard(
+    path: Path,
+    source: Source,
+    chosen: np.ndarray,
+    decoder: Decoder,
+    options: PackOptions,
+    pool: ThreadPoolExecutor,
+    wanted: dict[str, Any],
+    done: int,
+    progress: Callable[[int], None],
+) -> dict[str, Any]:
+    samples: list[list[Any]] = []
+    skipped: list[tuple[str, str]] = []
+    bytes_in = 0
+
+    def work(index: int) -> tuple[int, int, bytes | None, str]:
+        try:
+            data = source.read(index)
+            return index, len(data), repack(data, decoder, options), ""
+        except (BadImageError, OSError) as error:
+            return index, 0, None, str(error)
+
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            for position, (index, size, data, reason) in enumerate(in_order(pool, work, chosen.tolist())):
+                bytes_in += size
+                if data is None:
+                    skipped.append((source.where(index), reason))
+                    continue
+                key = f"{index:09d}"
+                offset = _add(archive, f"{key}.jpg", data)
+                _add(archive, f"{key}.cls", str(int(source.labels[index])).encode())
+                samples.append([f"{key}.jpg", int(source.labels[index]), offset, len(data)])
+                if position % 64 == 0:
+                    progress(done + position)
+        file.flush()
+        os.fsync(file.fileno())
+    facts = {
+        **wanted,
+        "bytes": temporary.stat().st_size,
+        "sha256": sha256_of(temporary),
+        "count": len(samples),
+        "bytes_in": bytes_in,
+        "skipped": skipped,
+        "samples": samples,
+    }
+    temporary.replace(path)
+    sync_folder(path.parent)
+    # The table comes last: where it exists and fits, the shard under it is whole.
+    write_atomic(path.with_suffix(".json"), json.dumps(facts).encode())
+    return facts
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> int:
+    """Append a member and return where its bytes start; owner and time are left at zero."""
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    archive.addfile(entry, io.BytesIO(data))
+    # addfile pads to whole blocks, so the data starts one rounded length before the new end.
+    return archive.offset - -(-len(data) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+
+
+def write_index(folder: Path, classes: tuple[str, ...], splits: dict[str, Any], options: PackOptions) -> None:
+    """The index of all splits, with the sha256 of every shard."""
+    content = {"format": INDEX_FORMAT, "classes": list(classes), "options": asdict(options), "splits": splits}
+    write_atomic(folder / INDEX_NAME, json.dumps(content, indent=1).encode())
+    write_atomic(folder / "classes.txt", ("\n".join(classes) + "\n").encode())
+
+
+def verify_pack(folder: Path) -> list[str]:
+    """Names of shards whose bytes no longer have the sha256 in the index."""
+    splits = read_json(folder / INDEX_NAME, DataError)["splits"].values()
+    shards = [shard for split in splits for shard in split["shards"]]
+    return [str(s["name"]) for s in shards if sha256_of(shard_path(folder, s["name"])) != s["sha256"]]

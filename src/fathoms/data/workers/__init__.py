@@ -1,0 +1,1 @@
+"""Decoding workers: threads or processes with shared memory."""
