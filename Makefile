@@ -2,17 +2,30 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+PYTEST := $(BIN)/pytest -n auto --dist worksteal --durations=15
+TYPED := --jaxtyping-packages=fathoms,beartype.beartype
 
-.PHONY: demo test lint clean
+.PHONY: demo test quick gpu lint clean
 
 demo: $(READY)
 	$(BIN)/fathoms train
 
 # One thread for each of the parallel test processes: with more they only wait for each other.
-test: export OMP_NUM_THREADS = 1
+test quick: export OMP_NUM_THREADS = 1
+# Three calls: shapes are checked at run time where that check does no harm, kernels need Triton's interpreter.
 test: $(READY) lint
-	$(BIN)/pytest -m "not compile and not plain" -n auto --dist worksteal --jaxtyping-packages=fathoms,beartype.beartype
-	$(BIN)/pytest -m "compile or plain" -n auto --dist worksteal
+	$(PYTEST) -m "not compile and not plain and not kernels and not full" $(TYPED)
+	$(PYTEST) -m "(compile or plain) and not kernels and not full"
+	TRITON_INTERPRET=1 $(PYTEST) -m "kernels and not compile"
+
+# Lint, types and the core tests, in under three minutes: before every commit.
+quick: $(READY) lint
+	$(PYTEST) -m "not slow and not compile and not plain and not kernels and not full and not clock" $(TYPED) \
+		tests/contracts tests/golden tests/models tests/cli tests/probes tests/test_house.py tests/test_registry.py
+
+# On a machine with a GPU; CI has none, so the record is kept in results/.
+gpu: $(READY)
+	$(BIN)/python benchmarks/gpu_record.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
