@@ -1,0 +1,209 @@
+"""The plan of a comparison: arms and seeds, from axes on the command line or a TOML file."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fathoms.errors import ConfigError
+from fathoms.registry import check_name
+
+VERSION = 1
+MAX_CELLS = 10_000
+PRESETS: dict[str, dict[str, Any]] = {
+    "norms": {"axes": {"norm": ["layernorm", "rmsnorm", "learnable_scaler", "dyt", "derf"]}},
+    "scaler": {
+        "arms": {
+            "layernorm": {"norm": "layernorm"},
+            "scaler, normal start": {"norm": "learnable_scaler", "norm_init": "normal"},
+            "scaler, ones": {"norm": "learnable_scaler", "norm_init": "ones"},
+        },
+        "tune": {"lr": ["1e-4", "3e-4", "1e-3", "3e-3"]},
+    },
+    "residual": {
+        "axes": {
+            "residual": ["none", "layerscale", "rezero", "skipinit", "fixup", "tfixup"],
+            "depth": ["12", "24"],
+        }
+    },
+    "placements": {
+        "axes": {
+            "attn_placement": ["pre", "post", "pre_post"],
+            "mlp_placement": ["pre", "post", "pre_post"],
+        }
+    },
+    "stem": {"axes": {"stem_norm": ["none", "pre", "post", "dual", "post_pos"]}},
+    "cait": {
+        "arms": {
+            "cls": {"readout": "cls"},
+            "class attention 1": {"readout": "class_attention", "class_attention_depth": "1"},
+            "class attention 2": {"readout": "class_attention", "class_attention_depth": "2"},
+            "class attention 3": {"readout": "class_attention", "class_attention_depth": "3"},
+            "talking heads": {
+                "readout": "class_attention",
+                "class_attention_depth": "2",
+                "attention": "talking_heads",
+            },
+        }
+    },
+    "optimizers": {"axes": {"opt": ["adamw", "lamb", "muon"]}},
+}
+"""What the field argues about, ready to run."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One variant: its name, and its settings as option name and text."""
+
+    name: str
+    settings: tuple[tuple[str, str], ...]
+
+    def table(self) -> dict[str, str]:
+        """The settings by name."""
+        return dict(self.settings)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Arms × seeds.
+
+    Args:
+        axes: Option names and their values; every combination is an arm.
+        arms: Named settings that go together; an axis of their own.
+        seeds: Seeds of each arm, counted from 0.
+        tune: Option names and values that are tried for each arm before its seeds.
+    """
+
+    axes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    arms: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    seeds: int = 5
+    tune: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ConfigError(f"--seeds {self.seeds}: use 1 or more")
+        if not self.axes and not self.arms:
+            raise ConfigError("--axis: nothing is compared; give an axis, such as --axis norm=layernorm,dyt")
+        for name in self.tune:
+            tied = next((arm for arm, settings in self.arms.items() if name in settings), None)
+            if name in self.axes or tied is not None:
+                raise ConfigError(f"--tune {name}: it is an axis already; tune it or compare it")
+        for name in self.axes:
+            for arm, settings in self.arms.items():
+                if name in settings:
+                    raise ConfigError(f"--arm {arm!r}: {name} is an axis already; leave one of the two out")
+        for kind, table in (("--axis", self.axes), ("--tune", self.tune)):
+            for name, values in table.items():
+                if (len(values) < 2 and kind == "--tune") or not values:
+                    raise ConfigError(f"{kind} {name}: give values, such as {name}=a,b")
+                double = next((value for value in values if list(values).count(value) > 1), None)
+                if double is not None:
+                    raise ConfigError(f"{kind} {name}: {double!r} is there twice; leave one out")
+        cells = len(self.variants()) * self.seeds
+        if cells > MAX_CELLS:
+            raise ConfigError(f"--seeds {self.seeds}: {cells} runs are too many; {MAX_CELLS} are the most")
+
+    def variants(self) -> list[Arm]:
+        """Every arm, in the order of the axes."""
+        lists: list[list[tuple[str, tuple[tuple[str, str], ...]]]] = []
+        if self.arms:
+            lists.append([(name, tuple(settings.items())) for name, settings in self.arms.items()])
+        for axis, values in self.axes.items():
+            lists.append([(f"{axis}={value}", ((axis, value),)) for value in values])
+        return [
+            Arm(", ".join(name for name, _ in choice), tuple(itertools.chain(*(made for _, made in choice))))
+            for choice in itertools.product(*lists)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plan.toml keeps it."""
+        return {
+            "version": VERSION,
+            "seeds": self.seeds,
+            "axes": {name: list(values) for name, values in self.axes.items()},
+            "arms": {name: dict(settings) for name, settings in self.arms.items()},
+            "tune": {name: list(values) for name, values in self.tune.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any], where: str) -> Plan:
+        """A plan out of a file; an unknown key is an error that names the nearest one."""
+        for key in table:
+            check_name(key, ("version", "seeds", "axes", "arms", "tune", "preset", "train"), "key", where)
+        axes, arms, tune = (table.get(key, {}) for key in ("axes", "arms", "tune"))
+        for key, value in (("axes", axes), ("arms", arms), ("tune", tune)):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{where}: [{key}] is a table; write it as one")
+        seeds = table.get("seeds", 5)
+        if not isinstance(seeds, int) or isinstance(seeds, bool):
+            raise ConfigError(f"{where}: seeds is a whole number; {seeds!r} is not")
+        return cls(
+            axes={name: _texts(values, f"{where}: {name}") for name, values in axes.items()},
+            arms={name: _settings(settings, f"{where}: {name}") for name, settings in arms.items()},
+            seeds=seeds,
+            tune={name: _texts(values, f"{where}: {name}") for name, values in tune.items()},
+        )
+
+
+def _texts(values: Any, where: str) -> list[str]:
+    if not isinstance(values, list) or not all(isinstance(v, str | int | float) for v in values):
+        raise ConfigError(f"{where}: give a list of values")
+    return [str(value) for value in values]
+
+
+def _settings(table: Any, where: str) -> dict[str, str]:
+    if not isinstance(table, Mapping) or not all(isinstance(v, str | int | float) for v in table.values()):
+        raise ConfigError(f"{where}: give a table of options and values")
+    return {str(name): str(value) for name, value in table.items()}
+
+
+_NAME = re.compile(r"[a-zA-Z][\w-]*")
+
+
+def parse_axis(text: str, flag: str = "--axis") -> tuple[str, list[str]]:
+    """One axis as a user writes it.
+
+    >>> parse_axis("norm=layernorm,dyt")
+    ('norm', ['layernorm', 'dyt'])
+    """
+    name, equals, values = text.partition("=")
+    name = name.strip().removeprefix("--").replace("-", "_")
+    listed = [value.strip() for value in values.split(",")]
+    if not equals or not _NAME.fullmatch(name) or not all(listed):
+        raise ConfigError(f"{flag} {text!r}: write NAME=VALUE,VALUE, such as norm=layernorm,dyt")
+    return name, listed
+
+
+def parse_axes(texts: Iterable[str], flag: str = "--axis") -> dict[str, list[str]]:
+    """All axes by name; the same one twice is an error."""
+    axes: dict[str, list[str]] = {}
+    for text in texts:
+        name, values = parse_axis(text, flag)
+        if name in axes:
+            raise ConfigError(f"{flag} {name}: given twice; put all its values into one")
+        axes[name] = values
+    return axes
+
+
+def parse_arms(texts: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Arms as users write them.
+
+    >>> parse_arms(["ones: norm=learnable_scaler,norm_init=ones"])
+    {'ones': {'norm': 'learnable_scaler', 'norm_init': 'ones'}}
+    """
+    arms: dict[str, dict[str, str]] = {}
+    for text in texts:
+        name, colon, rest = text.partition(":")
+        pieces = [piece.partition("=") for piece in rest.split(",")] if rest.strip() else []
+        settings = {
+            key.strip().removeprefix("--").replace("-", "_"): value.strip() for key, _, value in pieces
+        }
+        if not colon or not name.strip() or not all(key and value for key, value in settings.items()):
+            raise ConfigError(f"--arm {text!r}: write NAME: OPTION=VALUE,OPTION=VALUE")
+        if name.strip() in arms:
+            raise ConfigError(f"--arm {name.strip()!r}: given twice; use another name")
+        arms[name.strip()] = settings
+    return arms

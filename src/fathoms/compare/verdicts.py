@@ -1,0 +1,272 @@
+"""Verdicts of a comparison: from the scores of each arm to sentences that the statistics support."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fathoms.compare.statistics import (
+    ALPHA,
+    MIN_SEEDS,
+    Difference,
+    divergence_p,
+    holm,
+    holm_levels,
+    paired,
+    pooled_sd,
+    seeds_for,
+    welch,
+    wilson,
+    win_share,
+)
+
+WIN_SHARE_SEEDS = 5
+"""P(A > B) of fewer seeds says nothing."""
+POOLED_DF = 8
+"""With fewer degrees of freedom the pooled deviation is too rough to plan seeds with."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What arms are compared by.
+
+    Args:
+        name: Its key in results.json.
+        unit: How a difference is written.
+        sign: 1 if more is better, -1 if less is.
+        chance: The score of a guess, which a diverged run is given where it must count.
+    """
+
+    name: str
+    unit: str
+    sign: int
+    chance: float
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The scores of one variant over its seeds.
+
+    Args:
+        name: As the plan calls it.
+        scores: Seed and score of every run that ended, in the order of seeds.
+        diverged: Runs whose numbers stopped being finite.
+        failed: Runs that ended with an error, which is none of the variant's numbers.
+        stalled: Runs that ended within two standard errors of guessing; they are among the scores.
+    """
+
+    name: str
+    scores: tuple[tuple[int, float], ...]
+    diverged: int = 0
+    failed: int = 0
+    stalled: int = 0
+
+    @property
+    def values(self) -> list[float]:
+        """The scores alone."""
+        return [score for _, score in self.scores]
+
+    @property
+    def ended(self) -> int:
+        """Runs that say something about the variant: all but failed ones."""
+        return len(self.scores) + self.diverged
+
+    def mean(self) -> float:
+        """Over the runs that did not diverge."""
+        return sum(self.values) / len(self.scores) if self.scores else math.nan
+
+    def mean_with_diverged(self, chance: float) -> float:
+        """Over all runs, diverged ones at the score of a guess."""
+        return (sum(self.values) + self.diverged * chance) / self.ended if self.ended else math.nan
+
+    def divergence(self) -> tuple[float, float]:
+        """Wilson's interval of the share of runs that diverge."""
+        return wilson(self.diverged, self.ended)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One pair of arms: the difference a - b, its corrected interval and what may be said of it."""
+
+    a: str
+    b: str
+    difference: float
+    low: float
+    high: float
+    p: float
+    n: int
+    verdict: str
+    sentence: str
+    test: str
+    correlation: float
+    win_share: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As results.json keeps it; a number that is not defined is null."""
+        return {key: _plain(value) for key, value in vars(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How arms are compared; fixed before the first run.
+
+    Args:
+        metric: The score.
+        margin: Differences below it do not matter to the user; equivalence is tested against it.
+        floor: Standard deviation over seeds that the held-out set's size alone lets expect.
+        baseline: Compare every arm with this one; None compares all pairs.
+        paired: Whether the runs of a seed start from the same weights in every arm.
+    """
+
+    metric: Metric
+    margin: float
+    floor: float
+    baseline: str | None = None
+    paired: bool = False
+
+
+def pairs_of(names: Sequence[str], baseline: str | None) -> list[tuple[str, str]]:
+    """The pairs that are tested: all of them, or each arm against the baseline."""
+    if baseline is None:
+        return list(itertools.combinations(names, 2))
+    return [(name, baseline) for name in names if name != baseline]
+
+
+def judge(arms: Iterable[Arm], rules: Rules) -> list[Verdict]:
+    """The verdict of every pair, corrected by Holm over all pairs that can be tested."""
+    known = {arm.name: arm for arm in arms}
+    pairs = pairs_of(list(known), rules.baseline)
+    tested = {pair: _difference(known[pair[0]], known[pair[1]], rules) for pair in pairs}
+    differences = {pair: value for pair, value in tested.items() if value is not None}
+    ps = [value.p for value in differences.values()]
+    corrected = dict(zip(differences, zip(holm_levels(ps), holm(ps), strict=True), strict=True))
+    needed = seeds_for(rules.margin, _planning_sd(known.values(), rules), ALPHA / max(len(pairs), 1))
+    made: list[Verdict] = []
+    for pair in pairs:
+        a, b = known[pair[0]], known[pair[1]]
+        if pair not in differences:
+            made.append(_too_few(a, b))
+            continue
+        (level, rejected), p = corrected[pair]
+        made.append(_verdict(a, b, differences[pair], level, rejected, p, len(pairs), needed, rules))
+    return made
+
+
+def _difference(a: Arm, b: Arm, rules: Rules) -> Difference | None:
+    """The tested difference; None with fewer than three seeds in an arm."""
+    if rules.paired:
+        ours, theirs = dict(a.scores), dict(b.scores)
+        both = [seed for seed in ours if seed in theirs]
+        return paired([ours[s] for s in both], [theirs[s] for s in both]) if len(both) >= MIN_SEEDS else None
+    return welch(a.values, b.values) if min(len(a.scores), len(b.scores)) >= MIN_SEEDS else None
+
+
+def _planning_sd(arms: Iterable[Arm], rules: Rules) -> float:
+    """The deviation that the number of further seeds is reckoned with: pooled over arms, or the noise floor."""
+    sd, df = pooled_sd([arm.values for arm in arms])
+    return sd if df >= POOLED_DF else max(rules.floor, 1e-12)
+
+
+def _too_few(a: Arm, b: Arm) -> Verdict:
+    gap = a.mean() - b.mean()
+    n = min(len(a.scores), len(b.scores))
+    said = f"{a.name} and {b.name}: no verdict from {n} finished seeds; {MIN_SEEDS} are the least"
+    nan = math.nan
+    return Verdict(a.name, b.name, gap, nan, nan, nan, n, "too few seeds", said, "none", nan, None)
+
+
+def _verdict(
+    a: Arm,
+    b: Arm,
+    difference: Difference,
+    level: float,
+    rejected: bool,
+    p: float,
+    pairs: int,
+    needed: int | None,
+    rules: Rules,
+) -> Verdict:
+    low, high = difference.interval(level)
+    metric, size = rules.metric, abs(difference.value)
+    if rejected:
+        winner, loser = (a, b) if metric.sign * difference.value > 0 else (b, a)
+        word = "a better" if winner is a else "b better"
+        said = f"{winner.name} is better than {loser.name} by {_amount(size, metric)}"
+        said += (
+            f" ({_amount(min(abs(low), abs(high)), metric)} to {_amount(max(abs(low), abs(high)), metric)})"
+        )
+        if winner.diverged:
+            said += f"; but {winner.diverged} of its {winner.ended} runs diverged"
+    elif difference.equivalent(rules.margin, ALPHA / pairs):
+        word = "equivalent"
+        said = f"{a.name} and {b.name}: no difference above {_amount(rules.margin, metric)}"
+    else:
+        word = "not separated"
+        said = f"{a.name} and {b.name} are not separated; {_more_seeds(difference.n, needed, rules)}"
+    said += _divergence(a, b)
+    share = win_share(a.values, b.values) if difference.n >= WIN_SHARE_SEEDS else None
+    if share is not None and metric.sign < 0:
+        share = 1 - share
+    test = "paired t, Holm" if rules.paired else "Welch, Holm"
+    numbers = (difference.value, low, high, p, difference.n)
+    return Verdict(a.name, b.name, *numbers, word, said, test, difference.correlation, share)
+
+
+def _more_seeds(n: int, needed: int | None, rules: Rules) -> str:
+    wanted = _amount(rules.margin, rules.metric)
+    if needed is None:
+        return f"more than 1,000 seeds would be needed to show {wanted}"
+    if needed <= n:
+        return f"{n} seeds show {wanted} four times in five, so the difference is likely smaller"
+    return f"about {needed} seeds would show {wanted}"
+
+
+def _divergence(a: Arm, b: Arm) -> str:
+    """What may be said of how often the two diverge; empty where neither did."""
+    if not a.diverged and not b.diverged:
+        return ""
+    p = divergence_p((a.diverged, a.ended), (b.diverged, b.ended))
+    counts = f"diverged: {a.name} {a.diverged} of {a.ended}, {b.name} {b.diverged} of {b.ended}"
+    if p is None:
+        return f"; {counts} (too few seeds to compare)"
+    return f"; {counts} ({'differs' if p < ALPHA else 'not separated'}, p = {p:.2g}, Fisher)"
+
+
+def _amount(value: float, metric: Metric) -> str:
+    digits = 2 if metric.unit == "points" else 4
+    return f"{value:.{digits}f} {metric.unit}".strip()
+
+
+def leader(arms: Sequence[Arm], verdicts: Sequence[Verdict], metric: Metric) -> str:
+    """The answer in one sentence: the best arm, and which others are not separated from it."""
+    scored = [arm for arm in arms if arm.scores]
+    if not scored:
+        return "no run has ended with a score"
+    best = max(scored, key=lambda arm: metric.sign * arm.mean_with_diverged(metric.chance))
+    beaten, open_, same, untested = [], [], [], []
+    lists = {"a better": beaten, "b better": beaten, "equivalent": same, "not separated": open_}
+    for verdict in verdicts:
+        if best.name in (verdict.a, verdict.b):
+            other = verdict.b if verdict.a == best.name else verdict.a
+            lists.get(verdict.verdict, untested).append(other)
+    spread = f"{best.mean():.{2 if metric.unit == 'points' else 4}f}"
+    said = f"{best.name} leads with a mean {metric.name} of {spread} over {len(best.scores)} seeds"
+    for names, words in ((beaten, "better than"), (same, "equivalent to"), (open_, "not separated from")):
+        if names:
+            said += f"; {words} {_listed(names)}"
+    if untested:
+        said += f"; too few seeds against {_listed(untested)}"
+    if best.diverged:
+        said += f"; {best.diverged} of its {best.ended} runs diverged"
+    return said
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} others"

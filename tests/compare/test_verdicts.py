@@ -1,0 +1,111 @@
+"""Verdicts on planted cases, and the rates at which they are wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fathoms.compare.verdicts import Arm, Metric, Rules, judge, leader
+
+TOP1 = Metric("top1", "points", 1, 10.0)
+LOSS = Metric("loss", "", -1, 2.3026)
+_SPEC = importlib.util.spec_from_file_location(
+    "compare_statistics", Path(__file__).parents[2] / "benchmarks" / "compare_statistics.py"
+)
+simulation = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(simulation)
+
+
+def arm(name, *scores, **counts):
+    return Arm(name, tuple(enumerate(scores)), **counts)
+
+
+def only(arms, **rules):
+    (verdict,) = judge(arms, Rules(**{"metric": TOP1, "margin": 0.8, "floor": 0.3, **rules}))
+    return verdict
+
+
+def test_a_clear_difference_names_the_better_arm():
+    verdict = only([arm("dyt", 88.0, 88.2, 88.1), arm("layernorm", 90.0, 90.1, 90.2)])
+    assert verdict.verdict == "b better"
+    assert verdict.sentence.startswith("layernorm is better than dyt by 2.00 points")
+    assert verdict.high < 0
+
+
+def test_less_loss_is_better():
+    verdict = only([arm("a", 0.40, 0.41, 0.42), arm("b", 0.60, 0.61, 0.62)], metric=LOSS, margin=0.05)
+    assert verdict.verdict == "a better"
+
+
+def test_equal_arms_are_equivalent_within_the_margin():
+    verdict = only([arm("a", 90.0, 90.1, 90.2, 90.1, 90.0), arm("b", 90.1, 90.0, 90.1, 90.2, 90.1)])
+    assert verdict.verdict == "equivalent"
+    assert "no difference above 0.80 points" in verdict.sentence
+    assert verdict.win_share == pytest.approx(0.42)
+
+
+def test_noisy_arms_are_not_separated_and_the_seeds_that_would_do_it_are_said():
+    arms = [arm("a", 88.0, 91.0, 90.0, 89.0, 90.5), arm("b", 89.5, 88.2, 91.2, 90.4, 90.0)]
+    verdict = only(arms, margin=0.5)
+    assert verdict.verdict == "not separated"
+    # From the deviation pooled over both arms, 1.16 points.
+    assert "about 86 seeds would show 0.50 points" in verdict.sentence
+
+
+def test_two_seeds_give_no_verdict():
+    verdict = only([arm("a", 80.0, 80.1), arm("b", 90.0, 90.1)])
+    assert verdict.verdict == "too few seeds"
+    assert verdict.to_json()["low"] is None
+
+
+def test_a_winner_with_diverged_runs_is_said_to_have_them():
+    arms = [arm("a", 95.0, 95.1, 95.2, diverged=2), arm("b", 90.0, 90.1, 90.2, 90.1, 90.0)]
+    verdict = only(arms)
+    assert verdict.verdict == "a better"
+    assert "but 2 of its 5 runs diverged" in verdict.sentence
+    assert "a 2 of 5, b 0 of 5 (not separated" in verdict.sentence
+    assert arms[0].mean_with_diverged(10.0) == pytest.approx((95.0 + 95.1 + 95.2 + 20) / 5)
+
+
+def test_the_leader_counts_diverged_runs_at_chance():
+    arms = [arm("risky", 95.0, 95.1, 95.2, diverged=2), arm("safe", 90.0, 90.1, 90.2, 90.1, 90.0)]
+    said = leader(arms, judge(arms, Rules(TOP1, 0.8, 0.3)), TOP1)
+    assert said.startswith("safe leads")
+
+
+def test_arms_of_the_same_weights_are_paired_by_seed():
+    before = [80.0, 85.0, 90.0, 82.0, 88.0]
+    arms = [arm("folded", *(x + 0.3 + 0.01 * k for k, x in enumerate(before))), arm("plain", *before)]
+    assert only(arms, margin=0.1).verdict == "not separated"
+    verdict = only(arms, margin=0.1, paired=True)
+    assert (verdict.verdict, verdict.test) == ("a better", "paired t, Holm")
+    assert verdict.correlation > 0.99
+
+
+def test_a_baseline_leaves_the_other_pairs_out():
+    arms = [arm(name, 90.0, 90.1, 90.3) for name in "abc"]
+    verdicts = judge(arms, Rules(TOP1, 0.8, 0.3, baseline="a"))
+    assert [(v.a, v.b) for v in verdicts] == [("b", "a"), ("c", "a")]
+
+
+@pytest.mark.parametrize(("seeds", "ratio"), [(3, 1.0), (5, 3.0), (10, 1.0)])
+def test_intervals_cover_the_truth_as_often_as_they_say(seeds, ratio):
+    seen = simulation.coverage(3000, seeds, ratio, np.random.default_rng(0))
+    assert 0.93 <= seen <= 0.97
+
+
+@pytest.mark.parametrize("ratio", [1.0, 3.0])
+def test_equal_arms_are_rarely_called_different(ratio):
+    # 400 comparisons of eight arms; a true rate of 5 % gives more than 7.5 % once in a hundred such tests.
+    assert simulation.false_positives(400, 8, 5, ratio, np.random.default_rng(0)) <= 0.075
+
+
+def test_a_planted_difference_is_found_as_often_as_theory_says():
+    assert simulation.found(2000, 2.0244, 5, np.random.default_rng(0)) == pytest.approx(0.8, abs=0.03)
+
+
+def test_arms_at_the_margin_are_rarely_called_equivalent():
+    assert simulation.called_equivalent(1000, 2.0, 2.0, 10, np.random.default_rng(0)) <= 0.07
