@@ -15,6 +15,7 @@ from fathoms.registry import nearest
 
 COMMANDS = {
     "train": "train a model; run the same command again to go on",
+    "compare": "train variants over seeds and say which differences hold",
     "validate": "measure a trained model",
     "report": "write a page about a run: curves, settings, norms by layer",
     "recipes": "list the training recipes, or show one",

@@ -1,0 +1,200 @@
+"""Compare variants over seeds: train every cell, test the differences, say what they support.
+
+Every combination of the axes is an arm; each arm is trained with the same seeds, data order, augmentation and budget.
+Give the same command again to continue, with more seeds or values to extend. Any flag of `fathoms train` applies to
+all arms. Without DATA it compares two norms and two residual scales on the handwritten digits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json as json_format
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from fathoms.cli import train as train_command
+from fathoms.cli.parse import Switches, given, parse
+from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
+from fathoms.errors import ConfigError
+from fathoms.models.config import FIELDS
+from fathoms.registry import check_name
+from fathoms.train.job import Job, RunOptions
+from fathoms.train.recipe.recipe import RECIPE_FIELDS
+
+EXAMPLES = """
+fathoms compare
+fathoms compare cifar10.npz --recipe cifar --axis norm=layernorm,learnable_scaler --axis depth=12,24 --seeds 5
+fathoms compare photos/ --preset residual --epochs 20 --budget 8h
+fathoms compare photos/ --arm "ln: norm=layernorm" --arm "ones: norm=learnable_scaler,norm_init=ones" --dry-run
+"""
+ALIASES = train_command.ALIASES
+DEMO = Plan({"norm": ["layernorm", "dyt"], "residual": ["none", "rezero"]}, seeds=3)
+DEMO_EPOCHS = 8
+
+
+@dataclass(frozen=True)
+class Args:
+    """What to compare, on what, and how."""
+
+    data: tyro.conf.Positional[str | None] = None
+    """Where the data is; without it, the handwritten digits."""
+    axis: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """NAME=VALUE,VALUE: an option of the model or the recipe, or model; may be given several times."""
+    arm: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """"NAME: OPTION=VALUE,OPTION=VALUE": settings that go together; may be given several times."""
+    preset: str | None = None
+    """A comparison that the field argues about: norms, scaler, residual, placements, stem, cait, optimizers."""
+    plan: str | None = None
+    """A TOML file with [axes], [arms], [tune] and seeds."""
+    seeds: int | None = None
+    """Seeds of each arm. Default: 5, on the digits 3."""
+    baseline: str | None = None
+    """Compare every arm with this one, by its name; without it, all pairs."""
+    metric: Literal["top1", "loss"] = "top1"
+    """The measure that decides."""
+    smallest_difference: float | None = None
+    """Smallest difference that matters, in points or loss. Default: twice the noise floor of the held-out set."""
+    paired: bool = False
+    """Pair runs by seed. Only for arms that start from the same weights, such as swaps of one checkpoint."""
+    budget: str | None = None
+    """Stop cleanly after this time, such as 25m or 8h; the same command continues."""
+    jobs: int = 0
+    """Runs at a time on a CPU; 0: one for two cores."""
+    per_gpu: int = 1
+    """Runs that share a GPU."""
+    shard: str | None = None
+    """Run only the K-th of N equal shares of the cells, written K/N, for schedulers other than Slurm."""
+    keep: Literal["none", "last", "all"] = "last"
+    """Checkpoints of a finished run that stay."""
+    dry_run: bool = False
+    """Print the plan and run nothing."""
+    json: bool = False
+    """Print the results as one JSON object on the last line."""
+    model: str | None = None
+    """A name from `fathoms models`, or timm/NAME; without it, the recipe's."""
+    recipe: str | None = None
+    """A name from `fathoms recipes`, or a TOML file."""
+    run: RunOptions = field(default_factory=RunOptions)
+    training: train_command.RecipeFlags = field(default_factory=train_command.RecipeFlags)
+    switches: Switches = field(default_factory=Switches)
+
+
+def make_plan(args: Args) -> Plan:
+    """The plan that flags, preset and file describe together."""
+    from fathoms.reading import read_toml
+
+    if args.data is None and not (args.axis or args.arm or args.preset or args.plan):
+        return dataclasses.replace(DEMO, seeds=args.seeds or DEMO.seeds)
+    table: dict[str, Any] = {}
+    if args.preset is not None:
+        table = dict(PRESETS[check_name(args.preset, PRESETS, "preset", "--preset")])
+    if args.plan is not None:
+        if not Path(args.plan).is_file():
+            raise ConfigError(f"--plan {args.plan}: no such file; give a TOML file")
+        table |= read_toml(args.plan, ConfigError)
+    base = Plan.from_dict({"axes": {"_": ["_"]}, **table}, args.plan or "--preset") if table else None
+    axes = {**(base.axes if base else {}), **parse_axes(args.axis)}
+    axes.pop("_", None)
+    arms = {**(base.arms if base else {}), **parse_arms(args.arm)}
+    seeds = args.seeds if args.seeds is not None else (base.seeds if base else 5)
+    plan = Plan(axes, arms, seeds, base.tune if base else {})
+    for flag, names in (("--axis", axes), ("--arm", [name for arm in arms.values() for name in arm])):
+        for name in names:
+            check_name(name, (*FIELDS, *RECIPE_FIELDS, "model"), "option", flag)
+    return plan
+
+
+def job_of(args: Args, settings: Mapping[str, str]) -> Job:
+    """The run of an arm: the flags of all arms, and its own."""
+    words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
+    own = parse(train_command, "train", words)
+    training = dataclasses.replace(args.training, **given(own.training))
+    if args.data is None and args.training.epochs is None and "epochs" not in settings:
+        training = dataclasses.replace(training, epochs=DEMO_EPOCHS)
+    switches = dataclasses.replace(args.switches, **given(own.switches))
+    model, run = own.model or args.model, dataclasses.replace(args.run, experiment=None)
+    return train_command.make_job(
+        train_command.Args(args.data, model, args.recipe, False, run, training, switches)
+    )
+
+
+def make_jobs(args: Args, plan: Plan) -> dict[str, tuple[dict[str, str], Job]]:
+    """The settings and the run of every arm; two arms that are one model are an error that names both."""
+    jobs: dict[str, tuple[dict[str, str], Job]] = {}
+    seen: dict[str, str] = {}
+    for arm in plan.variants():
+        try:
+            job = job_of(args, arm.table())
+        except ConfigError as error:
+            raise ConfigError(f"arm {arm.name!r}: {error}") from error
+        same = seen.setdefault(json_format.dumps(job.identity(), sort_keys=True), arm.name)
+        if same != arm.name:
+            raise ConfigError(f"arm {arm.name!r}: the same run as {same!r}; leave one of them out")
+        jobs[arm.name] = (arm.table(), job)
+    return jobs
+
+
+def default_name(args: Args, plan: Plan, base: Mapping[str, Any]) -> str:
+    """A folder name that stays when seeds, values and arms are added."""
+    kept = json_format.dumps([base, sorted(plan.axes), bool(plan.arms)], sort_keys=True)
+    stem = Path(args.data).name if args.data else "digits"
+    return re.sub(r"[^\w.-]+", "_", f"compare-{stem}-{hashlib.sha256(kept.encode()).hexdigest()[:8]}")
+
+
+def run(args: Args) -> int:
+    """Run what is missing, and say what the results support."""
+    from fathoms.compare.comparison import UNFINISHED, Comparison, Options, shared_settings
+
+    if args.run.seed != RunOptions().seed:
+        raise ConfigError("--seed: a comparison counts its seeds from 0; use --seeds")
+    plan = make_plan(args)
+    arms = make_jobs(args, plan)
+    base = shared_settings([job for _, job in arms.values()])
+    folder = Path(args.run.output) / (args.run.experiment or default_name(args, plan, base))
+    names = ("metric", "smallest_difference", "baseline", "paired", "keep", "jobs", "per_gpu")
+    options = Options(
+        command=("compare", *sys.argv[2:]),
+        shard=parse_shard(args.shard),
+        seconds=parse_budget(args.budget),
+        **{name: getattr(args, name) for name in names},
+    )
+    comparison = Comparison(arms, plan.seeds, folder, options)
+    print(comparison.describe(), flush=True)
+    if args.dry_run:
+        return 0
+    results, code = comparison.run(lambda line: print(line, flush=True))
+    print((folder / "table.md").read_text() if not args.json else json_format.dumps(results))
+    if code == UNFINISHED:
+        print("runs are left; give the same command again to continue", file=sys.stderr)
+    return code
+
+
+def parse_budget(text: str | None) -> float | None:
+    """Seconds of a time such as 90s, 25m or 8h.
+
+    >>> parse_budget("25m")
+    1500.0
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", text.strip())
+    if not found or float(found[1]) <= 0:
+        raise ConfigError(f"--budget {text!r}: write a time, such as 90s, 25m or 8h")
+    return float(found[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[found[2]]
+
+
+def parse_shard(text: str | None) -> tuple[int, int]:
+    """The share K of N; (1, 1) is everything."""
+    if text is None:
+        return 1, 1
+    found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise ConfigError(f"--shard {text!r}: write K/N with K from 1 to N, such as 3/16")
+    return int(found[1]), int(found[2])

@@ -1,0 +1,85 @@
+"""Cells of a comparison: one run each, keyed by its settings and the data's fingerprint."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fathoms.models.config import ViTConfig
+from fathoms.train.job import Job, RunOptions
+from fathoms.train.recipe.recipe import Recipe
+
+ENDED = ("done", "diverged")
+"""Statuses of runs that are never run again."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of one arm with one seed.
+
+    Args:
+        arm: The arm's name.
+        settings: What makes the arm, by option.
+        seed: Its seed.
+        job: The run, whose folder lies in the comparison's.
+    """
+
+    arm: str
+    settings: Mapping[str, str]
+    seed: int
+    job: Job
+
+    @property
+    def folder(self) -> Path:
+        """Its run folder."""
+        return self.job.folder
+
+    @property
+    def architecture(self) -> str:
+        """Equal for cells whose compiled code is the same."""
+        recipe = self.job.recipe
+        speed = (recipe.policy, recipe.torchcompile, recipe.compile_scope, recipe.launch, recipe.batch_size)
+        config = None if self.job.config is None else self.job.config.to_dict()
+        return json.dumps([self.job.model, config, speed], sort_keys=True)
+
+
+def make_cell(
+    arm: str, settings: Mapping[str, str], seed: int, job: Job, fingerprint: str, root: Path
+) -> Cell:
+    """A cell in the folder `root`, named by its arm, seed and a digest of all that decides its result."""
+    run = dataclasses.replace(job.run, seed=seed, output=str(root), experiment=None, allow_change=None)
+    job = dataclasses.replace(job, run=run)
+    identity = {**job.identity(), "data": fingerprint}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
+    stem = re.sub(r"[^\w.=+-]+", "_", arm).strip("_")[:80]
+    run = dataclasses.replace(run, experiment=f"{stem}-seed{seed}-{digest}")
+    return Cell(arm, dict(settings), seed, dataclasses.replace(job, run=run))
+
+
+def job_to_json(job: Job) -> dict[str, Any]:
+    """A job as plain data, for a worker process."""
+    config = None if job.config is None else job.config.to_dict()
+    return {
+        "data": job.data,
+        "model": job.model,
+        "config": config,
+        "recipe": job.recipe.to_dict(),
+        "run": vars(job.run),
+    }
+
+
+def job_from_json(table: Mapping[str, Any]) -> Job:
+    """The job that `job_to_json` wrote down."""
+    config = None if table["config"] is None else ViTConfig(**_tuples(table["config"]))
+    recipe, run = Recipe(**_tuples(table["recipe"])), RunOptions(**_tuples(table["run"]))
+    return Job(table["data"], table["model"], config, recipe, run)
+
+
+def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}

@@ -1,0 +1,132 @@
+"""Progress of a comparison: a line for every cell that ends, and a line every ten seconds between them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fathoms.compare.cells import ENDED, Cell
+from fathoms.compare.folder import ComparisonFolder
+
+EVERY = 10.0
+"""Seconds between lines while nothing ends."""
+
+
+class Progress:
+    """Hears of every cell, keeps what becomes of it, and tells the user.
+
+    Args:
+        folder: Where failures are noted and checkpoints pruned.
+        total: Cells that are to be run.
+        keep: Which checkpoints of an ended cell stay: none, last or all.
+        say: Takes a line for the user.
+        refresh: Called after each cell that ended, to gather results.
+    """
+
+    def __init__(
+        self,
+        folder: ComparisonFolder,
+        total: int,
+        keep: str,
+        say: Callable[[str], None],
+        refresh: Callable[[], str],
+    ) -> None:
+        self.folder, self.total, self.keep, self.say, self.refresh = folder, total, keep, say, refresh
+        self.running: dict[str, float] = {}
+        self.ended_cells = self.failed_cells = 0
+        self.seconds: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._closed = threading.Event()
+        threading.Thread(target=self._tick, daemon=True).start()
+
+    def began(self, cell: Cell) -> None:
+        """A cell starts or resumes."""
+        with self._lock:
+            self.folder.forget_failure(cell)
+            self.running[cell.folder.name] = time.monotonic()
+
+    def ended(self, cell: Cell, result: dict[str, Any]) -> None:
+        """Keep what became of a cell, and say it."""
+        with self._lock:
+            self.running.pop(cell.folder.name, None)
+            status = result["status"]
+            if status == "interrupted":
+                return
+            self.seconds[cell.folder.name] = result.get("wall_seconds", 0.0)
+            if status == "failed":
+                self.folder.note_failure(cell, str(result.get("reason")))
+                self.failed_cells += 1
+            elif status in ENDED:
+                self.folder.prune(cell, self.keep)
+            self.ended_cells += 1
+            answer = self.refresh()
+            reason = f": {result['reason']}" if result.get("reason") else ""
+            self.say(
+                f"{self._count()} {cell.arm}, seed {cell.seed}: {status}{self._score(cell)}{reason}{self._left()}"
+            )
+            if answer:
+                self.say(f"  {answer}")
+
+    def close(self) -> None:
+        """No further lines."""
+        self._closed.set()
+
+    def timings(self, cells: Sequence[Cell]) -> str:
+        """timings.json: seconds, images per second and memory of each cell, which may differ between two runs."""
+        rows = {}
+        for cell in cells:
+            status = self.folder.status(cell)
+            if status.get("status") in ENDED:
+                rows[cell.folder.name] = {
+                    "training_seconds": status.get("seconds"),
+                    "wall_seconds": self.seconds.get(cell.folder.name),
+                    "images_per_second": self._rate(cell),
+                    "peak_memory": status.get("peak_memory"),
+                }
+        return json.dumps(rows, indent=1) + "\n"
+
+    def _rate(self, cell: Cell) -> float | None:
+        """Images per second of the last epoch."""
+        path = cell.folder / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        rates = [row["images_per_second"] for row in rows if row.get("split") == "train"]
+        return rates[-1] if rates else None
+
+    def _score(self, cell: Cell) -> str:
+        status = self.folder.status(cell)
+        measured = status.get("test") or status.get("last")
+        return f" {measured['top1']:.2f} %" if measured else ""
+
+    def _count(self) -> str:
+        return f"[{self.ended_cells}/{self.total}]"
+
+    def _left(self) -> str:
+        left = self.total - self.ended_cells
+        if not left:
+            return ""
+        spent = time.monotonic() - self._began
+        return f"  about {_span(spent / self.ended_cells * left)} left"
+
+    def _tick(self) -> None:
+        while not self._closed.wait(EVERY):
+            with self._lock:
+                if self.running:
+                    now = time.monotonic()
+                    names = ", ".join(f"{name} {_span(now - since)}" for name, since in self.running.items())
+                    self.say(f"{self._count()} running: {names}")
+
+
+def _span(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> _span(75)
+    '1 min 15 s'
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

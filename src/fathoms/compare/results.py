@@ -1,0 +1,175 @@
+"""Results of a comparison: rows of cells, verdicts, and the files that hold them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fathoms.compare.cells import Cell
+from fathoms.compare.folder import VERSION, ComparisonFolder
+from fathoms.errors import ConfigError
+from fathoms.reading import read_json
+
+MAX_FILE = 256 << 20
+
+
+def gather(cells: Sequence[Cell], folder: ComparisonFolder, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row for each cell of the plan, in its order; nothing in it depends on a clock."""
+    return [row_of(cell, folder.status(cell), folder, plan) for cell in cells]
+
+
+def row_of(
+    cell: Cell, status: Mapping[str, Any], folder: ComparisonFolder, plan: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The row of one cell: test where there is one, else val."""
+    from fathoms.compare.statistics import is_stalled
+
+    split = "test" if status.get("test") else "val"
+    measured = status.get(split) if split == "test" else status.get("last")
+    row: dict[str, Any] = {
+        "arm": dict(cell.settings),
+        "name": cell.arm,
+        "seed": cell.seed,
+        "status": status.get("status", "pending"),
+        "split": split,
+        "top1": None if measured is None else measured["top1"],
+        "loss": None if measured is None else measured["loss"],
+        "reason": status.get("reason"),
+        "run": str(cell.folder.relative_to(folder.path)),
+    }
+    if row["status"] == "done" and is_stalled(row["top1"], plan["classes"], plan["images"]):
+        row["status"] = "stalled"
+    return row
+
+
+def judged(rows: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]) -> dict[str, Any]:
+    """results.json: the rows, the verdicts and the answer in a sentence."""
+    from fathoms.compare.verdicts import Arm, Metric, Rules, judge, leader
+
+    classes = plan["classes"]
+    metric = (
+        Metric("top1", "points", 1, 100 / classes)
+        if plan["metric"] == "top1"
+        else Metric("loss", "", -1, math.log(classes))
+    )
+    arms: list[Arm] = []
+    for name in dict.fromkeys(row["name"] for row in rows):
+        own = [row for row in rows if row["name"] == name]
+        ended = [row for row in own if row["status"] in ("done", "stalled")]
+        counts = {
+            kind: sum(row["status"] == kind for row in own) for kind in ("diverged", "failed", "stalled")
+        }
+        arms.append(Arm(name, tuple((row["seed"], row[metric.name]) for row in ended), **counts))
+    rules = Rules(metric, plan["margin"], plan["floor"], plan["baseline"], plan["paired"])
+    verdicts = judge(arms, rules)
+    summary = [
+        {
+            "name": arm.name,
+            "seeds": len(arm.scores),
+            "mean": _number(arm.mean()),
+            "sd": _number(_sd(arm.values)),
+            "mean_with_diverged": _number(arm.mean_with_diverged(metric.chance)),
+            "diverged": arm.diverged,
+            "diverged_interval": list(arm.divergence()),
+            "stalled": arm.stalled,
+            "failed": arm.failed,
+        }
+        for arm in arms
+    ]
+    return {
+        "version": VERSION,
+        "metric": metric.name,
+        "margin": plan["margin"],
+        "answer": leader(arms, verdicts, metric),
+        "arms": summary,
+        "cells": [dict(row) for row in rows],
+        "verdicts": [verdict.to_json() for verdict in verdicts],
+    }
+
+
+def _sd(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return math.nan
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def as_table(results: Mapping[str, Any]) -> str:
+    """table.md: the answer, the arms with their spread, the verdicts."""
+    digits = 2 if results["metric"] == "top1" else 4
+    lines = [
+        results["answer"] + ".",
+        "",
+        f"| arm | seeds | {results['metric']} | sd | diverged | stalled | failed |",
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
+    for arm in results["arms"]:
+        cells = [_cell(arm["name"]), arm["seeds"], _shown(arm["mean"], digits), _shown(arm["sd"], digits)]
+        cells += [arm["diverged"], arm["stalled"], arm["failed"]]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines += ["", "| pair | difference | corrected interval | p | verdict |", "|---|---|---|---|---|"]
+    for row in results["verdicts"]:
+        interval = f"{_shown(row['low'], digits)} to {_shown(row['high'], digits)}"
+        pair = f"{_cell(row['a'])} − {_cell(row['b'])}"
+        shown = _shown(row["difference"], digits)
+        lines.append(f"| {pair} | {shown} | {interval} | {_shown(row['p'], 4)} | {_cell(row['sentence'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _cell(text: str) -> str:
+    """A text that stays in its cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """results.csv: a line a cell, one column for each option of the arms."""
+    options = list(dict.fromkeys(key for row in rows for key in row["arm"]))
+    written = io.StringIO()
+    table = csv.writer(written, lineterminator="\n")
+    table.writerow(["arm", *options, "seed", "status", "split", "top1", "loss", "run"])
+    for row in rows:
+        values = [row["name"], *(row["arm"].get(option, "") for option in options)]
+        rest = [row[key] for key in ("seed", "status", "split", "top1", "loss", "run")]
+        table.writerow([_inert(value) for value in values] + rest)
+    return written.getvalue()
+
+
+def _inert(value: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{value}" if value[:1] in "=+-@\t\r" else value
+
+
+def write_results(folder: ComparisonFolder, results: Mapping[str, Any]) -> None:
+    """results.json, table.md and results.csv."""
+    folder.write("results.json", json.dumps(results, indent=1) + "\n")
+    folder.write("table.md", as_table(results))
+    folder.write("results.csv", as_csv(results["cells"]))
+
+
+def load_results(folder: str | Path) -> list[dict[str, Any]]:
+    """The cells of a comparison as plain rows, for pandas or a loop.
+
+    Each has its arm's options by name, beside `arm_name`, `seed`, `status`, `split`, `top1`, `loss` and `run`.
+    """
+    path = Path(folder) / "results.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder}: holds no results.json; give the folder of a comparison")
+    table = read_json(path, ConfigError, MAX_FILE)
+    rows = table.get("cells")
+    if table.get("version") != VERSION or not isinstance(rows, list):
+        raise ConfigError(f"{path}: its version is {table.get('version')!r}; this package reads {VERSION}")
+    kept = ("seed", "status", "split", "top1", "loss", "reason", "run")
+    return [{"arm_name": row["name"], **row["arm"], **{key: row[key] for key in kept}} for row in rows]
