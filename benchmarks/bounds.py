@@ -25,7 +25,6 @@ from fathoms.data.augment.tables import FACTOR_LINES, PICTURE_TABLES
 from fathoms.data.counter import generator, sample_keys
 from fathoms.data.forms import choose_forms
 from fathoms.data.places import Places
-from fathoms.ops.add_product import add_product
 from fathoms.ops.gelu import bias_gelu
 from fathoms.ops.mlp import KERNEL_DTYPES, gelu_mlp
 from fathoms.ops.talking_heads import talking_heads
@@ -33,7 +32,6 @@ from fathoms.ops.talking_heads import talking_heads
 TALKING_HEADS = [("staged", (2, 8, 50, 48)), ("staged", (1, 3, 33, 24)), ("triton", (2, 4, 37, 48))]
 GELU = [(100, 37), (257, 192), (1, 1)]
 MLP = [(130, 192, 768), (3, 77, 101), (1, 1, 1)]
-SUMS = [(131, 24, 40), (1, 8, 8)]
 DTYPES = (torch.bfloat16, torch.float32)
 UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 
@@ -70,14 +68,8 @@ def main() -> None:
             print(f"bias_gelu {shape} {dtype}", flush=True)
         for tokens, channels, hidden in MLP if dtype in KERNEL_DTYPES else []:
             shapes = (tokens, channels), (hidden, channels), (hidden,), (channels, hidden), (channels,)
-            given = [torch.randn(*shape, device="cuda", dtype=dtype) for shape in (*shapes, shapes[0])]
-            for parts in (given[:5], given):
-                gelu_mlp(*parts, impl="triton")
+            gelu_mlp(*(torch.randn(*shape, device="cuda", dtype=dtype) for shape in shapes), impl="triton")
             print(f"gelu_mlp {(tokens, channels, hidden)} {dtype}", flush=True)
-        for tokens, channels, hidden in SUMS if dtype in KERNEL_DTYPES else []:
-            shapes = (tokens, channels), (tokens, hidden), (hidden, channels), (channels,)
-            add_product(*(torch.randn(*shape, device="cuda", dtype=dtype) for shape in shapes), impl="cublas")
-            print(f"add_product {(tokens, channels, hidden)} {dtype}", flush=True)
     pictures()
     torch.cuda.synchronize()
 

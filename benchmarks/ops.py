@@ -14,14 +14,13 @@ written backward, at the measured copy rate.
 GELU of a layer's output and its bias, likewise: eager, torch.compile and fused. Its floor is the bytes alone: one read
 and one write forward, two reads and one write backward.
 
-A whole MLP without a gradient, and a product added to a stream: eager, torch.compile and fused. Their floor is the
-products at the measured matrix rate, or each input and output moved once at the measured copy rate.
+A whole MLP without a gradient: eager, torch.compile and the kernel. Its floor is the products at the measured matrix
+rate, or each input and output moved once at the measured copy rate.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 from collections.abc import Callable
@@ -36,7 +35,7 @@ from fathoms.ops.class_attention import class_attention, class_attention_referen
 from fathoms.ops.gelu import bias_gelu, bias_gelu_reference
 from fathoms.ops.talking_heads import talking_heads, talking_heads_reference
 from fathoms.train.speed import device_limits
-from forward_only import MLP_SHAPES, SUM_SHAPES, forward_line, measure_mlp, measure_sum
+from gelu_mlp import MLP_SHAPES, measure_mlp, mlp_line
 from kept import load_report, save_report
 from timing import forward, peak_mib, replay_ms, time_ms
 
@@ -64,7 +63,7 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, help="write OUTPUT.json after every row; other rows there stay"
     )
-    ops = ("talking_heads", "class_attention", "bias_gelu", "gelu_mlp", "add_product")
+    ops = ("talking_heads", "class_attention", "bias_gelu", "gelu_mlp")
     parser.add_argument("--op", choices=ops, help="only this one")
     parser.add_argument(
         "--shape", type=int, nargs=4, action="append", metavar=("B", "H", "N", "K"), help="of talking heads"
@@ -81,8 +80,7 @@ def main() -> None:
         ("talking_heads", arguments.shape or SHAPES, measure_talking_heads, talking_heads_line),
         ("class_attention", CLASS_SHAPES, measure_class_attention, class_attention_line),
         ("bias_gelu", GELU_SHAPES, measure_gelu, gelu_line),
-        ("gelu_mlp", MLP_SHAPES, measure_mlp, functools.partial(forward_line, "gelu_mlp")),
-        ("add_product", SUM_SHAPES, measure_sum, functools.partial(forward_line, "add_product")),
+        ("gelu_mlp", MLP_SHAPES, measure_mlp, mlp_line),
     ):
         if arguments.op not in (None, op):
             continue
@@ -290,7 +288,7 @@ def measure_gelu(shape: tuple[int, int], limits: dict[str, float]) -> dict[str, 
     forms: dict[str, Callable[..., Tensor]] = {
         "eager": bias_gelu_reference,
         "compiled": torch.compile(bias_gelu_reference, dynamic=False),
-        "fused": lambda *x: bias_gelu(*x, impl="triton"),
+        "triton": lambda *x: bias_gelu(*x, impl="triton"),
     }
     once = grad.nbytes / (limits["copy_tbps"] * 1e9)
     row: dict[str, Any] = {
@@ -300,8 +298,8 @@ def measure_gelu(shape: tuple[int, int], limits: dict[str, float]) -> dict[str, 
     for name, form in forms.items():
         row[name] = timings(form, leaves, grad)
     for key in ("forward_ms", "training_ms"):
-        row[f"speedup_{key[:-3]}"] = row["compiled"][key] / row["fused"][key]
-        row[f"share_of_floor_{key[:-3]}"] = row["floor"][key] / row["fused"][key]
+        row[f"speedup_{key[:-3]}"] = row["compiled"][key] / row["triton"][key]
+        row[f"share_of_floor_{key[:-3]}"] = row["floor"][key] / row["triton"][key]
     return row
 
 
@@ -309,7 +307,7 @@ def gelu_line(row: dict[str, Any]) -> str:
     """One shape of GELU for a reader."""
     forms = [
         f"{name} {row[name]['forward_ms']:.3f}/{row[name]['training_ms']:.3f} ms"
-        for name in ("eager", "compiled", "fused")
+        for name in ("eager", "compiled", "triton")
     ]
     speedup = f"speedup {row['speedup_forward']:.2f}/{row['speedup_training']:.2f}"
     share = f"floor {row['share_of_floor_forward']:.0%}/{row['share_of_floor_training']:.0%}"

@@ -94,9 +94,7 @@ def op_cells(op, row):
         return [*times, f"{row['sdpa']['training_ms']:.2f}"]
     if op == "class_attention":
         return [milli(row[name]) for name in ("plain", "compiled", "absorbed", "absorbed_compiled")]
-    forms = [row[name] for name in ("fused", "compiled", "eager")]
-    if op == "add_product":
-        return [*map(micro, forms), f"{row['speedup_forward']:.2f}×"]
+    forms = [row[name] for name in ("triton", "compiled", "eager")]
     speed = min(forms[1]["forward_ms"], forms[2]["forward_ms"]) / forms[0]["forward_ms"]
     return [*(f"{micro(form)} ({form['peak_mib']:.0f} MiB)" for form in forms), f"{speed:.1f}×"]
 
@@ -106,7 +104,6 @@ def op_cells(op, row):
     [
         ("talking_heads", "| B, H, N, K |", lambda shape: shape),
         ("class_attention", "| B, N, D, H |", lambda shape: shape),
-        ("add_product", "| channels of x, of a |", lambda shape: shape[1:]),
         ("gelu_mlp", "| channels |", lambda shape: shape[1:2]),
     ],
 )

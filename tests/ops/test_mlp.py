@@ -1,4 +1,4 @@
-"""skip + V gelu(W x + b) + c: the kernel against float64 and against the plain form.
+"""V gelu(W x + b) + c: the kernel against float64 and against the plain form.
 
 Without a GPU the kernel runs in Triton's interpreter. It must be switched on before triton is imported, so this
 file is started again as a script, and the tests read the numbers that it prints.
@@ -18,7 +18,7 @@ from fathoms.ops import mlp as op
 from fathoms.ops.mlp import gelu_mlp, gelu_mlp_reference, why_not_fused
 from fathoms.parts.mlp import GeluMLP
 
-# name: shape of x, hidden channels, which biases there are; "skip" has something to add to as well
+# name: shape of x, hidden channels, which biases there are
 CASES = {
     "whole_tiles": ((128, 64), 128, "both"),
     "two_parts": ((130, 192), 192, "both"),
@@ -29,8 +29,7 @@ CASES = {
     "no_last_bias": ((9, 40), 64, "first"),
     "no_bias": ((9, 40), 64, "none"),
     "no_tokens": ((2, 0, 16), 32, "both"),
-    "skip": ((130, 192), 64, "skip"),
-    "odd_skip": ((2, 67, 77), 33, "skip"),
+    "many_rows": ((2, 67, 77), 33, "both"),
 }
 # What `why_not_fused` says in each of the cases of `reasons`.
 REASONS = {
@@ -40,7 +39,6 @@ REASONS = {
     "gradient": "a gradient is asked for, for which the kernel keeps nothing",
     "dtype": "products take float32, the kernel's bfloat16 and float16",
     "mixed": "x is float16, and not all weights are",
-    "skip": "products are bfloat16, and skip is float32",
     "double": "x is bfloat16, and not all weights are",
     "channels": "x has 257 channels, the kernel takes up to 256",
     "subclass": "x or a weight is more than a plain tensor",
@@ -60,10 +58,9 @@ def make_inputs(shape, hidden, biases, dtype=torch.float16, device="cpu"):
     return (
         x,
         first,
-        first_bias if biases in ("both", "first", "skip") else None,
+        first_bias if biases in ("both", "first") else None,
         last,
-        last_bias if biases in ("both", "last", "skip") else None,
-        torch.randn(shape, **options) if biases == "skip" else None,
+        last_bias if biases in ("both", "last") else None,
     )
 
 
@@ -86,14 +83,13 @@ def interpreted():
     turned = (given[0].T.contiguous().T, given[1].T.contiguous().T, *given[2:])
     report["strided"] = torch.equal(gelu_mlp(*turned, impl="triton"), gelu_mlp(*given, impl="triton"))
     torch.use_deterministic_algorithms(False)
-    report["opcheck"] = torch.library.opcheck(fused_gelu_mlp, make_inputs(*CASES["odd_skip"]))
+    report["opcheck"] = torch.library.opcheck(fused_gelu_mlp, make_inputs(*CASES["many_rows"]))
     report["layer"] = layer_takes_the_kernel("cpu")
     layer, x = GeluMLP(16, 1.0).half().requires_grad_(False), torch.randn(op.MIN_TOKENS, 16).half()
     exported = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("tokens")},))
     report["exported"] = str(exported.graph)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     report["compiled"] = torch.equal(compiled(x), layer(x))
-    report["summed"] = takes_a_sum_in()
     report["reasons"] = reasons()
     print(json.dumps(report))
 
@@ -110,23 +106,9 @@ def layer_takes_the_kernel(device):
     return answered and plain and torch.equal(layer(many), gelu_mlp_reference(many, *weights))
 
 
-def takes_a_sum_in():
-    """Whether the compiler's pass makes one kernel of x + MLP(x), and how many operations that leaves."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    from fathoms.ops.sums import FUSE_SUMS
-
-    given = make_inputs((2, op.MIN_TOKENS // 2, 16), 16, "both")[:5]
-    graph = make_fx(lambda *parts: parts[0] + gelu_mlp(*parts, impl="triton"), tracing_mode="fake")(*given)
-    FUSE_SUMS(graph.graph)
-    graph.recompile()
-    same = torch.equal(graph(*given), gelu_mlp(*given, given[0], impl="triton"))
-    return same, sum(node.target is torch.ops.aten.add.Tensor for node in graph.graph.nodes)
-
-
 def reasons():
     """Why "auto" leaves the kernel, in each of the cases of REASONS."""
-    given = make_inputs((op.MIN_TOKENS, 16), 16, "both")[:5]
+    given = make_inputs((op.MIN_TOKENS, 16), 16, "both")
     x, *weights = given
     found = {
         "nothing": why_not_fused(*given),
@@ -141,7 +123,6 @@ def reasons():
         found["tangent"] = why_not_fused(*given)
     with torch.autocast("cpu", torch.bfloat16):
         found["autocast"] = why_not_fused(x.bfloat16(), *(weight.float() for weight in weights))
-        found["skip"] = why_not_fused(x.bfloat16(), *weights, x.float())
         found["double"] = why_not_fused(x.bfloat16(), *(weight.double() for weight in weights))
     return found
 
@@ -172,10 +153,6 @@ def test_the_layer_answers_through_the_kernel_and_trains_without_it(report):
 def test_an_exported_layer_does_not_need_the_kernel(report):
     assert "aten.gelu" in report["exported"]
     assert "fathoms" not in report["exported"]
-
-
-def test_the_kernel_takes_a_sum_in(report):
-    assert report["summed"] == [True, 0]
 
 
 @pytest.mark.compile
@@ -215,15 +192,13 @@ def test_a_layer_that_does_more_is_called_part_by_part(change):
 
 @pytest.mark.plain
 def test_wrong_shapes_are_refused():
-    x, first, first_bias, last, last_bias, skip = make_inputs((3, 8), 16, "skip")
+    x, first, first_bias, last, last_bias = make_inputs((3, 8), 16, "both")
     with pytest.raises(ShapeError, match=r"gelu_mlp: x is \(3, 7\); give \(\*batch, 8\)"):
         gelu_mlp(x[:, 1:], first, first_bias, last, last_bias)
     with pytest.raises(ShapeError, match=r"gelu_mlp: weight is \(16, 8\); give \(8, 16\)"):
         gelu_mlp(x, first, first_bias, last.T, last_bias)
     with pytest.raises(ShapeError, match=r"gelu_mlp: hidden_bias is \(15,\); give \(16,\)"):
         gelu_mlp(x, first, first_bias[1:], last, last_bias)
-    with pytest.raises(ShapeError, match=r"gelu_mlp: skip is \(2, 8\); give \(3, 8\)"):
-        gelu_mlp(x, first, first_bias, last, last_bias, skip[1:])
 
 
 @pytest.mark.gpu

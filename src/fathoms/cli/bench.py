@@ -40,8 +40,6 @@ class Args:
     """Launch kernels one by one, or a step as one CUDA graph; without it, graph on a GPU."""
     keep: Literal["lean", "all"] = "lean"
     """What a compiled forward pass keeps for the backward pass; lean makes element-wise results again."""
-    sums: Literal["fused", "separate"] | None = None
-    """Whether compiled products add to the residual stream themselves; without it, with graphs they do."""
     against: Literal["timm"] | None = None
     """Also measure timm's model of the same name, as people run it, in turns with this one."""
     turns: int = 5
@@ -62,7 +60,6 @@ def run(args: Args) -> int:
     from fathoms.models.vit import ViT
     from fathoms.models.zoo import model_config
     from fathoms.train.distributed import choose_device
-    from fathoms.train.precision import sums_for
     from fathoms.train.speed import TIMM_SETTINGS, Setting, make_timm, prepare, race
 
     for name in ("batch_size", "turns", "steps"):
@@ -70,15 +67,12 @@ def run(args: Args) -> int:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: use 1 or more")
     config = model_config(args.model, **given(args.switches))
     device = choose_device(args.device)
-    if args.sums == "fused" and (args.compile == "none" or device.type != "cuda"):
-        raise ConfigError("--sums fused is made by torch.compile on a CUDA device; leave it out")
     launch = args.launch or ("graph" if device.type == "cuda" else "eager")
     torch.manual_seed(0)
     shape = (args.batch_size, config.in_channels, config.image_size, config.image_size)
     images = torch.randn(shape, device=device)
     labels = torch.randint(0, config.num_classes, (args.batch_size,), device=device)
-    sums = args.sums or sums_for(launch)
-    setting = Setting(args.precision, args.compile, launch, args.keep, sums)
+    setting = Setting(args.precision, args.compile, launch, args.keep)
     contenders = []
     if args.against is not None:
         if given(args.switches):

@@ -1,4 +1,4 @@
-"""A whole MLP without a gradient, skip + V gelu(W x + b) + c: reference here, the kernel in triton/."""
+"""A whole MLP in inference, V gelu(W x + b) + c: reference here, the kernel in triton/."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def gelu_mlp(
     hidden_bias: Float[Tensor, " H"] | None,
     weight: Float[Tensor, "D H"],
     bias: Float[Tensor, " D"] | None,
-    skip: Float[Tensor, "*batch D"] | None = None,
     *,
     impl: Impl = "auto",
 ) -> Float[Tensor, "*batch D"]:
@@ -39,18 +38,17 @@ def gelu_mlp(
 
     The kernel is for answering: it keeps nothing for a gradient, and of a token's H hidden numbers none goes through
     memory. Products take 16-bit numbers and sum in float32, GELU is that of `bias_gelu`; hidden numbers are rounded
-    once, behind the GELU, where the reference rounds before it too, and so is the sum with `skip`.
+    once, after the GELU, where the reference rounds before it too.
 
     Args:
         hidden_weight: W, its bias b.
         weight: V, its bias c.
-        skip: What the output is added to; a residual stream costs the kernel one more read.
         impl: "triton", "reference", or "auto": the kernel where it can run and is known to be faster.
             `why_not_fused` tells why "auto" takes the reference.
 
     Paper: Hendrycks and Gimpel 2016, arXiv:1606.08415.
     """
-    given = (x, hidden_weight, hidden_bias, weight, bias, skip)
+    given = (x, hidden_weight, hidden_bias, weight, bias)
     _check_shapes(*given)
     chosen = choose("gelu_mlp", impl, {"triton": why_not_triton(x) or _why_not_kernel(*given)})
     if chosen == "reference" or (impl == "auto" and _why_not_faster(x)):
@@ -67,11 +65,9 @@ def gelu_mlp_reference(
     hidden_bias: Float[Tensor, " H"] | None,
     weight: Float[Tensor, "D H"],
     bias: Float[Tensor, " D"] | None,
-    skip: Float[Tensor, "*batch D"] | None = None,
 ) -> Float[Tensor, "*batch D"]:
     """The same in plain torch."""
-    y = F.linear(F.gelu(F.linear(x, hidden_weight, hidden_bias)), weight, bias)
-    return y if skip is None else skip + y
+    return F.linear(F.gelu(F.linear(x, hidden_weight, hidden_bias)), weight, bias)
 
 
 def why_not_fused(
@@ -80,16 +76,14 @@ def why_not_fused(
     hidden_bias: Float[Tensor, " H"] | None,
     weight: Float[Tensor, "D H"],
     bias: Float[Tensor, " D"] | None,
-    skip: Float[Tensor, "*batch D"] | None = None,
 ) -> str | None:
     """The reason why `impl="auto"` would run the reference, or None if it would run the kernel."""
-    reason = why_not_triton(x) or _why_not_kernel(x, hidden_weight, hidden_bias, weight, bias, skip)
+    reason = why_not_triton(x) or _why_not_kernel(x, hidden_weight, hidden_bias, weight, bias)
     return reason or _why_not_faster(x)
 
 
 def _why_not_kernel(x: Tensor, *others: Tensor | None) -> str | None:
     there = [part for part in others if part is not None]
-    skip = others[-1]
     # The flag itself: in torch 2.11 its function, is_exporting, is true under torch.compile as well.
     if torch.compiler._is_exporting_flag:
         return "it is being exported, to where there may be no kernel"
@@ -101,9 +95,6 @@ def _why_not_kernel(x: Tensor, *others: Tensor | None) -> str | None:
         return "x or a weight is more than a plain tensor"
     if any(product_dtype(part) != product_dtype(x) for part in there):
         return f"x is {_name(product_dtype(x))}, and not all weights are"
-    # Autocast would take a wider stream too, but in the reference that stays as wide as it is.
-    if skip is not None and skip.dtype != product_dtype(x):
-        return f"products are {_name(product_dtype(x))}, and skip is {_name(skip.dtype)}"
     if any(part.device != x.device for part in there):
         return "x and the weights are on different devices"
     most = _most_channels(x.device.index) if x.is_cuda and why_not_triton(x) is None else MAX_CHANNELS
@@ -151,7 +142,6 @@ def _check_shapes(
     hidden_bias: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
-    skip: Tensor | None,
 ) -> None:
     hidden, channels = hidden_weight.shape
     if x.shape[-1:] != (channels,):
@@ -162,7 +152,6 @@ def _check_shapes(
         ("hidden_bias", hidden_bias, (hidden,)),
         ("weight", weight, (channels, hidden)),
         ("bias", bias, (channels,)),
-        ("skip", skip, x.shape),
     ):
         if part is not None and part.shape != shape:
             raise ShapeError(f"gelu_mlp: {name} is {tuple(part.shape)}; give {tuple(shape)}")

@@ -23,9 +23,7 @@ from fathoms.train.graph import WARMUP, GraphedStep
 from fathoms.train.precision import (
     KEEPS,
     PRECISIONS,
-    SUMS,
     compile_blocks,
-    compile_options,
     kept_for_backward,
     set_stream,
 )
@@ -45,27 +43,24 @@ class Setting:
         launch: Kernel by kernel, or each step as one CUDA graph.
         keep: What a compiled forward pass keeps for the backward pass: all that torch would, or "lean", without
             what can be made again element by element.
-        sums: "fused" lets compiled products add to the stream, "separate" leaves that to torch.
     """
 
     precision: str = "bf16"
     compile: str = "blocks"
     launch: str = "graph"
     keep: str = "lean"
-    sums: str = "fused"
 
     def __post_init__(self) -> None:
         check_name(self.precision, PRECISIONS, "precision", "bench.precision")
         check_name(self.compile, COMPILES, "compile scope", "bench.compile")
         check_name(self.launch, LAUNCHES, "launch", "bench.launch")
         check_name(self.keep, KEEPS, "amount", "bench.keep")
-        check_name(self.sums, SUMS, "form", "bench.sums")
 
 
 # As people run timm's models: compiled whole, under autocast; for inference in bfloat16 throughout.
 TIMM_SETTINGS = {
-    "train": Setting("autocast", "model", "eager", "all", "separate"),
-    "infer": Setting("bf16", "model", "eager", "all", "separate"),
+    "train": Setting("autocast", "model", "eager", "all"),
+    "infer": Setting("bf16", "model", "eager", "all"),
 }
 
 
@@ -114,10 +109,9 @@ def compiled(model: nn.Module, setting: Setting) -> nn.Module:
     """The model compiled whole, block by block, or not."""
     if setting.compile == "none":
         return model
-    options = compile_options(sums=setting.sums)
     if setting.compile == "model":
-        return cast(nn.Module, torch.compile(model, **options))
-    compile_blocks(model, **options)
+        return cast(nn.Module, torch.compile(model, dynamic=False))
+    compile_blocks(model, dynamic=False)
     return model
 
 

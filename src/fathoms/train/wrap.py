@@ -14,7 +14,7 @@ from fathoms.train.ema import Ema
 from fathoms.train.job import Job
 from fathoms.train.objective import Objective
 from fathoms.train.optim import build_optimizer
-from fathoms.train.precision import compile_blocks, compile_options, keep_lean, sums_for
+from fathoms.train.precision import compile_blocks, keep_lean
 from fathoms.train.working_copy import WorkingCopy
 
 
@@ -50,7 +50,7 @@ def wrap(job: Job, world: World, model: nn.Module, objective: Objective) -> Lear
     how: dict[str, Any] = {}
     if recipe.torchcompile is not None:
         keep_lean()
-        how = compile_options(recipe.torchcompile, sums_for(recipe.launch, recipe.torchcompile))
+        how = {"backend": recipe.torchcompile, "dynamic": False}
     if recipe.torchcompile is not None and recipe.compile_scope == "blocks":
         compile_blocks(student, **how)
     if world.size > 1 and not job.run.fsdp:

@@ -24,7 +24,6 @@ def fused_gelu_mlp(
     hidden_bias: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
-    skip: Tensor | None = None,
 ) -> Tensor:
     """`fathoms.ops.mlp.gelu_mlp` through the kernel, contiguous."""
     rows, columns, warps, stages = TILE
@@ -33,11 +32,11 @@ def fused_gelu_mlp(
     y = x.new_empty(x.shape)
     x, hidden_weight, weight = (part.contiguous() for part in (x, hidden_weight, weight))
     # What is not there is not read: anything that can be pointed to stands in its place.
-    b, c, s = (x if part is None else part.contiguous() for part in (hidden_bias, bias, skip))
+    b, c = (x if part is None else part.contiguous() for part in (hidden_bias, bias))
     launch(
-        mlp_kernel, (triton.cdiv(tokens, rows),), x, hidden_weight, b, weight, c, s, y, tokens,
+        mlp_kernel, (triton.cdiv(tokens, rows),), x, hidden_weight, b, weight, c, y, tokens,
         D=channels, H=hidden, DA=first, DB=second, R=rows, C=columns,
-        HIDDEN_BIAS=hidden_bias is not None, BIAS=bias is not None, SKIP=skip is not None, STAGES=stages,
+        HIDDEN_BIAS=hidden_bias is not None, BIAS=bias is not None, STAGES=stages,
         **compile_options(warps, stages),
     )  # fmt: skip
     return y

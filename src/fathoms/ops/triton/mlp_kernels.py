@@ -1,4 +1,4 @@
-"""Triton kernel of a whole MLP, y = skip + V gelu(W x + b) + c: what stands between the two products stays on the chip.
+"""Triton kernel of a whole MLP, y = V gelu(W x + b) + c: what stands between the two products stays on the chip.
 
 A program holds R tokens and their sums of all D channels, and goes through the hidden channels C at a time. Channels
 are taken in two parts, DA and DB, as 192 = 128 + 64: tiles have powers of two.
@@ -32,9 +32,9 @@ def load_bias(ptr, columns, K: tl.constexpr):
 
 @triton.jit
 def mlp_kernel(
-    x_ptr, w_ptr, b_ptr, v_ptr, c_ptr, skip_ptr, y_ptr, M,
+    x_ptr, w_ptr, b_ptr, v_ptr, c_ptr, y_ptr, M,
     D: tl.constexpr, H: tl.constexpr, DA: tl.constexpr, DB: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
-    HIDDEN_BIAS: tl.constexpr, BIAS: tl.constexpr, SKIP: tl.constexpr, STAGES: tl.constexpr,
+    HIDDEN_BIAS: tl.constexpr, BIAS: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The outputs of R tokens."""
@@ -60,12 +60,8 @@ def mlp_kernel(
             yb = matmul(h, tl.trans(load_tile(v_ptr, db, hidden, D, H, WHOLE)), yb, PRECISION)
     if BIAS:
         ya += load_bias(c_ptr, da, D)
-    if SKIP:
-        ya += load_tile(skip_ptr + first * D, rows, da, left, D, False).to(tl.float32)
     store_part(y_ptr + first * D, rows, 0, D, left, ya, D)
     if DB > 0:
         if BIAS:
             yb += load_bias(c_ptr, db, D)
-        if SKIP:
-            yb += load_tile(skip_ptr + first * D, rows, db, left, D, False).to(tl.float32)
         store_part(y_ptr + first * D, rows, DA, D, left, yb, D)
