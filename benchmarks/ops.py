@@ -2,7 +2,7 @@
 
 Talking heads, forward and forward+backward, in bfloat16, side by side in one process on the same inputs: the plain
 form of this library (eager and torch.compile), torch.compile of timm's form (heads moved last, two linear layers),
-in stages (what impl="auto" takes), fully fused, and plain attention without mixing. Times are replays of a CUDA
+the Triton kernels (what impl="auto" takes), and plain attention without mixing. Times are replays of a CUDA
 graph, so that they show the device and not the host; `*_launched_ms` are the same calls launched one by one.
 The floor is the longest of: matrix products at the measured matrix rate, mixing at the fp32 rate, exponentials at
 16 per clock and multiprocessor, and each input and output moved once at the measured copy rate.
@@ -102,20 +102,19 @@ def measure_talking_heads(shape: tuple[int, int, int, int], limits: dict[str, fl
         "eager": lambda *x: talking_heads_reference(*x, scale=scale),
         "compiled": torch.compile(lambda *x: talking_heads_reference(*x, scale=scale), dynamic=False),
         "compiled_timm": torch.compile(lambda *x: timm_form(*x, scale=scale), dynamic=False),
-        "staged": lambda *x: talking_heads(*x, scale=scale, impl="staged"),
-        "fused": lambda *x: talking_heads(*x, scale=scale, impl="triton"),
+        "triton": lambda *x: talking_heads(*x, scale=scale, impl="triton"),
         "sdpa": lambda q, k, v, *_: scaled_dot_product_attention(q, k, v, scale=scale),
     }
     row: dict[str, Any] = {"shape": shape, "floor": floor(shape, limits)}
     for name, form in forms.items():
         row[name] = timings(form, leaves[:3] if name == "sdpa" else leaves, grad)
-    compared = {name: forms[name] for name in ("staged", "fused", "eager")}
+    compared = {name: forms[name] for name in ("triton", "eager")}
     row["errors"] = errors(compared, forms["eager"], NAMES, *make_inputs((4, *shape[1:])))
     for key in ("forward_ms", "training_ms"):
-        row[f"speedup_{key[:-3]}"] = row["compiled"][key] / row["staged"][key]
-        row[f"speedup_over_timm_{key[:-3]}"] = row["compiled_timm"][key] / row["staged"][key]
-        row[f"times_sdpa_{key[:-3]}"] = row["staged"][key] / row["sdpa"][key]
-        row[f"share_of_floor_{key[:-3]}"] = row["floor"][key] / row["staged"][key]
+        row[f"speedup_{key[:-3]}"] = row["compiled"][key] / row["triton"][key]
+        row[f"speedup_over_timm_{key[:-3]}"] = row["compiled_timm"][key] / row["triton"][key]
+        row[f"times_sdpa_{key[:-3]}"] = row["triton"][key] / row["sdpa"][key]
+        row[f"share_of_floor_{key[:-3]}"] = row["floor"][key] / row["triton"][key]
     return row
 
 
@@ -251,8 +250,8 @@ def floor(shape: tuple[int, int, int, int], limits: dict[str, float]) -> dict[st
 def talking_heads_line(row: dict[str, Any]) -> str:
     """One shape of talking heads for a reader."""
     over_timm = f"over timm {row['speedup_over_timm_forward']:.2f}/{row['speedup_over_timm_training']:.2f}"
-    forms = ("eager", "compiled", "compiled_timm", "staged", "fused", "sdpa")
-    return as_line(row, forms, over_timm, "staged", "eager")
+    forms = ("eager", "compiled", "compiled_timm", "triton", "sdpa")
+    return as_line(row, forms, over_timm, "triton", "eager")
 
 
 def class_attention_line(row: dict[str, Any]) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,7 +14,8 @@ from torch.autograd import forward_ad
 from fathoms.errors import BackendError
 from fathoms.registry import check_name
 
-Impl = Literal["auto", "staged", "triton", "reference"]
+Impl = Literal["auto", "triton", "reference"]
+IMPLS = get_args(Impl)
 
 # What CUDA allows along a grid's second and third axis.
 MAX_PROGRAMS = 65535
@@ -71,20 +71,15 @@ def device_shared_memory(device: int) -> int:
     return active.utils.get_device_properties(device)["max_shared_mem"]
 
 
-def choose(op: str, impl: str, kernels: Mapping[str, str | None]) -> str:
+def choose(op: str, impl: str, reason: str | None) -> Literal["triton", "reference"]:
     """Resolve "auto"; an explicit choice is obeyed or refused, never swapped.
 
     Args:
-        kernels: the operation's kernels, and for each the reason why it cannot run, or None.
-            "auto" takes the first if it can run, and the reference if not.
+        reason: Why the kernel cannot run, or None if it can; "auto" then takes the reference.
     """
-    check_name(impl, ("auto", *kernels, "reference"), "implementation", op)
-    if impl == "reference":
+    check_name(impl, IMPLS, "implementation", op)
+    if impl == "reference" or (impl == "auto" and reason):
         return "reference"
-    name = next(iter(kernels)) if impl == "auto" else impl
-    reason = kernels[name]
-    if impl == "auto":
-        return "reference" if reason else name
     if reason:
         raise BackendError(f'{op}: impl="{impl}" cannot run: {reason}; use impl="auto"')
-    return name
+    return "triton"

@@ -50,8 +50,9 @@ def gelu_mlp(
     """
     given = (x, hidden_weight, hidden_bias, weight, bias)
     _check_shapes(*given)
-    chosen = choose("gelu_mlp", impl, {"triton": why_not_triton(x) or _why_not_kernel(*given)})
-    if chosen == "reference" or (impl == "auto" and _why_not_faster(x)):
+    # An explicit kernel runs wherever it can, "auto" only where it is faster.
+    reason = why_not_fused(*given) if impl == "auto" else why_not_triton(x) or _why_not_kernel(*given)
+    if choose("gelu_mlp", impl, reason) == "reference":
         return gelu_mlp_reference(*given)
     # Triton is imported here, so that this module loads where it is not installed.
     from fathoms.ops.triton.mlp import fused_gelu_mlp

@@ -9,8 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from fathoms.ops.triton.around import launch, launch_options
 from fathoms.ops.triton.gelu_kernels import gelu_grad_kernel, gelu_kernel
+from fathoms.ops.triton.launch import launch, launch_options
 
 
 class Tile(NamedTuple):

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from fathoms.ops.triton.gelu_kernels import gelu
-from fathoms.ops.triton.talking_heads_parts import load_head, matmul, store_part
+from fathoms.ops.triton.tiles import load_rows, matmul, store_columns
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def mlp_kernel(
     WHOLE: tl.constexpr = DA + DB == D and H % C == 0
     first = tl.program_id(0).to(tl.int64) * R
     rows, left = tl.arange(0, R), M - first
-    x = load_head(x_ptr + first * D, rows, D, left, D, DA, DB)
+    x = load_rows(x_ptr + first * D, rows, D, left, D, DA, DB)
     da = tl.arange(0, DA)
     ya = tl.zeros((R, DA), tl.float32)
     if DB > 0:
@@ -60,8 +60,8 @@ def mlp_kernel(
             yb = matmul(h, tl.trans(load_tile(v_ptr, db, hidden, D, H, WHOLE)), yb, PRECISION)
     if BIAS:
         ya += load_bias(c_ptr, da, D)
-    store_part(y_ptr + first * D, rows, 0, D, left, ya, D)
+    store_columns(y_ptr + first * D, rows, 0, D, left, ya, D)
     if DB > 0:
         if BIAS:
             yb += load_bias(c_ptr, db, D)
-        store_part(y_ptr + first * D, rows, DA, D, left, yb, D)
+        store_columns(y_ptr + first * D, rows, DA, D, left, yb, D)
