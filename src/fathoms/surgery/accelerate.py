@@ -1,4 +1,4 @@
-"""Run the attentions and joins of somebody else's model through faster modules, on its own parameters."""
+"""Replace the attentions of any model by faster modules, on its own parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fathoms.errors import FathomsError
 from fathoms.parts.layers import has_hooks, is_bare
 from fathoms.surgery.batches import as_batches, difference, example_images, run
-from fathoms.surgery.faster import FusedTalkingHeads, InPlaceOf, OnePassBlock, OneQueryAttention, scale_of
+from fathoms.surgery.faster import FusedTalkingHeads, InPlaceOf, OneQueryAttention
 from fathoms.surgery.replace import replace_module
 from fathoms.surgery.report import aligned
 
@@ -21,23 +21,17 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, tor
 # The parts of each kind of module, as timm and DeiT call them.
 _TALKING = {"qkv", "proj", "proj_l", "proj_w", "attn_drop", "proj_drop"}
 _CLASS = {"q", "k", "v", "proj", "attn_drop", "proj_drop"}
-_BLOCK = {"norm1", "attn", "norm2", "mlp"}
-_JOINS = {"ls1", "ls2", "drop_path", "drop_path1", "drop_path2"}
 _SCALES = {"gamma", "gamma_1", "gamma_2"}
 # The linears whose weights a new module reads, and the parts that it passes over; it calls all others.
 _READ: dict[type[nn.Module], set[str]] = {
     FusedTalkingHeads: {"proj_l", "proj_w"},
     OneQueryAttention: {"k", "v"},
-    OnePassBlock: set(),
 }
 _PASSED: dict[type[nn.Module], set[str]] = {
     FusedTalkingHeads: {"attn_drop"},
     OneQueryAttention: {"attn_drop"},
-    OnePassBlock: {"ls1", "ls2"},
 }
 _NOTHING = nn.Identity()
-# Blocks x + gamma * F(norm x); others of the same parts place their norms or tokens otherwise.
-_BLOCKS = {"Block", "LayerScaleBlock", "EvaBlock", "LayerScale_Block", "Layer_scale_init_Block"}
 
 
 @dataclass(frozen=True)
@@ -69,11 +63,10 @@ class AccelerateReport:
 
 
 def accelerate(model: nn.Module, *, images: Tensor | None = None) -> AccelerateReport:
-    """Replace timm's and DeiT's talking heads, class attention and LayerScale by faster ones, in the model itself.
+    """Replace timm's and DeiT's talking heads and class attention by faster modules, in the model itself.
 
     Parameters, their names, the state_dict and, but for rounding, the output stay the same, in training and in
-    inference. Talking heads run in one fused kernel on a CUDA device; class attention needs no keys and values;
-    a branch is scaled and added to the stream in one pass.
+    inference. Talking heads run in Triton kernels on a CUDA device; class attention needs no keys and values.
 
     Args:
         model: Any module.
@@ -94,7 +87,7 @@ def accelerate(model: nn.Module, *, images: Tensor | None = None) -> AccelerateR
         why = (
             f"{left[0][0]}: {left[0][1]}"
             if left
-            else "no talking heads, class attention or LayerScale of timm's or DeiT's form"
+            else "no talking heads or class attention as timm and DeiT write them"
         )
         raise FathomsError(f"accelerate: {type(model).__name__} has nothing to replace; {why}")
     images = example_images(model, 2) if images is None else as_batches(images, model)[0]
@@ -174,15 +167,4 @@ def _faster(module: nn.Module) -> type[nn.Module] | None:
     name = type(module).__name__.lower().replace("_", "")
     if hasattr(module, "num_heads") and children == _CLASS and name.startswith("classatt"):
         return OneQueryAttention
-    return OnePassBlock if _is_block(module) else None
-
-
-def _is_block(module: nn.Module) -> bool:
-    """Whether a module is a pre-norm block whose branches are scaled by learned numbers."""
-    children = set(dict(module.named_children()))
-    form = _BLOCK <= children <= _BLOCK | _JOINS
-    return (
-        type(module).__name__ in _BLOCKS
-        and form
-        and any(scale_of(module, place) is not None for place in (1, 2))
-    )
+    return None

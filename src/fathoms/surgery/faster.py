@@ -1,14 +1,11 @@
-"""Attentions and blocks as others wrote them, on the same parameters under the same names, but faster."""
+"""Faster replacements of attentions, on the same parameters under the same names."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.ops.class_attention import Form, class_attention
-from fathoms.ops.scale_add import scale_add
 from fathoms.ops.talking_heads import talking_heads
 
 
@@ -90,37 +87,3 @@ class OneQueryAttention(InPlaceOf):
         return out + probs.sum(-1, keepdim=True) * self.v.bias.unflatten(0, (self.num_heads, 1, -1)).to(
             q.dtype
         )
-
-
-class OnePassBlock(InPlaceOf):
-    """A block with LayerScale that adds each branch to the stream in one pass: x + gamma * branch.
-
-    A dropped path is scaled after it is dropped and not before, which is the same product.
-
-    Args:
-        old: A pre-norm block with `norm1`, `attn`, `norm2`, `mlp`, and its scales as `gamma_1` and `gamma_2` (CaiT,
-            BEiT, EVA) or as `ls1` and `ls2` (ViT, DeiT-III, DINOv2).
-    """
-
-    norm1: nn.Module
-    attn: nn.Module
-    norm2: nn.Module
-    mlp: nn.Module
-
-    def forward(self, x: Float[Tensor, "B N D"], **context: Any) -> Float[Tensor, "B N D"]:
-        """Attention, then MLP; what else the block is given, such as a mask, goes to the attention."""
-        x = self._join(1, x, self.attn(self.norm1(x), **context))
-        return self._join(2, x, self.mlp(self.norm2(x)))
-
-    def _join(self, place: int, x: Tensor, branch: Tensor) -> Tensor:
-        own = f"drop_path{place}"
-        drop: Any = getattr(self, own if hasattr(self, own) else "drop_path")
-        gamma = scale_of(self, place)
-        return x + drop(branch) if gamma is None else scale_add(x, gamma, drop(branch))
-
-
-def scale_of(block: nn.Module, place: int) -> Tensor | None:
-    """The LayerScale of a block's first or second branch, as CaiT or as ViT keeps it; None if it has none."""
-    owner = getattr(block, f"ls{place}", None)
-    gamma = getattr(block, f"gamma_{place}", None) if owner is None else getattr(owner, "gamma", None)
-    return gamma if isinstance(gamma, Tensor) else None
