@@ -7,11 +7,15 @@ import copy
 import pytest
 import timm
 import torch
+from timm.layers import Mlp
 from torch import nn
 
 from fathoms import FathomsError
+from fathoms.models.vit import ViT
+from fathoms.models.zoo import model_config
 from fathoms.ops.talking_heads import why_not_fused
-from fathoms.surgery.accelerate import accelerate
+from fathoms.parts.mlp import GeluMLP
+from fathoms.surgery.accelerate import accelerate, fuse_mlps
 from fathoms.surgery.faster import FusedTalkingHeads, OneQueryAttention
 from fathoms.surgery.fold import fold
 
@@ -61,6 +65,68 @@ def test_same_answers_gradients_and_names():
     assert_trains_alike(model, plain, images())
     assert "FusedTalkingHeads" in report.table()
     assert report.to_json()["left"] == ()
+
+
+@pytest.fixture
+def kernel_pays(monkeypatch):
+    """As on a device where the kernel of an MLP is faster."""
+    monkeypatch.setattr("fathoms.surgery.accelerate.why_not_here", lambda _: None)
+
+
+MLPS = {"fathoms": lambda: GeluMLP(8), "timm": lambda: Mlp(8, 16, drop=0.1)}
+
+
+@pytest.mark.usefixtures("kernel_pays")
+@pytest.mark.parametrize("name", MLPS)
+def test_an_mlp_is_replaced_with_the_same_output_gradients_and_names(name):
+    """Where the kernel itself does not run, as on a CPU, the old forward does: equal to the bit."""
+    old = MLPS[name]()
+    model = nn.Sequential(copy.deepcopy(old))
+    state = list(model.state_dict())
+    report = accelerate(model, images=torch.randn(2, 5, 8))
+    assert [row[1:] for row in report.rows] == [(type(old).__name__, "FusedMLP")]
+    assert list(model.state_dict()) == state
+    x = torch.randn(3, 5, 8)
+    for mode in (False, True):
+        outputs = []
+        for each in (old, model[0]):
+            torch.manual_seed(2)
+            outputs.append(each.train(mode)(x))
+        assert torch.equal(*outputs)
+    outputs[1].sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert torch.equal(copy.deepcopy(model).eval()(x), model.eval()(x))
+
+
+@pytest.mark.usefixtures("kernel_pays")
+def test_a_vit_with_fused_mlps_still_counts_and_copies():
+    model = ViT(model_config("vit_digits"))
+    count = model.flop_count()
+    assert fuse_mlps(model) == len(model.blocks)
+    assert model.flop_count() == count
+    assert fuse_mlps(model) == 0
+
+
+@pytest.mark.usefixtures("kernel_pays")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda mlp: mlp.act.register_forward_hook(print),
+        lambda mlp: setattr(mlp, "act", nn.ReLU()),
+        lambda mlp: setattr(mlp, "act", nn.GELU("tanh")),
+        lambda mlp: setattr(mlp, "norm", nn.LayerNorm(32)),
+        lambda mlp: setattr(mlp.fc1, "forward", lambda x: torch.zeros(*x.shape[:-1], 32)),
+        lambda mlp: setattr(mlp, "fc2", nn.Linear(32, 9)),
+    ],
+)
+def test_an_mlp_that_does_more_is_not_replaced(change):
+    model = nn.Sequential(GeluMLP(8))
+    change(model[0])
+    assert fuse_mlps(model) == 0
+
+
+def test_an_mlp_is_not_replaced_where_its_kernel_cannot_run():
+    assert fuse_mlps(nn.Sequential(GeluMLP(8))) == 0
 
 
 def test_a_wrong_attention_is_found_out_in_a_cait_that_was_never_trained(monkeypatch):

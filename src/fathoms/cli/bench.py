@@ -59,6 +59,7 @@ def run(args: Args) -> int:
 
     from fathoms.models.vit import ViT
     from fathoms.models.zoo import model_config
+    from fathoms.surgery.accelerate import fuse_mlps
     from fathoms.train.distributed import choose_device
     from fathoms.train.speed import TIMM_SETTINGS, Setting, make_timm, prepare, race
 
@@ -79,7 +80,10 @@ def run(args: Args) -> int:
             raise ConfigError("--against timm: timm has no model with these switches; leave one of both out")
         theirs = make_timm(args.model)
         contenders.append(prepare("timm", theirs, images, labels, args.mode, TIMM_SETTINGS[args.mode]))
-    contenders.append(prepare("fathoms", ViT(config), images, labels, args.mode, setting))
+    model = ViT(config).to(device)
+    if args.mode == "infer":
+        fuse_mlps(model)
+    contenders.append(prepare("fathoms", model, images, labels, args.mode, setting))
     rows = race(contenders, args.batch_size, turns=args.turns, steps=args.steps)
     where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     ratio = (

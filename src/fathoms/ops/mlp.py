@@ -36,7 +36,7 @@ def gelu_mlp(
 ) -> Float[Tensor, "*batch D"]:
     """Two linears with an exact GELU between them, in the dtype of x, or autocast's where it is on.
 
-    The kernel is for answering: it keeps nothing for a gradient, and of a token's H hidden numbers none goes through
+    The kernel is for inference: it keeps nothing for a gradient, and of a token's H hidden numbers none goes through
     memory. Products take 16-bit numbers and sum in float32, GELU is that of `bias_gelu`; hidden numbers are rounded
     once, after the GELU, where the reference rounds before it too.
 
@@ -83,13 +83,18 @@ def why_not_fused(
     return reason or _why_not_faster(x)
 
 
+def why_not_here(hidden_weight: Float[Tensor, "H D"]) -> str | None:
+    """The reason why "auto" would run the reference on every input of such a layer on its device, or None."""
+    return why_not_triton(hidden_weight) or _why_too_wide(hidden_weight) or _why_not_measured(hidden_weight)
+
+
 def _why_not_kernel(x: Tensor, *others: Tensor | None) -> str | None:
     there = [part for part in others if part is not None]
     # The flag itself: in torch 2.11 its function, is_exporting, is true under torch.compile as well.
     if torch.compiler._is_exporting_flag:
         return "it is being exported, to where there may be no kernel"
     if torch.is_grad_enabled() and any(part.requires_grad for part in (x, *there)):
-        return "a gradient is asked for, for which the kernel keeps nothing"
+        return "gradients are needed, for which the kernel keeps nothing"
     if product_dtype(x) not in KERNEL_DTYPES:
         return f"products take {_name(product_dtype(x))}, the kernel's bfloat16 and float16"
     if any(is_traceable_wrapper_subclass(part) for part in (x, *there)):
@@ -98,10 +103,12 @@ def _why_not_kernel(x: Tensor, *others: Tensor | None) -> str | None:
         return f"x is {_name(product_dtype(x))}, and not all weights are"
     if any(part.device != x.device for part in there):
         return "x and the weights are on different devices"
+    return _why_too_wide(x)
+
+
+def _why_too_wide(x: Tensor) -> str | None:
     most = _most_channels(x.device.index) if x.is_cuda and why_not_triton(x) is None else MAX_CHANNELS
-    if x.shape[-1] > most:
-        return f"x has {x.shape[-1]} channels, the kernel takes up to {most}"
-    return None
+    return f"x has {x.shape[-1]} channels, the kernel takes up to {most}" if x.shape[-1] > most else None
 
 
 # A constant to torch.compile, which does not look inside; so it is not given a size, which may be left open.
@@ -120,9 +127,15 @@ def _channels_within(room: int) -> int:
     )
 
 
-def _why_not_faster(x: Tensor) -> str | None:
+def _why_not_measured(x: Tensor) -> str | None:
     if x.is_cuda and _capability(x.device.index) != MEASURED:
-        return f"it has been measured on GPUs of compute capability {MEASURED} only"
+        return f"the kernel has been measured on GPUs of compute capability {MEASURED} only"
+    return None
+
+
+def _why_not_faster(x: Tensor) -> str | None:
+    if reason := _why_not_measured(x):
+        return reason
     if math.prod(x.shape[:-1]) < MIN_TOKENS:
         return f"the kernel pays from {MIN_TOKENS} tokens on"
     return None

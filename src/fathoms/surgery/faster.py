@@ -1,4 +1,4 @@
-"""Faster replacements of attentions, on the same parameters under the same names."""
+"""Faster replacements of attentions and MLPs, on the same parameters under the same names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.ops.class_attention import Form, class_attention
+from fathoms.ops.mlp import gelu_mlp, why_not_fused
 from fathoms.ops.talking_heads import talking_heads
+from fathoms.parts.mlp import GeluMLP
 
 
 class InPlaceOf(nn.Module):
@@ -87,3 +89,29 @@ class OneQueryAttention(InPlaceOf):
         return out + probs.sum(-1, keepdim=True) * self.v.bias.unflatten(0, (self.num_heads, 1, -1)).to(
             q.dtype
         )
+
+
+class FusedMLP(InPlaceOf):
+    """An MLP through `fathoms.ops.mlp.gelu_mlp` in inference, and through its own forward everywhere else.
+
+    That is in training, where gradients are needed, for few tokens, and in dtypes that the kernel does not take.
+
+    Args:
+        old: A module with linears `fc1` and `fc2`, an exact GELU between them and, in inference, nothing else.
+    """
+
+    # What a ViT asks of its MLP; they read the two linears alone.
+    roles, ends, flop_count = GeluMLP.roles, GeluMLP.ends, GeluMLP.flop_count
+    fc1: nn.Linear
+    fc2: nn.Linear
+
+    def __init__(self, old: nn.Module) -> None:
+        super().__init__(old)
+        self._plain_forward = type(old).forward
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """V gelu(W x + b) + c."""
+        weights = self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
+        if self.training or why_not_fused(x, *weights):
+            return self._plain_forward(self, x)
+        return gelu_mlp(x, *weights, impl="triton")

@@ -90,7 +90,9 @@ def prepare(
     if setting.launch == "graph" and not cuda:
         raise ConfigError("--launch graph needs a CUDA device; use eager")
     began = time.perf_counter()
-    before = torch.cuda.memory_allocated() if cuda else 0
+    # The model may be on the device already.
+    own = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda)
+    before = torch.cuda.memory_allocated() - own if cuda else 0
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     build = _training if mode == "train" else _answering
