@@ -1,9 +1,9 @@
-"""Every kernel once at odd sizes, for a tool that watches a GPU for reads and writes out of bounds.
+"""Run every kernel once at odd sizes, under a tool that finds reads and writes out of bounds on a GPU.
 
 PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 python benchmarks/bounds.py
 
-Without torch's cache every tensor is an allocation of its own, so that a step outside is seen as one. With it this
-refuses to run.
+Without torch's cache every tensor is an allocation of its own, so that an access outside it is found. With the cache
+this refuses to run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
     chosen = parser.parse_args().dtype
     if os.environ.get(UNCACHED) != "1":
         print(
-            f"bounds: tensors would share allocations and hide a step outside; set {UNCACHED}=1",
+            f"bounds: tensors would share allocations and hide an access outside; set {UNCACHED}=1",
             file=sys.stderr,
         )
         sys.exit(2)
@@ -70,12 +70,12 @@ def main() -> None:
             shapes = (tokens, channels), (hidden, channels), (hidden,), (channels, hidden), (channels,)
             gelu_mlp(*(torch.randn(*shape, device="cuda", dtype=dtype) for shape in shapes), impl="triton")
             print(f"gelu_mlp {(tokens, channels, hidden)} {dtype}", flush=True)
-    pictures()
+    images()
     torch.cuda.synchronize()
 
 
-def pictures() -> None:
-    """The kernels for pictures at odd sizes: boxes that reach outside, every operation, erasing and mixing."""
+def images() -> None:
+    """The kernels for images at odd sizes: crop boxes that reach outside, every operation, erasing and mixing."""
     device, rng = torch.device("cuda"), np.random.default_rng(0)
     forms = choose_forms("triton", device)
     sides, keys = np.array([[37, 53], [1, 9], [130, 20]]), sample_keys(0, 0, "policy", np.arange(3))
@@ -87,16 +87,16 @@ def pictures() -> None:
     fill = torch.zeros(3, dtype=torch.uint8, device=device)
     one = torch.ones(3, 1, 1, device=device)
     for size in (33, 16):
-        images = forms.resize(words, places, size)
+        batch = forms.resize(words, places, size)
         for kind in (*FACTOR_LINES, *PICTURE_TABLES, *PLANE, *COLOUR):
             layer = Layer({kind: np.arange(3)}, rng.uniform(0.1, 0.4, 3), flags)
-            images = forms.layer(images, layer, fill)
+            batch = forms.layer(batch, layer, fill)
         erasing = Erasing(draw_rectangles(keys, 1.0, 2, size, size), "pixel", keys)
         mixture = draw_mixture(
             MixOptions(mixup=0.8, cutmix=1.0, mode="elem"), generator(0, 0, "mix"), 3, size, size
         )
-        forms.finish(images, one, one, torch.bfloat16, Finish(erasing, mixture))
-        print(f"pictures of {size}", flush=True)
+        forms.finish(batch, one, one, torch.bfloat16, Finish(erasing, mixture))
+        print(f"images of {size} pixels", flush=True)
 
 
 if __name__ == "__main__":

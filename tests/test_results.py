@@ -126,8 +126,8 @@ def test_what_is_said_of_operations_and_of_a_norm_is_kept():
     assert f"a forward pass is {gelu[0]} times as fast as torch.compile's" in said
     assert f"one with its gradients {gelu[1]} times" in said
     heads = of("talking_heads", "speedup_over_timm_training", 1)
-    assert f"That is {heads} times as fast as timm's form" in said
-    assert f"That is {of('class_attention', 'speedup_training', 2)} times as fast as the plain form" in said
+    assert f"That is {heads} times as fast as timm's code" in said
+    assert f"That is {of('class_attention', 'speedup_training', 2)} times as fast as the reference" in said
     norm = kept("models")["rows"]["vit_192x36_scaler"]
     rates = " and ".join(f"{norm[side]['images_per_second']:,.0f}" for side in norm["sides"])
     assert (

@@ -139,16 +139,16 @@ def test_auto_leaves_the_kernel_for_a_reason(device):
     assert why_not_fused(x[1:], *weights) == "the kernel pays from 16384 tokens on"
     wanted = weights[0].clone().requires_grad_()
     assert (
-        why_not_fused(x, wanted, *weights[1:]) == "gradients are needed, for which the kernel keeps nothing"
+        why_not_fused(x, wanted, *weights[1:]) == "gradients are needed, for which the kernel saves nothing"
     )
     floats = [part.float() for part in given]
-    assert why_not_fused(*floats) == "products take float32, the kernel's bfloat16 and float16"
+    assert why_not_fused(*floats) == "products are in float32, the kernel takes bfloat16 and float16"
     assert why_not_fused(x, *floats[1:]) == "x is float16, and not all weights are"
     assert why_not_fused(*wide) == "x has 257 channels, the kernel takes up to 256"
     subclass = TwoTensor(weights[0], weights[0])
     assert why_not_fused(x, subclass, *weights[1:]) == "x or a weight is more than a plain tensor"
     with forward_ad.dual_level():
-        assert why_not_fused(*given) == "a forward-mode derivative is asked for, which no kernel has"
+        assert why_not_fused(*given) == "forward-mode derivatives are needed, which no kernel has"
     with torch.autocast(device, torch.bfloat16):
         assert why_not_fused(x.bfloat16(), *floats[1:]) is None
         doubles = [weight.double() for weight in weights]

@@ -16,12 +16,12 @@ from fathoms.ops.autocast import product_dtype
 from fathoms.ops.dispatch import Impl, choose, device_shared_memory, why_not_triton
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16)
-# Sums of all channels of some tokens stay in registers, where there is no room for more.
+# The accumulators of all channels of a tile stay in registers, which hold no more.
 MAX_CHANNELS = 256
-# A program takes 128 tokens: fewer than these leave most multiprocessors of a large GPU idle, where torch's products
-# cut finer.
+# A program takes 128 tokens: with fewer tokens than this most multiprocessors of a large GPU are idle, where torch's
+# products use smaller tiles.
 MIN_TOKENS = 2**14
-# The kind of GPU on which the kernel has been measured, an H200, by NVIDIA's compute capability.
+# The compute capability of the GPU on which the kernel has been measured, an H200.
 MEASURED = 9
 
 
@@ -36,15 +36,15 @@ def gelu_mlp(
 ) -> Float[Tensor, "*batch D"]:
     """Two linears with an exact GELU between them, in the dtype of x, or autocast's where it is on.
 
-    The kernel is for inference: it keeps nothing for a gradient, and of a token's H hidden numbers none goes through
-    memory. Products take 16-bit numbers and sum in float32, GELU is that of `bias_gelu`; hidden numbers are rounded
-    once, after the GELU, where the reference rounds before it too.
+    The kernel is for inference: it saves nothing for a backward pass, and the H hidden activations of a token never
+    reach memory. Products take 16-bit numbers and accumulate in float32, the GELU is that of `bias_gelu`; hidden
+    activations are rounded once, after the GELU, where the reference rounds before it too.
 
     Args:
         hidden_weight: W, its bias b.
         weight: V, its bias c.
-        impl: "triton", "reference", or "auto": the kernel where it can run and is known to be faster.
-            `why_not_fused` tells why "auto" takes the reference.
+        impl: "triton", "reference", or "auto": the kernel where it can run and has been measured to be faster.
+            `why_not_fused` gives the reason why "auto" takes the reference.
 
     Paper: Hendrycks and Gimpel 2016, arXiv:1606.08415.
     """
@@ -92,11 +92,11 @@ def _why_not_kernel(x: Tensor, *others: Tensor | None) -> str | None:
     there = [part for part in others if part is not None]
     # The flag itself: in torch 2.11 its function, is_exporting, is true under torch.compile as well.
     if torch.compiler._is_exporting_flag:
-        return "it is being exported, to where there may be no kernel"
+        return "the model is being exported, and may run where there is no kernel"
     if torch.is_grad_enabled() and any(part.requires_grad for part in (x, *there)):
-        return "gradients are needed, for which the kernel keeps nothing"
+        return "gradients are needed, for which the kernel saves nothing"
     if product_dtype(x) not in KERNEL_DTYPES:
-        return f"products take {_name(product_dtype(x))}, the kernel's bfloat16 and float16"
+        return f"products are in {_name(product_dtype(x))}, the kernel takes bfloat16 and float16"
     if any(is_traceable_wrapper_subclass(part) for part in (x, *there)):
         return "x or a weight is more than a plain tensor"
     if any(product_dtype(part) != product_dtype(x) for part in there):
@@ -111,10 +111,10 @@ def _why_too_wide(x: Tensor) -> str | None:
     return f"x has {x.shape[-1]} channels, the kernel takes up to {most}" if x.shape[-1] > most else None
 
 
-# A constant to torch.compile, which does not look inside; so it is not given a size, which may be left open.
+# A constant to torch.compile, which does not look inside; so it is not given a size, which may be dynamic.
 @torch.compiler.assume_constant_result
 def _most_channels(device: int) -> int:
-    """The channels for which a program of the kernel finds enough shared memory on a CUDA device."""
+    """The most channels for which a CUDA device has enough shared memory."""
     return _channels_within(device_shared_memory(device))
 
 

@@ -1,4 +1,4 @@
-"""Talking-heads attention: heads are mixed before and after the softmax. Reference here, kernels in triton/."""
+"""Talking-heads attention, heads mixed before and after the softmax: reference here, kernels in triton/."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def talking_heads(
     """Attend with talking heads: out = mix_w(softmax(mix_l(scale q kᵀ))) v, mix(x)[g] = Σ_h w[g, h] x[h] + b[g].
 
     `logit_bias` is the same for all keys and cancels in the softmax: it changes neither the output nor any
-    gradient, and its own gradient is zero. Under autocast q, k and v are taken in the autocast dtype, as
-    torch's own attention does. The kernels hold the maps of a few images at a time, in a scratch tensor of fixed
-    size, keep nothing of them for the gradient and are deterministic.
+    gradient, and its own gradient is zero. Under autocast q, k and v are cast to its dtype, as in torch's
+    own attention. The kernels hold the maps of a few images at a time, in a scratch tensor of fixed
+    size, save none for the backward pass and are deterministic.
 
     Args:
         scale: factor of the logits, usually K ** -0.5.
-        impl: "triton", "reference", or "auto": the kernels where they can run. `why_not_fused` tells why "auto"
-            takes the reference.
+        impl: "triton", "reference", or "auto": the kernels where they can run. `why_not_fused` gives the reason
+            why "auto" takes the reference.
 
     Paper: Shazeer et al. 2020, arXiv:2003.02436.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fathoms.ops.class_attention import Form, class_attention
+from fathoms.ops.class_attention import ClassAttentionImpl, class_attention
 from fathoms.ops.mlp import gelu_mlp, why_not_fused
 from fathoms.ops.talking_heads import talking_heads
 from fathoms.parts.mlp import GeluMLP
@@ -52,7 +52,7 @@ class OneQueryAttention(InPlaceOf):
         old: A module with `q`, `k`, `v`, `proj`, `num_heads` and `scale`, whose query is the first token.
     """
 
-    impl: Form = "auto"
+    impl: ClassAttentionImpl = "auto"
     num_heads: int
     scale: float
     q: nn.Linear

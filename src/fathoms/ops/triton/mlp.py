@@ -1,4 +1,4 @@
-"""A fused MLP as a torch custom op: its launch, and its shape for tracing."""
+"""The whole MLP as a torch custom op: its launch, and its shape for tracing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fathoms.ops.triton.mlp_kernels import mlp_kernel
 from fathoms.ops.triton.tiles import column_parts
 
 # Tokens and hidden channels of a tile, warps, stages of the pipeline: within 8 % of the best of nine on an H200 for
-# 64, 128, 192 and 256 channels, whose best ones are not the same.
+# each of 64, 128, 192 and 256 channels.
 TILE = (128, 32, 8, 3)
 
 
@@ -31,7 +31,7 @@ def fused_gelu_mlp(
     first, second = column_parts(channels)
     y = x.new_empty(x.shape)
     x, hidden_weight, weight = (part.contiguous() for part in (x, hidden_weight, weight))
-    # What is not there is not read: anything that can be pointed to stands in its place.
+    # A missing bias is not read: any other tensor takes its place.
     b, c = (x if part is None else part.contiguous() for part in (hidden_bias, bias))
     launch(
         mlp_kernel, (triton.cdiv(tokens, rows),), x, hidden_weight, b, weight, c, y, tokens,
@@ -43,7 +43,7 @@ def fused_gelu_mlp(
 
 
 def shared_memory(channels: int) -> int:
-    """Bytes of shared memory that a program takes: its tokens, and tiles of both matrices for every stage."""
+    """Bytes of shared memory of a program: its tokens, and tiles of both matrices for every stage."""
     rows, columns, _, stages = TILE
     return 2 * (rows + 2 * stages * columns) * sum(column_parts(channels))
 

@@ -1,7 +1,7 @@
-"""Triton kernel of a whole MLP, y = V gelu(W x + b) + c: what stands between the two products stays on the chip.
+"""Triton kernel of a whole MLP, y = V gelu(W x + b) + c: the hidden activations stay on the chip.
 
-A program holds R tokens and their sums of all D channels, and goes through the hidden channels C at a time. Channels
-are taken in two parts, DA and DB, as 192 = 128 + 64: tiles have powers of two.
+A program holds R tokens and accumulators of all D channels, and walks over the hidden channels, C at a time. Channels
+are split into two parts, DA and DB, as 192 = 128 + 64: the sides of a tile are powers of two.
 """
 
 # Device code: to a type checker its constants are constexpr objects and its tensors unknown.
@@ -18,7 +18,7 @@ from fathoms.ops.triton.tiles import load_rows, matmul, store_columns
 
 @triton.jit
 def load_tile(ptr, rows, columns, N, K: tl.constexpr, WHOLE: tl.constexpr):
-    """A tile of a matrix (N, K), zero outside; WHOLE says that nothing of it lies there."""
+    """A tile of a matrix (N, K), zero outside; WHOLE tiles have nothing outside."""
     at = ptr + rows[:, None] * K + columns[None, :]
     inside = (rows < N)[:, None] & (columns < K)[None, :]
     return tl.load(at) if WHOLE else tl.load(at, mask=inside, other=0.0)
@@ -26,7 +26,7 @@ def load_tile(ptr, rows, columns, N, K: tl.constexpr, WHOLE: tl.constexpr):
 
 @triton.jit
 def load_bias(ptr, columns, K: tl.constexpr):
-    """Numbers of a bias, as a row in float32."""
+    """A part of a bias, as a row in float32."""
     return tl.load(ptr + columns, mask=columns < K, other=0.0).to(tl.float32)[None, :]
 
 

@@ -18,9 +18,9 @@ from fathoms.ops.triton.launch import launch, matmul_options
 from fathoms.ops.triton.talking_heads_kernels import inner_kernel, mix_grad_kernel, mix_kernel, outer_kernel
 from fathoms.ops.triton.tiles import column_parts
 
-# Bytes of one map of the images that are worked on together; a pass with gradients needs two of them.
+# Bytes of the maps of the images that are processed together; a backward pass needs twice as many.
 SCRATCH = 512 << 20
-# Keys of a row of the scratch: rows then start at whole sectors of 32 bytes.
+# Keys are padded to a multiple of this: rows of the scratch then start at whole sectors of 32 bytes.
 PITCH = 16
 
 
@@ -205,7 +205,7 @@ def _mix(maps: Tensor, q: Tensor, wl: Tensor, ww: Tensor, bw: Tensor | None) -> 
 
 
 def _mix_grad(maps: Tensor, grads: Tensor, q: Tensor, wl: Tensor, ww: Tensor, bw: Tensor | None) -> Tensor:
-    """Every program's share of the gradients of the logit and the probability matrix, (2, programs, H, H)."""
+    """Every program's partial sum of the gradients of the logit and the probability matrix, (2, programs, H, H)."""
     programs, spans, compiled = _mixing("grad", q)
     heads, tokens, bias = q.shape[1], q.shape[2], ww if bw is None else bw
     shares = q.new_empty(2, programs, heads, heads, dtype=torch.float32)
@@ -217,7 +217,7 @@ def _mix_grad(maps: Tensor, grads: Tensor, q: Tensor, wl: Tensor, ww: Tensor, bw
 
 
 def _constants(kernel: Literal["outer", "inner"], x: Tensor) -> tuple[Tile, dict[str, Any]]:
-    """The cut of a product, and what its kernel is compiled with."""
+    """The tile of a product, and the constants of its kernel."""
     tile = TILES[kernel] if x.dtype != torch.float32 else Tile(32, 32, 4, 1)
     first, second = column_parts(x.shape[3])
     values = {"H": x.shape[1], "K": x.shape[3], "KA": first, "KB": second, "R": tile.rows, "C": tile.columns}
@@ -225,12 +225,12 @@ def _constants(kernel: Literal["outer", "inner"], x: Tensor) -> tuple[Tile, dict
 
 
 def _mixing(kernel: Literal["mix", "grad"], q: Tensor) -> tuple[int, tuple[int, int], dict[str, Any]]:
-    """Programs of a mixing kernel, the queries of a span and its programs, and what the kernel is compiled with."""
+    """Programs of a mixing kernel, the queries of a span and its programs, and the constants of the kernel."""
     batch, heads, tokens, _ = q.shape
     tile = TILES[kernel]
     padded = triton.next_power_of_2(heads)
     side_by_side = max(1, 16 // padded)
-    # All images are one span where none of them ends amid the queries that lie side by side.
+    # All images are one span if none of them ends within the queries that are mixed together.
     spans, span = (batch, tokens) if tokens % side_by_side else (1, batch * tokens)
     parts = triton.cdiv(span, side_by_side * tile.rows)
     values = {"H": heads, "HP": padded, "F": side_by_side, "C": tile.columns, "TURNS": tile.rows}

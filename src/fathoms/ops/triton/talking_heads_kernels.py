@@ -1,8 +1,8 @@
 """Triton kernels of talking-heads attention: products, mixing of whole rows, products.
 
-The maps of a few images stand in a scratch tensor (image, query, head, key), its rows padded to `P` keys so
-that they start at whole sectors. A mixing program holds F queries of all heads at a time, 16 rows or more, and
-multiplies them from the left by I_F ⊗ w: heads lie along the tensor cores' rows, so no tile is moved between
+The maps of a few images are in a scratch tensor (image, query, head, key), its rows padded to `P` keys so that
+they start at whole sectors. A mixing program holds F queries of all heads at a time, 16 rows or more, and
+multiplies them from the left by I_F ⊗ w: heads are along the tensor cores' rows, so no tile is moved between
 threads to be mixed, and no product is padded where the heads are a power of two. The zeros of I_F ⊗ w make a NaN
 of what is not finite, so the F queries are always of one image: a NaN stays in its own.
 
@@ -102,7 +102,7 @@ def block_mixer(
 def queries_of(
     turn, span, parts, H: tl.constexpr, HP: tl.constexpr, F: tl.constexpr, TURNS: tl.constexpr
 ):  # fmt: skip
-    """Which query each row of a turn's tile belongs to, and whether there is such a row.
+    """The query of each row of an iteration's tile, and whether there is such a row.
 
     Queries lie in spans, which are whole images, and `parts` programs share a span.
     """
@@ -154,7 +154,7 @@ def mix_grad_kernel(
     H: tl.constexpr, HP: tl.constexpr, F: tl.constexpr, C: tl.constexpr, TURNS: tl.constexpr,
     BIASED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """In place S becomes A and dA becomes dS; each program leaves its share of both matrices' gradients."""
+    """In place S becomes A and dA becomes dS; each program writes its partial sum of both matrices' gradients."""
     dtype: tl.constexpr = map_ptr.dtype.element_ty
     i = tl.arange(0, F * HP)
     h = i % HP
