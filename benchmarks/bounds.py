@@ -1,9 +1,9 @@
-"""Every kernel once at odd sizes, for a tool that watches a GPU for reads and writes out of bounds.
+"""Run every kernel once at odd sizes, under a tool that finds reads and writes out of bounds on a GPU.
 
 PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 python benchmarks/bounds.py
 
-Without torch's cache every tensor is an allocation of its own, so that a step outside is seen as one. With it this
-refuses to run.
+Without torch's cache every tensor is an allocation of its own, so that an access outside it is found. With the cache
+this refuses to run.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ from fathoms.data.augment.policy import Layer
 from fathoms.data.counter_rng import generator, sample_keys
 from fathoms.data.crop.pixel_layout import Places
 from fathoms.data.device.backend import choose_forms
-from fathoms.ops.add_product import add_product
 from fathoms.ops.gelu import bias_gelu
 from fathoms.ops.mlp import KERNEL_DTYPES, gelu_mlp
 from fathoms.ops.talking_heads import talking_heads
 
-TALKING_HEADS = [("staged", (2, 8, 50, 48)), ("staged", (1, 3, 33, 24)), ("triton", (2, 4, 37, 48))]
+TALKING_HEADS = [(2, 8, 50, 48), (1, 3, 33, 24), (2, 4, 37, 48)]
 GELU = [(100, 37), (257, 192), (1, 1)]
 MLP = [(130, 192, 768), (3, 77, 101), (1, 1, 1)]
-SUMS = [(131, 24, 40), (1, 8, 8)]
 DTYPES = (torch.bfloat16, torch.float32)
 UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 
@@ -47,12 +45,12 @@ def main() -> None:
     chosen = parser.parse_args().dtype
     if os.environ.get(UNCACHED) != "1":
         print(
-            f"bounds: tensors would share allocations and hide a step outside; set {UNCACHED}=1",
+            f"bounds: tensors would share allocations and hide an access outside; set {UNCACHED}=1",
             file=sys.stderr,
         )
         sys.exit(2)
     for dtype in DTYPES if chosen is None else [getattr(torch, chosen)]:
-        for impl, (batch, heads, tokens, width) in TALKING_HEADS:
+        for batch, heads, tokens, width in TALKING_HEADS:
             qkv = [
                 torch.randn(batch, heads, tokens, width, device="cuda", dtype=dtype, requires_grad=True)
                 for _ in range(3)
@@ -61,8 +59,8 @@ def main() -> None:
                 torch.randn(*shape, device="cuda", requires_grad=True)
                 for shape in ((heads, heads), (heads,), (heads, heads), (heads,))
             ]
-            talking_heads(*qkv, *mixers, scale=width**-0.5, impl=impl).sum().backward()
-            print(f"talking_heads {impl} {(batch, heads, tokens, width)} {dtype}", flush=True)
+            talking_heads(*qkv, *mixers, scale=width**-0.5, impl="triton").sum().backward()
+            print(f"talking_heads {(batch, heads, tokens, width)} {dtype}", flush=True)
         for shape in GELU:
             x = torch.randn(*shape, device="cuda", dtype=dtype, requires_grad=True)
             bias = torch.randn(shape[-1], device="cuda", requires_grad=True)
@@ -70,20 +68,14 @@ def main() -> None:
             print(f"bias_gelu {shape} {dtype}", flush=True)
         for tokens, channels, hidden in MLP if dtype in KERNEL_DTYPES else []:
             shapes = (tokens, channels), (hidden, channels), (hidden,), (channels, hidden), (channels,)
-            given = [torch.randn(*shape, device="cuda", dtype=dtype) for shape in (*shapes, shapes[0])]
-            for parts in (given[:5], given):
-                gelu_mlp(*parts, impl="triton")
+            gelu_mlp(*(torch.randn(*shape, device="cuda", dtype=dtype) for shape in shapes), impl="triton")
             print(f"gelu_mlp {(tokens, channels, hidden)} {dtype}", flush=True)
-        for tokens, channels, hidden in SUMS if dtype in KERNEL_DTYPES else []:
-            shapes = (tokens, channels), (tokens, hidden), (hidden, channels), (channels,)
-            add_product(*(torch.randn(*shape, device="cuda", dtype=dtype) for shape in shapes), impl="cublas")
-            print(f"add_product {(tokens, channels, hidden)} {dtype}", flush=True)
-    pictures()
+    images()
     torch.cuda.synchronize()
 
 
-def pictures() -> None:
-    """The kernels for pictures at odd sizes: boxes that reach outside, every operation, erasing and mixing."""
+def images() -> None:
+    """The kernels for images at odd sizes: crop boxes that reach outside, every operation, erasing and mixing."""
     device, rng = torch.device("cuda"), np.random.default_rng(0)
     forms = choose_forms("triton", device)
     sides, keys = np.array([[37, 53], [1, 9], [130, 20]]), sample_keys(0, 0, "policy", np.arange(3))
@@ -95,16 +87,16 @@ def pictures() -> None:
     fill = torch.zeros(3, dtype=torch.uint8, device=device)
     one = torch.ones(3, 1, 1, device=device)
     for size in (33, 16):
-        images = forms.resize(words, places, size)
+        batch = forms.resize(words, places, size)
         for kind in (*FACTOR_LINES, *PICTURE_TABLES, *PLANE, *COLOUR):
             layer = Layer({kind: np.arange(3)}, rng.uniform(0.1, 0.4, 3), flags)
-            images = forms.layer(images, layer, fill)
+            batch = forms.layer(batch, layer, fill)
         erasing = Erasing(draw_rectangles(keys, 1.0, 2, size, size), "pixel", keys)
         mixture = draw_mixture(
             MixOptions(mixup=0.8, cutmix=1.0, mode="elem"), generator(0, 0, "mix"), 3, size, size
         )
-        forms.finish(images, one, one, torch.bfloat16, Finish(erasing, mixture))
-        print(f"pictures of {size}", flush=True)
+        forms.finish(batch, one, one, torch.bfloat16, Finish(erasing, mixture))
+        print(f"images of {size} pixels", flush=True)
 
 
 if __name__ == "__main__":

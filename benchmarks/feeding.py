@@ -87,8 +87,8 @@ def read_sheets(path: str) -> ArraySource:
 
 # How steps are run, by name: as `--amp` alone does, with compiled blocks, and as `docs/speed.md` advises.
 SETTINGS = {
-    "launched": Setting("autocast", "none", "eager", sums="separate"),
-    "compiled": Setting("autocast", "blocks", "eager", sums="separate"),
+    "launched": Setting("autocast", "none", "eager"),
+    "compiled": Setting("autocast", "blocks", "eager"),
     "graph": Setting("bf16", "blocks", "graph"),
 }
 

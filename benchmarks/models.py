@@ -1,7 +1,7 @@
 """Whole models beside timm + torch.compile on one GPU: `python benchmarks/models.py --json --output results/models`.
 
 Each row runs both in one process on the same random images, in turns; the median turn counts. A training step is
-forward, backward and fused AdamW. timm runs as people run it: torch.compile of the whole model (rows marked
+forward, backward and fused AdamW. timm runs as its users run it: torch.compile of the whole model (rows marked
 "blocks": of each block, which compiles sooner) under bfloat16 autocast, and for inference with bfloat16 weights,
 launched kernel by kernel ("eager"). fathoms runs as `fathoms bench` does, as a replayed CUDA graph. `--warm` only
 fills torch's compile cache, so that a later run starts sooner; several may warm at once.
@@ -32,13 +32,14 @@ from fathoms.bench.race import (
     race,
     shares_of_limit,
 )
-from kept import load_report, save_report
+from fathoms.surgery.accelerate.accelerate import fuse_mlps
+from result_rows import load_report, save_report
 
 NARROW = "vit_{}_embed_dim192_patch16_head3_depth36"
 
 
 def narrow_timm() -> nn.Module:
-    """The ViT of 36 blocks, 192 wide, as timm has it but without a name."""
+    """The ViT of 36 blocks and 192 channels, which has no name in timm."""
     from timm.models.vision_transformer import VisionTransformer
 
     return VisionTransformer(embed_dim=192, depth=36, num_heads=3)
@@ -50,15 +51,17 @@ def ours(name: str, **options: Any) -> nn.Module:
 
 
 def folded(name: str) -> nn.Module:
-    """A model with its scales folded away, their start made uneven so that folding has something to do."""
+    """A model with its scales folded away and its MLPs fused; uneven scales give folding something to do."""
     torch.manual_seed(0)
     model = fathoms.create_model(name, norm_init="normal").eval()
-    return fathoms.fold(model)[0]
+    model = fathoms.fold(model)[0].cuda()
+    fuse_mlps(model)
+    return model
 
 
 @dataclass(frozen=True)
 class Row:
-    """Two models, a batch, and what the ratio must reach."""
+    """Two models, a batch, and the ratios to reach."""
 
     mode: str
     batch: int
@@ -71,12 +74,12 @@ class Row:
     names: tuple[str, str] = field(default=("fathoms", "timm"))
 
     def settings(self) -> tuple[Setting, Setting]:
-        """Of this library's model and of the other."""
+        """Those of this library's model and of the other."""
         return Setting(), self.other_setting or TIMM_SETTINGS[self.mode]
 
 
 def cait(name: str, mode: str, batch: int, speed: float, memory: float | None = None, **options: Any) -> Row:
-    """A CaiT of both."""
+    """A CaiT of both libraries."""
     size = int(name[-3:])
     return Row(
         mode,
@@ -91,7 +94,7 @@ def cait(name: str, mode: str, batch: int, speed: float, memory: float | None = 
 
 
 def vit(name: str, batch: int, speed: float, **options: Any) -> Row:
-    """A ViT of both."""
+    """A ViT of both libraries."""
     return Row(
         "train",
         batch,
@@ -209,14 +212,14 @@ def measure(row: Row, limits: dict[str, float], turns: int, steps: int) -> dict[
 
 
 def forget() -> None:
-    """Leave nothing of a row to the next."""
+    """Free what a row used before the next."""
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def as_line(row: dict[str, Any]) -> str:
-    """One row for a reader."""
+    """One row as a line of text."""
     if "failed" in row:
         return f"failed: {row['failed']}"
     sides = ", ".join(
@@ -227,7 +230,7 @@ def as_line(row: dict[str, Any]) -> str:
 
 
 def wanted(value: float, sign: str, goal: float | None) -> str:
-    """A ratio, and in brackets what it should be."""
+    """A ratio, and in brackets the goal."""
     return f"{value:.2f}" if goal is None else f"{value:.2f} ({sign} {goal})"
 
 
@@ -238,7 +241,7 @@ def _span(values: list[float], form: str) -> str:
 
 
 def as_table(report: dict[str, Any]) -> str:
-    """The results as a page."""
+    """The results as Markdown."""
     made = [row for row in report["rows"].values() if "failed" not in row]
     where = ""
     if made:

@@ -1,8 +1,8 @@
-"""Time, memory and exactness of the fused operations on one GPU: `python benchmarks/ops.py --output results/ops`.
+"""Time, memory and exactness of the operations on one GPU: `python benchmarks/ops.py --output results/ops`.
 
-Talking heads, forward and forward+backward, in bfloat16, side by side in one process on the same inputs: the plain
-form of this library (eager and torch.compile), torch.compile of timm's form (heads moved last, two linear layers),
-in stages (what impl="auto" takes), fully fused, and plain attention without mixing. Times are replays of a CUDA
+Talking heads, forward and forward+backward, in bfloat16, in one process on the same inputs: the reference
+of this library (eager and torch.compile), torch.compile of timm's code (heads moved last, two linear layers),
+the Triton kernels (what impl="auto" takes), and plain attention without mixing. Times are replays of a CUDA
 graph, so that they show the device and not the host; `*_launched_ms` are the same calls launched one by one.
 The floor is the longest of: matrix products at the measured matrix rate, mixing at the fp32 rate, exponentials at
 16 per clock and multiprocessor, and each input and output moved once at the measured copy rate.
@@ -11,17 +11,16 @@ Class attention of one query, in the same way: with keys and values (eager and t
 impl="auto" takes, and torch.compile). Its floor is the context read once forward, and once more and its gradient
 written backward, at the measured copy rate.
 
-GELU of a layer's output and its bias, likewise: eager, torch.compile and fused. Its floor is the bytes alone: one read
-and one write forward, two reads and one write backward.
+GELU of a layer's output and its bias, likewise: eager, torch.compile and the kernels. Its floor is the bytes
+alone: one read and one write forward, two reads and one write backward.
 
-A whole MLP without a gradient, and a product added to a stream: eager, torch.compile and fused. Their floor is the
-products at the measured matrix rate, or each input and output moved once at the measured copy rate.
+A whole MLP without a gradient: eager, torch.compile and the kernel. Its floor is the products at the measured matrix
+rate, or each input and output moved once at the measured copy rate.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 from collections.abc import Callable
@@ -36,8 +35,8 @@ from fathoms.bench.race import device_limits
 from fathoms.ops.class_attention import class_attention, class_attention_reference
 from fathoms.ops.gelu import bias_gelu, bias_gelu_reference
 from fathoms.ops.talking_heads import talking_heads, talking_heads_reference
-from forward_only import MLP_SHAPES, SUM_SHAPES, forward_line, measure_mlp, measure_sum
-from kept import load_report, save_report
+from gelu_mlp import MLP_SHAPES, measure_mlp, mlp_line
+from result_rows import load_report, save_report
 from timing import forward, peak_mib, replay_ms, time_ms
 
 SHAPES = [(256, 8, 196, 48), (64, 8, 576, 48), (256, 4, 196, 48), (64, 6, 576, 48), (32, 16, 576, 48)]
@@ -64,7 +63,7 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, help="write OUTPUT.json after every row; other rows there stay"
     )
-    ops = ("talking_heads", "class_attention", "bias_gelu", "gelu_mlp", "add_product")
+    ops = ("talking_heads", "class_attention", "bias_gelu", "gelu_mlp")
     parser.add_argument("--op", choices=ops, help="only this one")
     parser.add_argument(
         "--shape", type=int, nargs=4, action="append", metavar=("B", "H", "N", "K"), help="of talking heads"
@@ -81,8 +80,7 @@ def main() -> None:
         ("talking_heads", arguments.shape or SHAPES, measure_talking_heads, talking_heads_line),
         ("class_attention", CLASS_SHAPES, measure_class_attention, class_attention_line),
         ("bias_gelu", GELU_SHAPES, measure_gelu, gelu_line),
-        ("gelu_mlp", MLP_SHAPES, measure_mlp, functools.partial(forward_line, "gelu_mlp")),
-        ("add_product", SUM_SHAPES, measure_sum, functools.partial(forward_line, "add_product")),
+        ("gelu_mlp", MLP_SHAPES, measure_mlp, mlp_line),
     ):
         if arguments.op not in (None, op):
             continue
@@ -96,36 +94,35 @@ def main() -> None:
 
 
 def measure_talking_heads(shape: tuple[int, int, int, int], limits: dict[str, float]) -> dict[str, Any]:
-    """Every form at one shape."""
+    """Every implementation at one shape."""
     torch.compiler.reset()
     scale = shape[3] ** -0.5
     leaves, grad = make_inputs(shape)
-    forms: dict[str, Callable[..., Tensor]] = {
+    impls: dict[str, Callable[..., Tensor]] = {
         "eager": lambda *x: talking_heads_reference(*x, scale=scale),
         "compiled": torch.compile(lambda *x: talking_heads_reference(*x, scale=scale), dynamic=False),
-        "compiled_timm": torch.compile(lambda *x: timm_form(*x, scale=scale), dynamic=False),
-        "staged": lambda *x: talking_heads(*x, scale=scale, impl="staged"),
-        "fused": lambda *x: talking_heads(*x, scale=scale, impl="triton"),
+        "compiled_timm": torch.compile(lambda *x: timm_talking_heads(*x, scale=scale), dynamic=False),
+        "triton": lambda *x: talking_heads(*x, scale=scale, impl="triton"),
         "sdpa": lambda q, k, v, *_: scaled_dot_product_attention(q, k, v, scale=scale),
     }
     row: dict[str, Any] = {"shape": shape, "floor": floor(shape, limits)}
-    for name, form in forms.items():
-        row[name] = timings(form, leaves[:3] if name == "sdpa" else leaves, grad)
-    compared = {name: forms[name] for name in ("staged", "fused", "eager")}
-    row["errors"] = errors(compared, forms["eager"], NAMES, *make_inputs((4, *shape[1:])))
+    for name, impl in impls.items():
+        row[name] = timings(impl, leaves[:3] if name == "sdpa" else leaves, grad)
+    compared = {name: impls[name] for name in ("triton", "eager")}
+    row["errors"] = errors(compared, impls["eager"], NAMES, *make_inputs((4, *shape[1:])))
     for key in ("forward_ms", "training_ms"):
-        row[f"speedup_{key[:-3]}"] = row["compiled"][key] / row["staged"][key]
-        row[f"speedup_over_timm_{key[:-3]}"] = row["compiled_timm"][key] / row["staged"][key]
-        row[f"times_sdpa_{key[:-3]}"] = row["staged"][key] / row["sdpa"][key]
-        row[f"share_of_floor_{key[:-3]}"] = row["floor"][key] / row["staged"][key]
+        row[f"speedup_{key[:-3]}"] = row["compiled"][key] / row["triton"][key]
+        row[f"speedup_over_timm_{key[:-3]}"] = row["compiled_timm"][key] / row["triton"][key]
+        row[f"times_sdpa_{key[:-3]}"] = row["triton"][key] / row["sdpa"][key]
+        row[f"share_of_floor_{key[:-3]}"] = row["floor"][key] / row["triton"][key]
     return row
 
 
 def measure_class_attention(shape: tuple[int, int, int, int], limits: dict[str, float]) -> dict[str, Any]:
-    """Every form at one shape, with one query."""
+    """Every implementation at one shape, with one query."""
     torch.compiler.reset()
     leaves, grad = make_class_inputs(shape)
-    forms: dict[str, Callable[..., Tensor]] = {
+    impls: dict[str, Callable[..., Tensor]] = {
         "plain": class_attention_reference,
         "compiled": torch.compile(class_attention_reference, dynamic=False),
         "absorbed": lambda *x: class_attention(*x, impl="absorbed"),
@@ -135,9 +132,9 @@ def measure_class_attention(shape: tuple[int, int, int, int], limits: dict[str, 
     row: dict[str, Any] = {
         "shape": shape,
         "floor": {"forward_ms": context_ms, "training_ms": 3 * context_ms},
-        **{name: timings(form, leaves, grad) for name, form in forms.items()},
+        **{name: timings(impl, leaves, grad) for name, impl in impls.items()},
     }
-    row["errors"] = errors(forms, forms["plain"], CLASS_NAMES, *make_class_inputs((4, *shape[1:])))
+    row["errors"] = errors(impls, impls["plain"], CLASS_NAMES, *make_class_inputs((4, *shape[1:])))
     for key in ("forward_ms", "training_ms"):
         row[f"speedup_{key[:-3]}"] = row["compiled"][key] / row["absorbed_compiled"][key]
         row[f"speedup_eager_{key[:-3]}"] = row["plain"][key] / row["absorbed"][key]
@@ -145,18 +142,18 @@ def measure_class_attention(shape: tuple[int, int, int, int], limits: dict[str, 
     return row
 
 
-def timings(form: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> dict[str, float]:
+def timings(impl: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> dict[str, float]:
     """Time of a pass and of one with its gradients, and the memory of that."""
     return {
-        "forward_launched_ms": time_ms(lambda: forward(form, leaves)),
-        "training_launched_ms": time_ms(lambda: train(form, leaves, grad)),
-        "forward_ms": replay_ms(lambda: forward(form, leaves)),
-        "training_ms": replay_ms(lambda: train(form, leaves, grad)),
-        "peak_mib": peak_mib(lambda: train(form, leaves, grad)),
+        "forward_launched_ms": time_ms(lambda: forward(impl, leaves)),
+        "training_launched_ms": time_ms(lambda: train(impl, leaves, grad)),
+        "forward_ms": replay_ms(lambda: forward(impl, leaves)),
+        "training_ms": replay_ms(lambda: train(impl, leaves, grad)),
+        "peak_mib": peak_mib(lambda: train(impl, leaves, grad)),
     }
 
 
-def timm_form(
+def timm_talking_heads(
     q: Tensor, k: Tensor, v: Tensor, wl: Tensor, bl: Tensor, ww: Tensor, bw: Tensor, *, scale: float
 ) -> Tensor:
     """What timm's TalkingHeadAttn does between its projections."""
@@ -191,24 +188,24 @@ def make_class_inputs(shape: tuple[int, int, int, int]) -> tuple[list[Tensor], T
     return [x.detach().requires_grad_() for x in leaves], torch.randn_like(q)
 
 
-def train(form: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
+def train(impl: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
     """One forward and backward pass."""
-    return torch.autograd.grad(form(*leaves), leaves, grad)
+    return torch.autograd.grad(impl(*leaves), leaves, grad)
 
 
 def errors(
-    forms: dict[str, Callable[..., Tensor]],
+    impls: dict[str, Callable[..., Tensor]],
     reference: Callable[..., Tensor],
     names: tuple[str, ...],
     leaves: list[Tensor],
     grad: Tensor,
 ) -> dict[str, dict[str, float]]:
-    """Relative errors of each form in bfloat16 against the reference in float64; infinite where one is NaN."""
+    """Relative errors of each implementation against the reference in float64; infinite where one is NaN."""
     exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
     exact = outcome(reference, names, exact_leaves, grad.double())
     result: dict[str, dict[str, float]] = {}
-    for name, form in forms.items():
-        values = outcome(form, names, leaves, grad)
+    for name, impl in impls.items():
+        values = outcome(impl, names, leaves, grad)
         for key in exact:
             if key not in CANCELLED:
                 ratio = (values[key].double() - exact[key]).norm() / exact[key].norm()
@@ -218,10 +215,10 @@ def errors(
 
 
 def outcome(
-    form: Callable[..., Tensor], names: tuple[str, ...], leaves: list[Tensor], grad: Tensor
+    impl: Callable[..., Tensor], names: tuple[str, ...], leaves: list[Tensor], grad: Tensor
 ) -> dict[str, Tensor]:
     """Output and gradients by name."""
-    out = form(*leaves)
+    out = impl(*leaves)
     return {"out": out.detach(), **dict(zip(names, torch.autograd.grad(out, leaves, grad), strict=True))}
 
 
@@ -251,69 +248,69 @@ def floor(shape: tuple[int, int, int, int], limits: dict[str, float]) -> dict[st
 
 
 def talking_heads_line(row: dict[str, Any]) -> str:
-    """One shape of talking heads for a reader."""
+    """One shape of talking heads as a line of text."""
     over_timm = f"over timm {row['speedup_over_timm_forward']:.2f}/{row['speedup_over_timm_training']:.2f}"
-    forms = ("eager", "compiled", "compiled_timm", "staged", "fused", "sdpa")
-    return as_line(row, forms, over_timm, "staged", "eager")
+    impls = ("eager", "compiled", "compiled_timm", "triton", "sdpa")
+    return as_line(row, impls, over_timm, "triton", "eager")
 
 
 def class_attention_line(row: dict[str, Any]) -> str:
-    """One shape of class attention for a reader."""
+    """One shape of class attention as a line of text."""
     eager = f"eager {row['speedup_eager_forward']:.2f}/{row['speedup_eager_training']:.2f}"
-    forms = ("plain", "compiled", "absorbed", "absorbed_compiled")
-    return as_line(row, forms, eager, "absorbed_compiled", "plain")
+    impls = ("plain", "compiled", "absorbed", "absorbed_compiled")
+    return as_line(row, impls, eager, "absorbed_compiled", "plain")
 
 
-def as_line(row: dict[str, Any], forms: tuple[str, ...], other: str, own: str, plain: str) -> str:
-    """One shape for a reader: times, memory, speed-ups, and the worst error of `own` beside that of `plain`."""
+def as_line(row: dict[str, Any], impls: tuple[str, ...], other: str, own: str, plain: str) -> str:
+    """One shape as a line of text: times, memory, speed-ups, and the worst ratio of `own`'s error to `plain`'s."""
     cells = [f"{tuple(row['shape'])!s:22}"]
-    for name in forms:
-        form = row[name]
+    for name in impls:
+        times = row[name]
         cells.append(
-            f"{name} {form['forward_ms']:.3f}/{form['training_ms']:.3f} ms {form['peak_mib']:.0f} MiB"
+            f"{name} {times['forward_ms']:.3f}/{times['training_ms']:.3f} ms {times['peak_mib']:.0f} MiB"
         )
     cells.append(f"speedup {row['speedup_forward']:.2f}/{row['speedup_training']:.2f}")
     cells.append(other)
     cells.append(f"floor {row['share_of_floor_forward']:.0%}/{row['share_of_floor_training']:.0%}")
     worst = max(row["errors"][own][key] / row["errors"][plain][key] for key in row["errors"][own])
-    return "  ".join([*cells, f"worst error {worst:.2f} of unfused"])
+    return "  ".join([*cells, f"worst error {worst:.2f} of the reference's"])
 
 
 def measure_gelu(shape: tuple[int, int], limits: dict[str, float]) -> dict[str, Any]:
-    """gelu(x + bias) in every form, at one shape."""
+    """gelu(x + bias) in every implementation, at one shape."""
     torch.compiler.reset()
     tokens, channels = shape
     torch.manual_seed(0)
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     x, grad = torch.randn(2, tokens, channels, **options)
     leaves = [x.detach().requires_grad_(), torch.randn(channels, **options).requires_grad_()]
-    forms: dict[str, Callable[..., Tensor]] = {
+    impls: dict[str, Callable[..., Tensor]] = {
         "eager": bias_gelu_reference,
         "compiled": torch.compile(bias_gelu_reference, dynamic=False),
-        "fused": lambda *x: bias_gelu(*x, impl="triton"),
+        "triton": lambda *x: bias_gelu(*x, impl="triton"),
     }
     once = grad.nbytes / (limits["copy_tbps"] * 1e9)
     row: dict[str, Any] = {
         "shape": shape,
         "floor": {"forward_ms": 2 * once, "training_ms": 5 * once},
     }
-    for name, form in forms.items():
-        row[name] = timings(form, leaves, grad)
+    for name, impl in impls.items():
+        row[name] = timings(impl, leaves, grad)
     for key in ("forward_ms", "training_ms"):
-        row[f"speedup_{key[:-3]}"] = row["compiled"][key] / row["fused"][key]
-        row[f"share_of_floor_{key[:-3]}"] = row["floor"][key] / row["fused"][key]
+        row[f"speedup_{key[:-3]}"] = row["compiled"][key] / row["triton"][key]
+        row[f"share_of_floor_{key[:-3]}"] = row["floor"][key] / row["triton"][key]
     return row
 
 
 def gelu_line(row: dict[str, Any]) -> str:
-    """One shape of GELU for a reader."""
-    forms = [
+    """One shape of GELU as a line of text."""
+    times = [
         f"{name} {row[name]['forward_ms']:.3f}/{row[name]['training_ms']:.3f} ms"
-        for name in ("eager", "compiled", "fused")
+        for name in ("eager", "compiled", "triton")
     ]
     speedup = f"speedup {row['speedup_forward']:.2f}/{row['speedup_training']:.2f}"
     share = f"floor {row['share_of_floor_forward']:.0%}/{row['share_of_floor_training']:.0%}"
-    return "  ".join([f"bias_gelu {tuple(row['shape'])}", *forms, speedup, share])
+    return "  ".join([f"bias_gelu {tuple(row['shape'])}", *times, speedup, share])
 
 
 if __name__ == "__main__":

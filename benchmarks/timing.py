@@ -1,4 +1,4 @@
-"""How long an operation takes on a GPU, and how much memory."""
+"""Time and peak memory of an operation on a GPU."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 
-def forward(form: Callable[..., Tensor], leaves: list[Tensor]) -> Tensor:
-    """One pass without gradients."""
+def forward(impl: Callable[..., Tensor], leaves: list[Tensor]) -> Tensor:
+    """One forward pass without gradients."""
     with torch.no_grad():
-        return form(*leaves)
+        return impl(*leaves)
 
 
 def time_ms(work: Callable[[], object]) -> float:

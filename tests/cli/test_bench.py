@@ -17,7 +17,7 @@ def test_it_measures_a_model(capsys, mode):
     assert main(["bench", *SMALL, *SHORT, "--mode", mode, "--keep", "all", "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["mode"] == mode
-    how = {"precision": "bf16", "compile": "none", "launch": "eager", "keep": "all", "sums": "separate"}
+    how = {"precision": "bf16", "compile": "none", "launch": "eager", "keep": "all"}
     assert told["setting"] == how
     row = told["fathoms"]
     assert row["images_per_second"] == pytest.approx(4 / (row["ms"] / 1e3))
@@ -33,7 +33,6 @@ def test_it_says_the_same_to_a_reader(capsys):
     ("words", "message"),
     [
         ([*SMALL, "--launch", "graph"], "needs a CUDA device; use eager"),
-        ([*SMALL, "--sums", "fused"], "--sums fused is made by torch.compile on a CUDA device; leave it out"),
         ([*SMALL, "--against", "timm"], "no model with these switches"),
         (["vit_digits", "--batch-size", "0"], "--batch-size 0: use 1 or more"),
         (

@@ -87,7 +87,7 @@ def test_in_float64_both_forms_are_the_same(name):
 def test_half_precision_errs_no_more_than_the_plain_form(name, dtype, device_sums, monkeypatch):
     """At most 1.2 times as far from float64. The form for a GPU runs here with a product that stands for its own."""
     if device_sums:
-        monkeypatch.setattr(op, "_sums_wide", lambda _: True)
+        monkeypatch.setattr(op, "_accumulates_wide", lambda _: True)
         monkeypatch.setattr(torch, "bmm", lambda a, b, out_dtype: a.to(out_dtype) @ b.to(out_dtype))
     shape, size, biases = CASES[name]
     leaves, grad = make_inputs(shape, size, biases, dtype)

@@ -1,12 +1,6 @@
-"""skip + V gelu(W x + b) + c: the kernel against float64 and against the plain form.
-
-Without a GPU the kernel runs in Triton's interpreter. It must be switched on before triton is imported, so this
-file is started again as a script, and the tests read the numbers that it prints.
-"""
+"""V gelu(W x + b) + c: the kernel against float64 and against the reference."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 import torch
@@ -17,8 +11,9 @@ from fathoms.errors import BackendError, ShapeError
 from fathoms.ops import mlp as op
 from fathoms.ops.mlp import gelu_mlp, gelu_mlp_reference, why_not_fused
 from fathoms.parts.mlp import GeluMLP
+from fathoms.surgery.accelerate.modules import FusedMLP
 
-# name: shape of x, hidden channels, which biases there are; "skip" has something to add to as well
+# name: shape of x, hidden channels, which biases there are
 CASES = {
     "whole_tiles": ((128, 64), 128, "both"),
     "two_parts": ((130, 192), 192, "both"),
@@ -29,22 +24,7 @@ CASES = {
     "no_last_bias": ((9, 40), 64, "first"),
     "no_bias": ((9, 40), 64, "none"),
     "no_tokens": ((2, 0, 16), 32, "both"),
-    "skip": ((130, 192), 64, "skip"),
-    "odd_skip": ((2, 67, 77), 33, "skip"),
-}
-# What `why_not_fused` says in each of the cases of `reasons`.
-REASONS = {
-    "nothing": None,
-    "autocast": None,
-    "few": "the kernel pays from 16384 tokens on",
-    "gradient": "a gradient is asked for, for which the kernel keeps nothing",
-    "dtype": "products take float32, the kernel's bfloat16 and float16",
-    "mixed": "x is float16, and not all weights are",
-    "skip": "products are bfloat16, and skip is float32",
-    "double": "x is bfloat16, and not all weights are",
-    "channels": "x has 257 channels, the kernel takes up to 256",
-    "subclass": "x or a weight is more than a plain tensor",
-    "tangent": "a forward-mode derivative is asked for, which no kernel has",
+    "many_rows": ((2, 67, 77), 33, "both"),
 }
 
 
@@ -60,131 +40,123 @@ def make_inputs(shape, hidden, biases, dtype=torch.float16, device="cpu"):
     return (
         x,
         first,
-        first_bias if biases in ("both", "first", "skip") else None,
+        first_bias if biases in ("both", "first") else None,
         last,
-        last_bias if biases in ("both", "last", "skip") else None,
-        torch.randn(shape, **options) if biases == "skip" else None,
+        last_bias if biases in ("both", "last") else None,
     )
 
 
-def errors(given):
-    """How far from float64 the kernel is, and the plain form: norm of the difference over norm of the truth."""
+def assert_errs_no_more_than_the_reference(given):
+    """Norm of the difference to float64 over the norm of the truth, with a fifth to spare."""
     exact = gelu_mlp_reference(*(part if part is None else part.double() for part in given))
     size = exact.norm().clamp_min(1e-30)
-    forms = gelu_mlp(*given, impl="triton"), gelu_mlp_reference(*given)
-    return [((found.double() - exact).norm() / size).item() for found in forms]
+    kernel, plain = (
+        ((found.double() - exact).norm() / size).item()
+        for found in (gelu_mlp(*given, impl="triton"), gelu_mlp_reference(*given))
+    )
+    assert kernel <= 1.2 * plain, (kernel, plain)
 
 
-def interpreted():
-    """Run every case through the kernel, in this process, and the checks of the custom op."""
+def fused_layer(dim, mlp_ratio, device, dtype=torch.float16):
+    layer = FusedMLP(GeluMLP(dim, mlp_ratio).to(device, dtype)).eval()
+    return layer, (layer.fc1.weight, layer.fc1.bias, layer.fc2.weight, layer.fc2.bias)
+
+
+@pytest.mark.kernels
+@pytest.mark.usefixtures("nan_filled")
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_errs_no_more_than_the_reference(device, name):
+    assert_errs_no_more_than_the_reference(make_inputs(*CASES[name], device=device))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("name", ["two_parts", "odd_sizes"])
+def test_the_kernel_takes_bfloat16(device, name):
+    """Two rounding steps of bfloat16, truncated by the interpreter: 2 ** -7 each."""
+    given = make_inputs(*CASES[name], torch.bfloat16, device)
+    exact = gelu_mlp_reference(*(part.double() for part in given))
+    found = gelu_mlp(*given, impl="triton")
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - exact).norm() < 2**-6 * exact.norm()
+
+
+@pytest.mark.kernels
+@pytest.mark.usefixtures("nan_filled")
+def test_layout_does_not_matter(device):
+    given = make_inputs(*CASES["two_parts"], device=device)
+    turned = (given[0].T.contiguous().T, given[1].T.contiguous().T, *given[2:])
+    assert torch.equal(gelu_mlp(*turned, impl="triton"), gelu_mlp(*given, impl="triton"))
+
+
+@pytest.mark.kernels
+def test_the_custom_op_passes_opcheck(device):
     from fathoms.ops.triton.mlp import fused_gelu_mlp
 
-    # New tensors are full of NaN, so that a number that nobody wrote shows.
-    torch.use_deterministic_algorithms(True)
-    report = {name: errors(make_inputs(*case)) for name, case in CASES.items()}
-    given = make_inputs(*CASES["two_parts"])
-    turned = (given[0].T.contiguous().T, given[1].T.contiguous().T, *given[2:])
-    report["strided"] = torch.equal(gelu_mlp(*turned, impl="triton"), gelu_mlp(*given, impl="triton"))
-    torch.use_deterministic_algorithms(False)
-    report["opcheck"] = torch.library.opcheck(fused_gelu_mlp, make_inputs(*CASES["odd_skip"]))
-    report["layer"] = layer_takes_the_kernel("cpu")
-    layer, x = GeluMLP(16, 1.0).half().requires_grad_(False), torch.randn(op.MIN_TOKENS, 16).half()
-    exported = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("tokens")},))
-    report["exported"] = str(exported.graph)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    report["compiled"] = torch.equal(compiled(x), layer(x))
-    report["summed"] = takes_a_sum_in()
-    report["reasons"] = reasons()
-    print(json.dumps(report))
+    result = torch.library.opcheck(fused_gelu_mlp, make_inputs(*CASES["many_rows"], device=device))
+    assert set(result.values()) == {"SUCCESS"}
 
 
-def layer_takes_the_kernel(device):
-    """Whether its output is the kernel's, bit for bit, and the plain form's for few tokens and with a gradient."""
-    layer = GeluMLP(16, 1.0).to(device, torch.float16)
-    weights = layer.fc1.weight, layer.fc1.bias, layer.fc2.weight, layer.fc2.bias
-    many, few = (torch.randn(count, 16, device=device, dtype=torch.float16) for count in (op.MIN_TOKENS, 99))
+@pytest.mark.kernels
+def test_a_fused_layer_runs_the_kernel_in_inference_and_its_own_forward_elsewhere(device):
+    layer, weights = fused_layer(16, 1.0, device)
+    many, few = (torch.randn(count, 16, device=device).half() for count in (op.MIN_TOKENS, 99))
+    plain = gelu_mlp_reference(many, *weights)
     with torch.no_grad():
-        answered = torch.equal(layer(many), gelu_mlp(many, *weights, impl="triton"))
-        answered &= not torch.equal(layer(many), gelu_mlp_reference(many, *weights))
-        plain = torch.equal(layer(few), gelu_mlp_reference(few, *weights))
-    return answered and plain and torch.equal(layer(many), gelu_mlp_reference(many, *weights))
+        assert torch.equal(layer(many), gelu_mlp(many, *weights, impl="triton"))
+        assert not torch.equal(layer(many), plain)
+        assert torch.equal(layer(few), gelu_mlp_reference(few, *weights))
+        assert torch.equal(layer.train()(many), plain)
+    # With gradients.
+    assert torch.equal(layer.eval()(many), plain)
 
 
-def takes_a_sum_in():
-    """Whether the compiler's pass makes one kernel of x + MLP(x), and how many operations that leaves."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    from fathoms.ops.sums import FUSE_SUMS
-
-    given = make_inputs((2, op.MIN_TOKENS // 2, 16), 16, "both")[:5]
-    graph = make_fx(lambda *parts: parts[0] + gelu_mlp(*parts, impl="triton"), tracing_mode="fake")(*given)
-    FUSE_SUMS(graph.graph)
-    graph.recompile()
-    same = torch.equal(graph(*given), gelu_mlp(*given, given[0], impl="triton"))
-    return same, sum(node.target is torch.ops.aten.add.Tensor for node in graph.graph.nodes)
+@pytest.mark.kernels
+def test_an_exported_layer_does_not_need_the_kernel(device):
+    layer, _ = fused_layer(16, 1.0, device)
+    x = torch.randn(op.MIN_TOKENS, 16, device=device).half()
+    shapes = ({0: torch.export.Dim("tokens")},)
+    exported = str(torch.export.export(layer.requires_grad_(False), (x,), dynamic_shapes=shapes).graph)
+    assert "aten.gelu" in exported
+    assert "fathoms" not in exported
 
 
-def reasons():
-    """Why "auto" leaves the kernel, in each of the cases of REASONS."""
-    given = make_inputs((op.MIN_TOKENS, 16), 16, "both")[:5]
-    x, *weights = given
-    found = {
-        "nothing": why_not_fused(*given),
-        "few": why_not_fused(x[1:], *weights),
-        "gradient": why_not_fused(x, weights[0].clone().requires_grad_(), *weights[1:]),
-        "dtype": why_not_fused(x.float(), *(weight.float() for weight in weights)),
-        "mixed": why_not_fused(x, *(weight.float() for weight in weights)),
-        "channels": why_not_fused(*make_inputs((op.MIN_TOKENS, 257), 8, "both")),
-        "subclass": why_not_fused(x, TwoTensor(weights[0], weights[0]), *weights[1:]),
-    }
-    with forward_ad.dual_level():
-        found["tangent"] = why_not_fused(*given)
-    with torch.autocast("cpu", torch.bfloat16):
-        found["autocast"] = why_not_fused(x.bfloat16(), *(weight.float() for weight in weights))
-        found["skip"] = why_not_fused(x.bfloat16(), *weights, x.float())
-        found["double"] = why_not_fused(x.bfloat16(), *(weight.double() for weight in weights))
-    return found
-
-
-@pytest.mark.parametrize("name", REASONS)
-def test_where_the_kernel_cannot_serve_it_is_left_for_a_reason(report, name):
-    assert report["reasons"][name] == REASONS[name]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_interpreted_kernel_errs_no_more_than_the_plain_form(report, name):
-    fused, plain = report[name]
-    assert fused <= 1.2 * plain, (fused, plain)
-
-
-def test_layout_does_not_matter(report):
-    assert report["strided"]
-
-
-def test_custom_op_passes_opcheck(report):
-    assert set(report["opcheck"].values()) == {"SUCCESS"}
-
-
-def test_the_layer_answers_through_the_kernel_and_trains_without_it(report):
-    assert report["layer"]
-
-
-def test_an_exported_layer_does_not_need_the_kernel(report):
-    assert "aten.gelu" in report["exported"]
-    assert "fathoms" not in report["exported"]
-
-
-def test_the_kernel_takes_a_sum_in(report):
-    assert report["summed"] == [True, 0]
-
-
+@pytest.mark.kernels
 @pytest.mark.compile
-def test_a_compiled_layer_takes_the_kernel_too(report):
-    assert report["compiled"]
+def test_a_compiled_layer_runs_the_kernel_too(device):
+    layer, _ = fused_layer(16, 1.0, device)
+    layer.requires_grad_(False)
+    x = torch.randn(op.MIN_TOKENS, 16, device=device).half()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), layer(x))
 
 
-def test_kernel_is_refused_with_the_reason():
-    given = make_inputs(*CASES["no_bias"])
+@pytest.mark.kernels
+def test_auto_leaves_the_kernel_for_a_reason(device):
+    given = make_inputs((op.MIN_TOKENS, 16), 16, "both", device=device)
+    x, *weights = given
+    wide = make_inputs((op.MIN_TOKENS, 257), 8, "both", device=device)
+    assert why_not_fused(*given) is None
+    assert why_not_fused(x[1:], *weights) == "the kernel pays from 16384 tokens on"
+    wanted = weights[0].clone().requires_grad_()
+    assert (
+        why_not_fused(x, wanted, *weights[1:]) == "gradients are needed, for which the kernel saves nothing"
+    )
+    floats = [part.float() for part in given]
+    assert why_not_fused(*floats) == "products are in float32, the kernel takes bfloat16 and float16"
+    assert why_not_fused(x, *floats[1:]) == "x is float16, and not all weights are"
+    assert why_not_fused(*wide) == "x has 257 channels, the kernel takes up to 256"
+    subclass = TwoTensor(weights[0], weights[0])
+    assert why_not_fused(x, subclass, *weights[1:]) == "x or a weight is more than a plain tensor"
+    with forward_ad.dual_level():
+        assert why_not_fused(*given) == "forward-mode derivatives are needed, which no kernel has"
+    with torch.autocast(device, torch.bfloat16):
+        assert why_not_fused(x.bfloat16(), *floats[1:]) is None
+        doubles = [weight.double() for weight in weights]
+        assert why_not_fused(x.bfloat16(), *doubles) == "x is bfloat16, and not all weights are"
+
+
+def test_the_kernel_is_refused_with_the_reason():
+    given = [part if part is None else part.double() for part in make_inputs(*CASES["no_bias"])]
     with pytest.raises(BackendError, match=r'gelu_mlp: impl="triton" cannot run: .*; use impl="auto"'):
         gelu_mlp(*given, impl="triton")
     assert why_not_fused(*given) is not None
@@ -198,61 +170,32 @@ def test_a_device_with_less_shared_memory_takes_fewer_channels(monkeypatch, room
     assert op._most_channels(0) == channels
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda mlp: mlp.act.register_forward_hook(print),
-        lambda mlp: setattr(mlp, "act", torch.nn.ReLU()),
-        lambda mlp: setattr(mlp.fc1, "forward", lambda x: torch.zeros(*x.shape[:-1], 32)),
-    ],
-)
-def test_a_layer_that_does_more_is_called_part_by_part(change):
-    layer, x = GeluMLP(8), torch.randn(3, 8)
-    change(layer)
-    assert not layer._is_plain()
-    assert torch.equal(layer(x), layer.fc2(layer.act(layer.fc1(x))))
-
-
 @pytest.mark.plain
 def test_wrong_shapes_are_refused():
-    x, first, first_bias, last, last_bias, skip = make_inputs((3, 8), 16, "skip")
+    x, first, first_bias, last, last_bias = make_inputs((3, 8), 16, "both")
     with pytest.raises(ShapeError, match=r"gelu_mlp: x is \(3, 7\); give \(\*batch, 8\)"):
         gelu_mlp(x[:, 1:], first, first_bias, last, last_bias)
     with pytest.raises(ShapeError, match=r"gelu_mlp: weight is \(16, 8\); give \(8, 16\)"):
         gelu_mlp(x, first, first_bias, last.T, last_bias)
     with pytest.raises(ShapeError, match=r"gelu_mlp: hidden_bias is \(15,\); give \(16,\)"):
         gelu_mlp(x, first, first_bias[1:], last, last_bias)
-    with pytest.raises(ShapeError, match=r"gelu_mlp: skip is \(2, 8\); give \(3, 8\)"):
-        gelu_mlp(x, first, first_bias, last, last_bias, skip[1:])
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", [*CASES, "deit_tiny"])
-def test_device_kernel_errs_no_more_than_the_plain_form(name, dtype):
+def test_on_a_device_the_kernel_errs_no_more_than_the_reference(name, dtype):
     case = ((256, 197, 192), 768, "both") if name == "deit_tiny" else CASES[name]
-    fused, plain = errors(make_inputs(*case, dtype, "cuda"))
-    assert fused <= 1.2 * plain, (fused, plain)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_device_the_layer_answers_through_the_kernel_and_trains_without_it():
-    assert layer_takes_the_kernel("cuda")
+    assert_errs_no_more_than_the_reference(make_inputs(*case, dtype, "cuda"))
 
 
 @pytest.mark.gpu
 @pytest.mark.compile
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_device_op_compiles_without_graph_breaks_and_under_autocast():
-    layer = GeluMLP(192).cuda()
+def test_on_a_device_a_fused_layer_compiles_without_graph_breaks_and_under_autocast():
+    layer, weights = fused_layer(192, 4.0, "cuda", torch.float32)
     x = torch.randn(op.MIN_TOKENS, 192, device="cuda")
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         assert torch.equal(torch.compile(layer, fullgraph=True)(x), layer(x))
-        weights = layer.fc1.weight, layer.fc1.bias, layer.fc2.weight, layer.fc2.bias
         assert torch.equal(layer(x), gelu_mlp(x, *weights, impl="triton"))
-
-
-if __name__ == "__main__":
-    interpreted()

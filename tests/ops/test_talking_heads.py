@@ -12,7 +12,7 @@ import json
 import pytest
 import torch
 
-from fathoms.errors import BackendError, ShapeError
+from fathoms.errors import BackendError, ShapeError, UnknownNameError
 from fathoms.ops import talking_heads as op
 from fathoms.ops.talking_heads import talking_heads, talking_heads_reference, why_not_fused
 
@@ -20,7 +20,6 @@ from fathoms.ops.talking_heads import talking_heads, talking_heads_reference, wh
 pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 
 NAMES = ("q", "k", "v", "logit_weight", "logit_bias", "prob_weight", "prob_bias")
-KERNELS = ("staged", "triton")
 # name: (B, H, N, K), dtype, scale, layout of q, k, v, with biases
 CASES = {
     "three_heads_odd_tokens": ((5, 3, 13, 16), "float32", 0.25, "packed", True),
@@ -42,7 +41,6 @@ CASES = {
     "no_tokens": ((2, 2, 0, 8), "float32", 0.25, "packed", True),
     "no_channels": ((2, 2, 5, 0), "float32", 0.25, "contiguous", True),
 }
-# More heads than "triton" takes.
 MANY_HEADS = (33,)
 # Tokens of which both images are mixed together, ending at a whole tile or amid one, and that fill a tile of keys.
 SPOILED = (4, 5, 16)
@@ -97,10 +95,10 @@ def relative_errors(results, exact):
     return errors
 
 
-def errors_of(impl, shape, dtype, scale, layout="packed", biases=True):
+def errors_of(shape, dtype, scale, layout="packed", biases=True):
     """Relative errors against float64, and whether everything has the dtype of the inputs."""
     leaves = make_inputs(shape, dtype, layout, biases)
-    fused = run(talking_heads, leaves, scale=scale, impl=impl)
+    fused = run(talking_heads, leaves, scale=scale, impl="triton")
     exact = run(talking_heads_reference, doubled(leaves), scale=scale)
     same = all(fused[key].dtype == dtype for key in fused)
     return {"errors": relative_errors(fused, exact), "same_dtype": same}
@@ -126,12 +124,12 @@ def second_order(attend, leaves):
     return "nothing"
 
 
-def spoiled(impl, tokens):
+def spoiled(tokens):
     """Which images have a NaN among their answers and in the gradient of q, where the last query of the first has."""
     leaves = make_inputs((2, 4, tokens, 16), torch.float32)
     with torch.no_grad():
         leaves[0][0, 1, -1, 2] = float("nan")
-    found = run(talking_heads, leaves, scale=0.25, impl=impl)
+    found = run(talking_heads, leaves, scale=0.25, impl="triton")
     return [found[name].isnan().flatten(1).any(1).tolist() for name in ("out", "q")]
 
 
@@ -143,7 +141,7 @@ def by_function(leaves):
     leaves[0].grad = None
     attend(leaves[0], *others).square().sum().backward()
     try:
-        torch.func.grad(lambda q: attend(q, *others, impl="staged").sum())(q)
+        torch.func.grad(lambda q: attend(q, *others, impl="triton").sum())(q)
     except BackendError as error:
         return (found - leaves[0].grad).abs().max().item(), str(error)
     return "nothing"
@@ -151,58 +149,47 @@ def by_function(leaves):
 
 def interpreted():
     """Run every case through the kernels, in this process, and the checks of the custom op."""
-    from fathoms.ops.triton import staged
-    from fathoms.ops.triton.talking_heads import talking_heads_backward, talking_heads_forward
+    from fathoms.ops.triton import talking_heads as kernel
 
     # Two images at a time at most, so that batches are worked on in parts.
-    staged.SCRATCH = 2 * 3 * 13 * 16 * 4
+    kernel.SCRATCH = 2 * 3 * 13 * 16 * 4
     # New tensors are full of NaN, so that a number that nobody wrote shows.
     torch.use_deterministic_algorithms(True)
-    heads = {count: errors_of("staged", (1, count, 9, 8), torch.float32, 0.25) for count in MANY_HEADS}
-    report = {"many_heads": heads}
-    for impl in KERNELS:
-        cases = CASES.items()
-        report[impl] = {
-            name: errors_of(impl, shape, getattr(torch, dtype), *form)
-            for name, (shape, dtype, *form) in cases
-        }
+    report = {
+        name: errors_of(shape, getattr(torch, dtype), *form) for name, (shape, dtype, *form) in CASES.items()
+    }
+    report["many_heads"] = {count: errors_of((1, count, 9, 8), torch.float32, 0.25) for count in MANY_HEADS}
     torch.use_deterministic_algorithms(False)
     report["by_function"] = by_function(make_inputs((1, 2, 9, 16), torch.float32))
-    for impl, forward in {"triton": talking_heads_forward, "staged": staged.staged_forward}.items():
-        rows = report[impl]
-        leaves = make_inputs((1, 2, 9, 16), torch.float32)
-        rows["opcheck"] = {"forward": torch.library.opcheck(forward, (*leaves, 0.25))}
-        q, k, v, logit_weight, _, prob_weight, bias = (x.detach() for x in leaves)
-        given = (torch.ones_like(q), q, k, v, logit_weight.T, prob_weight.T, bias)
-        if impl == "triton":
-            kept = forward(q, k, v, logit_weight.T, None, prob_weight.T, bias, 0.25)[1]
-            rows["opcheck"]["backward"] = torch.library.opcheck(talking_heads_backward, (*given, kept, 0.25))
-        else:
-            rows["opcheck"]["backward"] = torch.library.opcheck(staged.staged_backward, (*given, 0.25))
-        attend = functools.partial(talking_heads, scale=0.25, impl=impl)
-        rows["spoiled"] = {tokens: spoiled(impl, tokens) for tokens in SPOILED}
-        rows["alone"] = alone(attend, leaves)
-        rows["second_order"] = second_order(attend, leaves)
-        eager = run(attend, leaves)
-        compiled = run(torch.compile(attend, fullgraph=True, backend="aot_eager"), leaves)
-        rows["compiled"] = relative_errors(compiled, eager)
+    leaves = make_inputs((1, 2, 9, 16), torch.float32)
+    q, k, v, logit_weight, _, prob_weight, bias = (x.detach() for x in leaves)
+    given = (torch.ones_like(q), q, k, v, logit_weight.T, prob_weight.T, bias)
+    report["opcheck"] = {
+        "forward": torch.library.opcheck(kernel.talking_heads_forward, (*leaves, 0.25)),
+        "backward": torch.library.opcheck(kernel.talking_heads_backward, (*given, 0.25)),
+    }
+    attend = functools.partial(talking_heads, scale=0.25, impl="triton")
+    report["spoiled"] = {tokens: spoiled(tokens) for tokens in SPOILED}
+    report["alone"] = alone(attend, leaves)
+    report["second_order"] = second_order(attend, leaves)
+    eager = run(attend, leaves)
+    compiled = run(torch.compile(attend, fullgraph=True, backend="aot_eager"), leaves)
+    report["compiled"] = relative_errors(compiled, eager)
     print(json.dumps(report))
 
 
-@pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("name", CASES)
-def test_interpreted_kernels_match_float64(report, name, impl):
+def test_interpreted_kernels_match_float64(report, name):
     # Logits of hundreds leave differences of nearly equal numbers: float32 itself keeps only four digits of those, and
     # of the saved log-sum-exp of low ones, which are all multiplied by -120 in the gradient of their matrix, three.
     tolerance = {"large_logits": 1e-3, "low_logits": 5e-3}.get(name, TOLERANCE[CASES[name][1]])
-    errors = report[impl][name]["errors"]
+    errors = report[name]["errors"]
     assert all(error < tolerance for error in errors.values()), errors
 
 
-@pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_keep_the_dtype(report, name, impl):
-    assert report[impl][name]["same_dtype"]
+def test_gradients_keep_the_dtype(report, name):
+    assert report[name]["same_dtype"]
 
 
 @pytest.mark.parametrize("heads", MANY_HEADS)
@@ -211,39 +198,34 @@ def test_interpreted_stages_take_many_heads(report, heads):
     assert all(error < TOLERANCE["float32"] for error in errors.values()), errors
 
 
-@pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("part", ["forward", "backward"])
-def test_custom_ops_pass_opcheck(report, part, impl):
+def test_custom_ops_pass_opcheck(report, part):
     """The backward pass with transposed weights: what is told to torch.compile must have the real strides."""
-    assert set(report[impl]["opcheck"][part].values()) == {"SUCCESS"}
+    assert set(report["opcheck"][part].values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("tokens", SPOILED)
-def test_a_nan_shows_in_its_own_image_and_in_no_other(report, tokens, impl):
-    assert report[impl]["spoiled"][str(tokens)] == [[True, False], [True, False]]
+def test_a_nan_shows_in_its_own_image_and_in_no_other(report, tokens):
+    assert report["spoiled"][str(tokens)] == [[True, False], [True, False]]
 
 
 def test_gradients_by_function_are_those_of_the_reference(report):
     error, said = report["by_function"]
     assert error < 1e-5
-    assert "torch.func asks for a derivative" in said
+    assert "torch.func needs a derivative" in said
 
 
-@pytest.mark.parametrize("impl", KERNELS)
-def test_a_gradient_does_not_depend_on_who_else_asks_for_one(report, impl):
-    assert report[impl]["alone"] == [0.0] * len(NAMES)
+def test_a_gradient_does_not_depend_on_who_else_asks_for_one(report):
+    assert report["alone"] == [0.0] * len(NAMES)
 
 
-@pytest.mark.parametrize("impl", KERNELS)
-def test_gradients_of_second_order_are_refused(report, impl):
-    assert "no autograd formula was registered" in report[impl]["second_order"]
+def test_gradients_of_second_order_are_refused(report):
+    assert "no autograd formula was registered" in report["second_order"]
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("impl", KERNELS)
-def test_compile_sees_through_the_custom_op(report, impl):
-    assert all(error < 1e-6 for error in report[impl]["compiled"].values())
+def test_compile_sees_through_the_custom_op(report):
+    assert all(error < 1e-6 for error in report["compiled"].values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -297,6 +279,13 @@ def test_kernel_on_cpu_is_refused_with_the_reason():
 
 
 @pytest.mark.plain
+def test_an_unknown_implementation_is_refused_with_the_nearest_name():
+    leaves = make_inputs((1, 2, 5, 8), torch.float32)
+    with pytest.raises(UnknownNameError, match="talking_heads: .* 'trition'; did you mean 'triton'"):
+        talking_heads(*leaves, scale=0.3, impl="trition")
+
+
+@pytest.mark.plain
 def test_wrong_shapes_are_refused():
     q, k, v, weight, bias, *_ = make_inputs((1, 2, 5, 8), torch.float32)
     with pytest.raises(ShapeError, match=r"prob_weight is \(3, 3\); give \(2, 2\)"):
@@ -309,12 +298,11 @@ def test_wrong_shapes_are_refused():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("shape", [(2, 8, 196, 48), (3, 6, 77, 24), (1, 3, 65, 64), (2, 4, 50, 48)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("impl", KERNELS)
-def test_device_kernels_are_as_exact_as_the_unfused_form(shape, dtype, impl):
+def test_device_kernels_are_as_exact_as_the_unfused_form(shape, dtype):
     scale = shape[3] ** -0.5
     leaves = make_inputs(shape, dtype, device="cuda")
     exact = run(talking_heads_reference, doubled(leaves), scale=scale)
-    fused = relative_errors(run(talking_heads, leaves, scale=scale, impl=impl), exact)
+    fused = relative_errors(run(talking_heads, leaves, scale=scale, impl="triton"), exact)
     plain = relative_errors(run(talking_heads_reference, leaves, scale=scale), exact)
     # The bias gradient is rounded once, at the end, in both forms: luck decides which one is nearer.
     once = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps / 2
@@ -328,11 +316,10 @@ def test_device_kernels_are_as_exact_as_the_unfused_form(shape, dtype, impl):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("impl", KERNELS)
-def test_device_kernels_are_deterministic(impl):
+def test_device_kernels_are_deterministic():
     leaves = make_inputs((4, 8, 196, 48), torch.bfloat16, device="cuda")
-    once = run(talking_heads, leaves, scale=0.1, impl=impl)
-    again = run(talking_heads, leaves, scale=0.1, impl=impl)
+    once = run(talking_heads, leaves, scale=0.1, impl="triton")
+    again = run(talking_heads, leaves, scale=0.1, impl="triton")
     assert all(torch.equal(once[name], again[name]) for name in once)
 
 
@@ -342,7 +329,7 @@ def test_device_kernels_are_deterministic(impl):
 def test_device_op_compiles_without_graph_breaks():
     leaves = make_inputs((2, 4, 50, 48), torch.bfloat16, device="cuda")
     compiled = torch.compile(lambda *x: talking_heads(*x, scale=0.1, impl="auto"), fullgraph=True)
-    eager = run(talking_heads, leaves, scale=0.1, impl="staged")
+    eager = run(talking_heads, leaves, scale=0.1, impl="triton")
     assert all(torch.equal(run(compiled, leaves)[name], eager[name]) for name in eager)
 
 

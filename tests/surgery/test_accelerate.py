@@ -7,11 +7,15 @@ import copy
 import pytest
 import timm
 import torch
+from timm.layers import Mlp
 from torch import nn
 
 from fathoms import FathomsError
+from fathoms.models.vit import ViT
+from fathoms.models.zoo import model_config
 from fathoms.ops.talking_heads import why_not_fused
-from fathoms.surgery.accelerate.accelerate import accelerate
+from fathoms.parts.mlp import GeluMLP
+from fathoms.surgery.accelerate.accelerate import accelerate, fuse_mlps
 from fathoms.surgery.accelerate.modules import FusedTalkingHeads, OneQueryAttention
 from fathoms.surgery.fold.fold import fold
 
@@ -24,9 +28,9 @@ def images(batch=3):
     return torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-def moved(name, **options):
+def moved(name, depth=2, **options):
     torch.manual_seed(0)
-    model = timm.create_model(name, depth=2, num_classes=5, **options)
+    model = timm.create_model(name, depth=depth, num_classes=5, **options)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
@@ -50,9 +54,7 @@ def test_same_answers_gradients_and_names():
     plain = copy.deepcopy(model)
     report = accelerate(model)
     assert [row[1:] for row in report.rows] == [
-        ("LayerScaleBlock", "OnePassBlock"),
         ("TalkingHeadAttn", "FusedTalkingHeads"),
-        ("LayerScaleBlock", "OnePassBlock"),
         ("TalkingHeadAttn", "FusedTalkingHeads"),
         ("ClassAttn", "OneQueryAttention"),
         ("ClassAttn", "OneQueryAttention"),
@@ -65,43 +67,66 @@ def test_same_answers_gradients_and_names():
     assert report.to_json()["left"] == ()
 
 
-BLOCKS = {
-    "deit3_small_patch16_224": {"img_size": 32},
-    "vit_small_patch14_dinov2": {"img_size": 28},
-    "beit_base_patch16_224": {"img_size": 32, "embed_dim": 48, "num_heads": 4},
-    "vit_small_patch16_dinov3": {"img_size": 32},
-}
+@pytest.fixture
+def kernel_pays(monkeypatch):
+    """As on a device where the kernel of an MLP is faster."""
+    monkeypatch.setattr("fathoms.surgery.accelerate.accelerate.why_not_here", lambda _: None)
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-def test_every_block_with_layerscale_joins_in_one_pass(name):
-    size = BLOCKS[name]["img_size"]
-    model = moved(name, drop_path_rate=0.3, **BLOCKS[name])
-    plain = copy.deepcopy(model)
-    kept = copy.deepcopy(model.state_dict())
-    report = accelerate(model)
-    assert [row[2] for row in report.rows] == ["OnePassBlock"] * 2
-    assert report.difference < 1e-5
-    assert list(model.state_dict()) == list(plain.state_dict())
-    assert all(torch.equal(value, kept[key]) for key, value in model.state_dict().items())
-    assert_trains_alike(model, plain, torch.randn(4, 3, size, size))
+MLPS = {"fathoms": lambda: GeluMLP(8), "timm": lambda: Mlp(8, 16, drop=0.1)}
 
 
-def test_a_wrong_block_is_found_out_also_where_its_scales_are_tiny():
-    """A block of the same name and parts that adds its branches to something else."""
+@pytest.mark.usefixtures("kernel_pays")
+@pytest.mark.parametrize("name", MLPS)
+def test_an_mlp_is_replaced_with_the_same_output_gradients_and_names(name):
+    """Where the kernel itself does not run, as on a CPU, the old forward does: equal to the bit."""
+    old = MLPS[name]()
+    model = nn.Sequential(copy.deepcopy(old))
+    state = list(model.state_dict())
+    report = accelerate(model, images=torch.randn(2, 5, 8))
+    assert [row[1:] for row in report.rows] == [(type(old).__name__, "FusedMLP")]
+    assert list(model.state_dict()) == state
+    x = torch.randn(3, 5, 8)
+    for mode in (False, True):
+        outputs = []
+        for each in (old, model[0]):
+            torch.manual_seed(2)
+            outputs.append(each.train(mode)(x))
+        assert torch.equal(*outputs)
+    outputs[1].sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert torch.equal(copy.deepcopy(model).eval()(x), model.eval()(x))
 
-    class Block(type(moved("deit3_small_patch16_224", img_size=32).blocks[0])):
-        def forward(self, x, **more):
-            return super().forward(-x, **more)
 
-    model = timm.create_model(
-        "deit3_small_patch16_224", img_size=32, depth=2, init_values=1e-6, block_fn=Block
-    )
-    before = model.eval()(images())
-    with pytest.raises(FathomsError, match="the model is as it was"):
-        accelerate(model)
-    assert torch.equal(model(images()), before)
-    assert isinstance(model.blocks[0], Block)
+@pytest.mark.usefixtures("kernel_pays")
+def test_a_vit_with_fused_mlps_still_counts_and_copies():
+    model = ViT(model_config("vit_digits"))
+    count = model.flop_count()
+    assert fuse_mlps(model) == len(model.blocks)
+    assert model.flop_count() == count
+    assert fuse_mlps(model) == 0
+
+
+@pytest.mark.usefixtures("kernel_pays")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda mlp: mlp.act.register_forward_hook(print),
+        lambda mlp: setattr(mlp, "act", nn.ReLU()),
+        lambda mlp: setattr(mlp, "act", nn.GELU("tanh")),
+        lambda mlp: setattr(mlp, "norm", nn.LayerNorm(32)),
+        lambda mlp: setattr(mlp.fc1, "forward", lambda x: torch.zeros(*x.shape[:-1], 32)),
+        lambda mlp: setattr(mlp, "fc2", nn.Linear(32, 9)),
+    ],
+)
+def test_an_mlp_that_does_more_is_not_replaced(change):
+    model = nn.Sequential(GeluMLP(8))
+    change(model[0])
+    assert fuse_mlps(model) == 0
+
+
+def test_an_mlp_is_not_replaced_where_its_kernel_cannot_run():
+    assert fuse_mlps(nn.Sequential(GeluMLP(8))) == 0
 
 
 def test_a_wrong_attention_is_found_out_in_a_cait_that_was_never_trained(monkeypatch):
@@ -166,18 +191,22 @@ class Adapted(nn.Linear):
         return super().forward(x) + x @ self.extra.T
 
 
-def test_what_a_new_module_would_pass_over_is_left():
+def test_a_module_with_a_forward_of_its_own_is_left():
     model = cait()
+    model.blocks[1].attn.forward = model.blocks[1].attn.forward
+    assert accelerate(model).left == (("blocks.1.attn", "something has given it a forward of its own"),)
+
+
+def test_what_a_new_module_would_pass_over_is_left():
+    model = cait(depth=3)
     heads, reader = model.blocks[0].attn, model.blocks_token_only[0].attn
     heads.attn_drop.register_forward_hook(lambda *_: None)
     reader.v = Adapted(reader.v)
-    model.blocks[1].forward = model.blocks[1].forward
     model.blocks[1].attn.register_load_state_dict_pre_hook(lambda *_: None)
     model.blocks_token_only[1].attn.attn_drop = nn.AlphaDropout(0.1)
     report = accelerate(model)
     assert report.left == (
         ("blocks.0.attn", "attn_drop has hooks, which would not be called"),
-        ("blocks.1", "something has given it a forward of its own"),
         ("blocks.1.attn", "it has hooks of load_state_dict, which know it alone"),
         ("blocks_token_only.0.attn", "v is more than a plain linear or has hooks"),
         (
@@ -221,7 +250,7 @@ def test_hooks_flags_and_modes_come_along():
 def test_dropout_of_attention_is_left_to_the_original():
     model = cait(attn_drop_rate=0.1)
     report = accelerate(model)
-    assert {row[2] for row in report.rows} == {"OneQueryAttention", "OnePassBlock"}
+    assert {row[2] for row in report.rows} == {"OneQueryAttention"}
     assert [reason for _, reason in report.left] == [
         "it drops attention with probability 0.1, which no kernel does"
     ] * 2
@@ -277,18 +306,6 @@ def test_an_accelerated_model_folds_and_copies():
     assert any(isinstance(module, FusedTalkingHeads) for module in folded.modules())
 
 
-def test_the_scales_of_an_accelerated_cait_fold_away_altogether():
-    """timm's own block multiplies by them whatever they are; the fused one does not."""
-    model = cait()
-    scales = [name for name, _ in model.named_parameters() if name.startswith("blocks.") and "gamma" in name]
-    assert len(scales) == 4
-    accelerate(model)
-    folded, report = fold(model)
-    became = {row.name: row.became for row in report}
-    assert {became[name] for name in scales} == {"removed"}
-    assert not [name for name, _ in folded.named_parameters() if name in scales]
-
-
 def test_bfloat16_stays_bfloat16():
     model = cait().bfloat16()
     accelerate(model)
@@ -298,6 +315,8 @@ def test_bfloat16_stays_bfloat16():
 def test_nothing_to_replace_is_an_error():
     with pytest.raises(FathomsError, match="Linear has nothing to replace; no talking heads"):
         accelerate(nn.Linear(3, 3))
+    with pytest.raises(FathomsError, match="VisionTransformer has nothing to replace"):
+        accelerate(moved("deit3_small_patch16_224", img_size=32))
     model = cait()
     accelerate(model)
     with pytest.raises(FathomsError, match="Cait has nothing to replace"):

@@ -24,9 +24,7 @@ from fathoms.train.precision.master_weights import WorkingCopy
 from fathoms.train.precision.policy import (
     KEEPS,
     PRECISIONS,
-    SUMS,
     compile_blocks,
-    compile_options,
     kept_for_backward,
     set_stream,
 )
@@ -45,27 +43,24 @@ class Setting:
         launch: Kernel by kernel, or each step as one CUDA graph.
         keep: What a compiled forward pass keeps for the backward pass: all that torch would, or "lean", without
             what can be made again element by element.
-        sums: "fused" lets compiled products add to the stream, "separate" leaves that to torch.
     """
 
     precision: str = "bf16"
     compile: str = "blocks"
     launch: str = "graph"
     keep: str = "lean"
-    sums: str = "fused"
 
     def __post_init__(self) -> None:
         check_name(self.precision, PRECISIONS, "precision", "bench.precision")
         check_name(self.compile, COMPILES, "compile scope", "bench.compile")
         check_name(self.launch, LAUNCHES, "launch", "bench.launch")
         check_name(self.keep, KEEPS, "amount", "bench.keep")
-        check_name(self.sums, SUMS, "form", "bench.sums")
 
 
 # As people run timm's models: compiled whole, under autocast; for inference in bfloat16 throughout.
 TIMM_SETTINGS = {
-    "train": Setting("autocast", "model", "eager", "all", "separate"),
-    "infer": Setting("bf16", "model", "eager", "all", "separate"),
+    "train": Setting("autocast", "model", "eager", "all"),
+    "infer": Setting("bf16", "model", "eager", "all"),
 }
 
 
@@ -95,7 +90,9 @@ def prepare(
     if setting.launch == "graph" and not cuda:
         raise ConfigError("--launch graph needs a CUDA device; use eager")
     began = time.perf_counter()
-    before = torch.cuda.memory_allocated() if cuda else 0
+    # The model may be on the device already.
+    own = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda)
+    before = torch.cuda.memory_allocated() - own if cuda else 0
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     build = _training if mode == "train" else _answering
@@ -114,10 +111,9 @@ def compiled(model: nn.Module, setting: Setting) -> nn.Module:
     """The model compiled whole, block by block, or not."""
     if setting.compile == "none":
         return model
-    options = compile_options(sums=setting.sums)
     if setting.compile == "model":
-        return cast(nn.Module, torch.compile(model, **options))
-    compile_blocks(model, **options)
+        return cast(nn.Module, torch.compile(model, dynamic=False))
+    compile_blocks(model, dynamic=False)
     return model
 
 

@@ -40,8 +40,6 @@ class Args:
     """Launch kernels one by one, or a step as one CUDA graph; without it, graph on a GPU."""
     keep: Literal["lean", "all"] = "lean"
     """What a compiled forward pass keeps for the backward pass; lean makes element-wise results again."""
-    sums: Literal["fused", "separate"] | None = None
-    """Whether compiled products add to the residual stream themselves; without it, with graphs they do."""
     against: Literal["timm"] | None = None
     """Also measure timm's model of the same name, as people run it, in turns with this one."""
     turns: int = 5
@@ -62,30 +60,30 @@ def run(args: Args) -> int:
     from fathoms.bench.race import TIMM_SETTINGS, Setting, make_timm, prepare, race
     from fathoms.models.vit import ViT
     from fathoms.models.zoo import model_config
+    from fathoms.surgery.accelerate.accelerate import fuse_mlps
     from fathoms.train.distributed import choose_device
-    from fathoms.train.precision.policy import sums_for
 
     for name in ("batch_size", "turns", "steps"):
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: use 1 or more")
     config = model_config(args.model, **given(args.switches))
     device = choose_device(args.device)
-    if args.sums == "fused" and (args.compile == "none" or device.type != "cuda"):
-        raise ConfigError("--sums fused is made by torch.compile on a CUDA device; leave it out")
     launch = args.launch or ("graph" if device.type == "cuda" else "eager")
     torch.manual_seed(0)
     shape = (args.batch_size, config.in_channels, config.image_size, config.image_size)
     images = torch.randn(shape, device=device)
     labels = torch.randint(0, config.num_classes, (args.batch_size,), device=device)
-    sums = args.sums or sums_for(launch)
-    setting = Setting(args.precision, args.compile, launch, args.keep, sums)
+    setting = Setting(args.precision, args.compile, launch, args.keep)
     contenders = []
     if args.against is not None:
         if given(args.switches):
             raise ConfigError("--against timm: timm has no model with these switches; leave one of both out")
         theirs = make_timm(args.model)
         contenders.append(prepare("timm", theirs, images, labels, args.mode, TIMM_SETTINGS[args.mode]))
-    contenders.append(prepare("fathoms", ViT(config), images, labels, args.mode, setting))
+    model = ViT(config).to(device)
+    if args.mode == "infer":
+        fuse_mlps(model)
+    contenders.append(prepare("fathoms", model, images, labels, args.mode, setting))
     rows = race(contenders, args.batch_size, turns=args.turns, steps=args.steps)
     where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     ratio = (

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from fathoms.errors import ConfigError
-from fathoms.ops.softmax import leave_out_cudnn_attention
+from fathoms.ops.softmax_attention import leave_out_cudnn_attention
 from fathoms.registry import check_name
 from fathoms.train.job import TIMM
 

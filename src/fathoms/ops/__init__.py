@@ -1,1 +1,1 @@
-"""Fused operations, each with its reference in plain torch beside it."""
+"""Operations with a reference in plain torch and, where it pays, a kernel: attentions, GELU, MLP."""

@@ -1,4 +1,4 @@
-"""Class attention: a few queries read themselves and a context, of which neither keys nor values are made."""
+"""Class attention without materialising keys or values: their projections are applied to the few queries instead."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fathoms.ops.autocast import as_written, product_dtype
 from fathoms.ops.dispatch import in_forward_mode
-from fathoms.ops.softmax import attend
+from fathoms.ops.softmax_attention import attend
 from fathoms.registry import check_name
 
-Form = Literal["auto", "absorbed", "reference"]
+ClassAttentionImpl = Literal["auto", "absorbed", "reference"]
 
 
 def class_attention(
@@ -27,7 +27,7 @@ def class_attention(
     value_weight: Float[Tensor, "E D"],
     value_bias: Float[Tensor, " E"] | None,
     *,
-    impl: Form = "auto",
+    impl: ClassAttentionImpl = "auto",
 ) -> Float[Tensor, "B H Q K"]:
     """softmax(q kᵀ / sqrt K) v per head, with k and v the projections of the queries and of the context.
 
@@ -36,24 +36,24 @@ def class_attention(
     the same for a whole row and cancels in the softmax, so the gradient of the key bias is zero. The context is read
     as it is and kept once for the gradient; nothing else of its size is made but its own gradient.
 
-    Products with the context take it in the dtype of q, or autocast's, and sum in float32; all that is as small as the
-    queries is float32 (float64 stays float64). The output has that dtype too.
+    Products with the context take it in the dtype of q, or autocast's, and accumulate in float32; tensors as small as
+    the queries are float32 (float64 stays float64). The output has the dtype of those products.
 
     Args:
-        q: The queries, projected, split into heads and normed.
-        queries: What the queries read of each other; None if the context holds it.
+        q: The queries, projected, split into heads and normalised.
+        queries: The query tokens, which attend to each other too; None if the context holds them.
         impl: "absorbed", "reference", or "auto": absorbed where `pays` says so.
 
     Paper: Touvron et al. 2021, arXiv:2103.17239.
     """
-    check_name(impl, get_args(Form), "implementation", "class_attention")
+    check_name(impl, get_args(ClassAttentionImpl), "implementation", "class_attention")
     if impl == "reference" or (impl == "auto" and not pays(q.shape[2], q.shape[1], context.shape[2])):
         return class_attention_reference(q, queries, context, key_weight, key_bias, value_weight, value_bias)
     return _absorbed(q, queries, context, key_weight, key_bias, value_weight, value_bias)
 
 
 def pays(queries: int, heads: int, dim: int) -> bool:
-    """Whether "auto" absorbs: a projection takes D² multiplications a token, its absorbed form Q H D."""
+    """Whether "auto" absorbs: a projection takes D² multiplications a token, an absorbed one Q H D."""
     return 4 * queries * heads <= dim
 
 
@@ -66,7 +66,7 @@ def class_attention_reference(
     value_weight: Float[Tensor, "E D"],
     value_bias: Float[Tensor, " E"] | None,
 ) -> Float[Tensor, "B H Q K"]:
-    """The same with keys and values, through torch's fused attention."""
+    """The same with keys and values, through softmax attention."""
     read = [context] if queries is None else [queries, context]
     k = torch.cat([F.linear(x, key_weight, key_bias) for x in read], dim=1)
     v = torch.cat([F.linear(x, value_weight, value_bias) for x in read], dim=1)
@@ -102,7 +102,7 @@ def _absorbed(
 def _gather(
     asked: Tensor, own_logits: Tensor, context: Tensor, key_bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Σ p x over the context for each row of `asked`, and the row's p, those of its own logits first."""
+    """Σ p x over the context for each row of `asked`, and the row's probabilities p, its own logits' first."""
     given = (asked, own_logits, context, key_bias)
     wanted = any(x is not None and x.requires_grad for x in given)
     if wanted and torch.is_grad_enabled() and not in_forward_mode():
@@ -111,35 +111,35 @@ def _gather(
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """A b in the dtype of `a`, which is the wider one, without a wide copy of b where the device can do so."""
+    """A b in the dtype of `a`, the wider one, without a wide copy of b where the device can do that."""
     if a.dtype == b.dtype:
         return a @ b
-    if not _sums_wide(b):
+    if not _accumulates_wide(b):
         return a @ b.to(a.dtype)
-    # Two narrow numbers hold a wide one, and twice as many rows cost nothing: what takes time is to read b.
+    # Two narrow numbers hold a wide one. Twice as many rows cost nothing: reading b takes the time.
     both = torch.cat(_halves(a, b.dtype), dim=1)
     of_high, of_low = torch.bmm(both, b, out_dtype=a.dtype).chunk(2, dim=1)
     return of_high + of_low
 
 
 def _halves(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Two numbers of a narrower dtype that make up one of float32: its first digits, and what they leave.
+    """Split float32 into two numbers of a narrower dtype: the leading digits, and the rest.
 
-    The digits are cut off by their bits. torch.compile keeps a rounded number unrounded for what reads it next, so
-    that `a - a.to(dtype)` is zero there.
+    The digits are masked by their bits: torch.compile keeps a rounded number unrounded for its next reader, so that
+    `a - a.to(dtype)` is zero there.
     """
     spare = 23 + round(math.log2(torch.finfo(dtype).eps))
     high = (a.detach().view(torch.int32) & -(1 << spare)).view(torch.float32)
     return high.to(dtype), (a - high).to(dtype)
 
 
-def _sums_wide(b: Tensor) -> bool:
-    """Whether b's device multiplies narrow numbers into wide ones; torch has no forward-mode derivative of that."""
+def _accumulates_wide(b: Tensor) -> bool:
+    """Whether b's device multiplies narrow numbers into wide ones; torch has no forward-mode derivative of it."""
     return b.is_cuda and not in_forward_mode()
 
 
 class _Gather(torch.autograd.Function):
-    """The two products with the context. Their gradients in it are one product here, and two and a sum in autograd."""
+    """Both products with the context, whose gradient is one product here; autograd would make two and add them."""
 
     generate_vmap_rule = True
 
@@ -155,7 +155,7 @@ class _Gather(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         asked, own_logits, context, key_bias = inputs
         ctx.own = own_logits.shape[-1]
-        # The bias cancels. It is an input so that its gradient is a zero and not missing, which DDP would wait for.
+        # The bias cancels. As an input it gets a gradient of zero; DDP would wait for a missing one.
         ctx.save_for_backward(asked, context, key_bias, output[1])
 
     @staticmethod

@@ -1,12 +1,11 @@
-"""Which implementation of an operation runs: chosen, or refused with the reason."""
+"""Choose the implementation of an operation, or refuse it with the reason."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import os
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,9 +14,10 @@ from torch.autograd import forward_ad
 from fathoms.errors import BackendError
 from fathoms.registry import check_name
 
-Impl = Literal["auto", "staged", "triton", "reference"]
+Impl = Literal["auto", "triton", "reference"]
+IMPLS = get_args(Impl)
 
-# What CUDA allows along a grid's second and third axis.
+# The limit of CUDA for a grid's second and third axis.
 MAX_PROGRAMS = 65535
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -29,23 +29,23 @@ def interpreting() -> bool:
 
 
 def why_no_kernel() -> str | None:
-    """The reason why no kernel of any kind can run now, or None if one can."""
-    # It would give the tangents of its inputs away without a word.
+    """The reason why no kernel can run now, or None if one can."""
+    # A kernel would drop the tangents of its inputs silently.
     if in_forward_mode():
-        return "a forward-mode derivative is asked for, which no kernel has"
-    # torch.compile cannot trace the question; torch.func inside of what is compiled needs impl="reference".
+        return "forward-mode derivatives are needed, which no kernel has"
+    # torch.compile cannot trace this check; torch.func inside a compiled function needs impl="reference".
     if not torch.compiler.is_compiling() and _differentiates_by_function():
-        return "torch.func asks for a derivative, which it does not take from an operation with a kernel"
+        return "torch.func needs a derivative, which it cannot take from an operation with a kernel"
     return None
 
 
 def in_forward_mode() -> bool:
-    """Whether a forward-mode derivative is asked for: torch.func.jvp, or dual numbers."""
+    """Whether this runs in forward mode: torch.func.jvp, or dual numbers."""
     return forward_ad._current_level >= 0
 
 
 def _differentiates_by_function() -> bool:
-    """Whether this is inside torch.func.grad or another function that is built on it, such as jacrev."""
+    """Whether this runs inside torch.func.grad or a function built on it, such as jacrev."""
     levels = torch._C._functorch.get_interpreter_stack() or ()
     return any(level.key() == torch._C._functorch.TransformType.Grad for level in levels)
 
@@ -64,27 +64,22 @@ def why_not_triton(x: Tensor | torch.device) -> str | None:
 
 @functools.cache
 def device_shared_memory(device: int) -> int:
-    """Bytes of shared memory that a program may have on a CUDA device."""
+    """Bytes of shared memory that a program can use on a CUDA device."""
     from triton.runtime import driver
 
     active: Any = driver.active
     return active.utils.get_device_properties(device)["max_shared_mem"]
 
 
-def choose(op: str, impl: str, kernels: Mapping[str, str | None]) -> str:
+def choose(op: str, impl: str, reason: str | None) -> Literal["triton", "reference"]:
     """Resolve "auto"; an explicit choice is obeyed or refused, never swapped.
 
     Args:
-        kernels: the operation's kernels, and for each the reason why it cannot run, or None.
-            "auto" takes the first if it can run, and the reference if not.
+        reason: Why the kernel cannot run, or None if it can; "auto" then takes the reference.
     """
-    check_name(impl, ("auto", *kernels, "reference"), "implementation", op)
-    if impl == "reference":
+    check_name(impl, IMPLS, "implementation", op)
+    if impl == "reference" or (impl == "auto" and reason):
         return "reference"
-    name = next(iter(kernels)) if impl == "auto" else impl
-    reason = kernels[name]
-    if impl == "auto":
-        return "reference" if reason else name
     if reason:
         raise BackendError(f'{op}: impl="{impl}" cannot run: {reason}; use impl="auto"')
-    return name
+    return "triton"

@@ -1,4 +1,4 @@
-"""GELU of a layer's output and its bias in one pass: gelu(x + bias). Reference here, kernels in triton/."""
+"""Bias and GELU in one pass, gelu(x + bias): reference here, kernels in triton/."""
 
 from __future__ import annotations
 
@@ -18,32 +18,31 @@ def bias_gelu(
 ) -> Float[Tensor, "*batch D"]:
     """Exact GELU: y = u Φ(u), u = x + bias, Φ the normal distribution function; y in the dtype of x.
 
-    The kernels read and write every number once: x for the output; x and the gradient for both gradients, of
-    which the bias's leaves as float32 sums over strips of rows. They keep x and the bias for the gradient,
-    nothing else, and are deterministic. Inside they work in float32, where their Φ is off by less than 3e-7
-    everywhere and by less than 2e-5 of itself for u > -12, however small it is there: far below what a 16-bit
-    number resolves. Infinite numbers come out as NaN.
+    The kernels read and write every number once: x for the output; x and the gradient for both gradients, that of
+    the bias as float32 sums over strips of rows. They save only x and the bias for the backward pass and are
+    deterministic. They compute in float32, where the error of Φ is below 3e-7 everywhere, and below 2e-5 of Φ for
+    u > -12: far below the resolution of 16-bit numbers. Infinite inputs give NaN.
 
     Args:
         bias: None adds nothing; its dtype may differ from that of x.
-        impl: "triton", "reference", or "auto": the kernels where they can run. `why_not_fused` tells why "auto"
-            takes the reference.
+        impl: "triton", "reference", or "auto": the kernels where they can run. `why_not_fused` gives the reason
+            why "auto" takes the reference.
 
     Paper: Hendrycks and Gimpel 2016, arXiv:1606.08415.
     """
     _check_shapes(x, bias)
-    if choose("bias_gelu", impl, {"triton": why_not_fused(x)}) == "reference":
+    if choose("bias_gelu", impl, why_not_fused(x)) == "reference":
         return bias_gelu_reference(x, bias)
     # Triton is imported here, so that this module loads where it is not installed.
-    from fathoms.ops.triton.gelu import fused_bias_gelu
+    from fathoms.ops.triton.gelu import gelu_forward
 
-    return fused_bias_gelu(x, bias)
+    return gelu_forward(x, bias)
 
 
 def bias_gelu_reference(
     x: Float[Tensor, "*batch D"], bias: Float[Tensor, " D"] | None
 ) -> Float[Tensor, "*batch D"]:
-    """The same in plain torch, the sum rounded to the dtype of x."""
+    """The same in plain torch; x + bias is rounded to the dtype of x."""
     return F.gelu(x if bias is None else x + bias.to(x.dtype))
 
 

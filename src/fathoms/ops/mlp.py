@@ -1,4 +1,4 @@
-"""A whole MLP without a gradient, skip + V gelu(W x + b) + c: reference here, the kernel in triton/."""
+"""A whole MLP in inference, V gelu(W x + b) + c: reference here, the kernel in triton/."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fathoms.ops.autocast import product_dtype
 from fathoms.ops.dispatch import Impl, choose, device_shared_memory, why_not_triton
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16)
-# Sums of all channels of some tokens stay in registers, where there is no room for more.
+# The accumulators of all channels of a tile stay in registers, which hold no more.
 MAX_CHANNELS = 256
-# A program takes 128 tokens: fewer than these leave most multiprocessors of a large GPU idle, where torch's products
-# cut finer.
+# A program takes 128 tokens: with fewer tokens than this most multiprocessors of a large GPU are idle, where torch's
+# products use smaller tiles.
 MIN_TOKENS = 2**14
-# The kind of GPU on which the kernel has been measured, an H200, by NVIDIA's compute capability.
+# The compute capability of the GPU on which the kernel has been measured, an H200.
 MEASURED = 9
 
 
@@ -31,29 +31,28 @@ def gelu_mlp(
     hidden_bias: Float[Tensor, " H"] | None,
     weight: Float[Tensor, "D H"],
     bias: Float[Tensor, " D"] | None,
-    skip: Float[Tensor, "*batch D"] | None = None,
     *,
     impl: Impl = "auto",
 ) -> Float[Tensor, "*batch D"]:
     """Two linears with an exact GELU between them, in the dtype of x, or autocast's where it is on.
 
-    The kernel is for answering: it keeps nothing for a gradient, and of a token's H hidden numbers none goes through
-    memory. Products take 16-bit numbers and sum in float32, GELU is that of `bias_gelu`; hidden numbers are rounded
-    once, behind the GELU, where the reference rounds before it too, and so is the sum with `skip`.
+    The kernel is for inference: it saves nothing for a backward pass, and the H hidden activations of a token never
+    reach memory. Products take 16-bit numbers and accumulate in float32, the GELU is that of `bias_gelu`; hidden
+    activations are rounded once, after the GELU, where the reference rounds before it too.
 
     Args:
         hidden_weight: W, its bias b.
         weight: V, its bias c.
-        skip: What the output is added to; a residual stream costs the kernel one more read.
-        impl: "triton", "reference", or "auto": the kernel where it can run and is known to be faster.
-            `why_not_fused` tells why "auto" takes the reference.
+        impl: "triton", "reference", or "auto": the kernel where it can run and has been measured to be faster.
+            `why_not_fused` gives the reason why "auto" takes the reference.
 
     Paper: Hendrycks and Gimpel 2016, arXiv:1606.08415.
     """
-    given = (x, hidden_weight, hidden_bias, weight, bias, skip)
+    given = (x, hidden_weight, hidden_bias, weight, bias)
     _check_shapes(*given)
-    chosen = choose("gelu_mlp", impl, {"triton": why_not_triton(x) or _why_not_kernel(*given)})
-    if chosen == "reference" or (impl == "auto" and _why_not_faster(x)):
+    # An explicit kernel runs wherever it can, "auto" only where it is faster.
+    reason = why_not_fused(*given) if impl == "auto" else why_not_triton(x) or _why_not_kernel(*given)
+    if choose("gelu_mlp", impl, reason) == "reference":
         return gelu_mlp_reference(*given)
     # Triton is imported here, so that this module loads where it is not installed.
     from fathoms.ops.triton.mlp import fused_gelu_mlp
@@ -67,11 +66,9 @@ def gelu_mlp_reference(
     hidden_bias: Float[Tensor, " H"] | None,
     weight: Float[Tensor, "D H"],
     bias: Float[Tensor, " D"] | None,
-    skip: Float[Tensor, "*batch D"] | None = None,
 ) -> Float[Tensor, "*batch D"]:
     """The same in plain torch."""
-    y = F.linear(F.gelu(F.linear(x, hidden_weight, hidden_bias)), weight, bias)
-    return y if skip is None else skip + y
+    return F.linear(F.gelu(F.linear(x, hidden_weight, hidden_bias)), weight, bias)
 
 
 def why_not_fused(
@@ -80,42 +77,44 @@ def why_not_fused(
     hidden_bias: Float[Tensor, " H"] | None,
     weight: Float[Tensor, "D H"],
     bias: Float[Tensor, " D"] | None,
-    skip: Float[Tensor, "*batch D"] | None = None,
 ) -> str | None:
     """The reason why `impl="auto"` would run the reference, or None if it would run the kernel."""
-    reason = why_not_triton(x) or _why_not_kernel(x, hidden_weight, hidden_bias, weight, bias, skip)
+    reason = why_not_triton(x) or _why_not_kernel(x, hidden_weight, hidden_bias, weight, bias)
     return reason or _why_not_faster(x)
+
+
+def why_not_here(hidden_weight: Float[Tensor, "H D"]) -> str | None:
+    """The reason why "auto" would run the reference on every input of such a layer on its device, or None."""
+    return why_not_triton(hidden_weight) or _why_too_wide(hidden_weight) or _why_not_measured(hidden_weight)
 
 
 def _why_not_kernel(x: Tensor, *others: Tensor | None) -> str | None:
     there = [part for part in others if part is not None]
-    skip = others[-1]
     # The flag itself: in torch 2.11 its function, is_exporting, is true under torch.compile as well.
     if torch.compiler._is_exporting_flag:
-        return "it is being exported, to where there may be no kernel"
+        return "the model is being exported, and may run where there is no kernel"
     if torch.is_grad_enabled() and any(part.requires_grad for part in (x, *there)):
-        return "a gradient is asked for, for which the kernel keeps nothing"
+        return "gradients are needed, for which the kernel saves nothing"
     if product_dtype(x) not in KERNEL_DTYPES:
-        return f"products take {_name(product_dtype(x))}, the kernel's bfloat16 and float16"
+        return f"products are in {_name(product_dtype(x))}, the kernel takes bfloat16 and float16"
     if any(is_traceable_wrapper_subclass(part) for part in (x, *there)):
         return "x or a weight is more than a plain tensor"
     if any(product_dtype(part) != product_dtype(x) for part in there):
         return f"x is {_name(product_dtype(x))}, and not all weights are"
-    # Autocast would take a wider stream too, but in the reference that stays as wide as it is.
-    if skip is not None and skip.dtype != product_dtype(x):
-        return f"products are {_name(product_dtype(x))}, and skip is {_name(skip.dtype)}"
     if any(part.device != x.device for part in there):
         return "x and the weights are on different devices"
+    return _why_too_wide(x)
+
+
+def _why_too_wide(x: Tensor) -> str | None:
     most = _most_channels(x.device.index) if x.is_cuda and why_not_triton(x) is None else MAX_CHANNELS
-    if x.shape[-1] > most:
-        return f"x has {x.shape[-1]} channels, the kernel takes up to {most}"
-    return None
+    return f"x has {x.shape[-1]} channels, the kernel takes up to {most}" if x.shape[-1] > most else None
 
 
-# A constant to torch.compile, which does not look inside; so it is not given a size, which may be left open.
+# A constant to torch.compile, which does not look inside; so it is not given a size, which may be dynamic.
 @torch.compiler.assume_constant_result
 def _most_channels(device: int) -> int:
-    """The channels for which a program of the kernel finds enough shared memory on a CUDA device."""
+    """The most channels for which a CUDA device has enough shared memory."""
     return _channels_within(device_shared_memory(device))
 
 
@@ -128,9 +127,15 @@ def _channels_within(room: int) -> int:
     )
 
 
-def _why_not_faster(x: Tensor) -> str | None:
+def _why_not_measured(x: Tensor) -> str | None:
     if x.is_cuda and _capability(x.device.index) != MEASURED:
-        return f"it has been measured on GPUs of compute capability {MEASURED} only"
+        return f"the kernel has been measured on GPUs of compute capability {MEASURED} only"
+    return None
+
+
+def _why_not_faster(x: Tensor) -> str | None:
+    if reason := _why_not_measured(x):
+        return reason
     if math.prod(x.shape[:-1]) < MIN_TOKENS:
         return f"the kernel pays from {MIN_TOKENS} tokens on"
     return None
@@ -151,7 +156,6 @@ def _check_shapes(
     hidden_bias: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
-    skip: Tensor | None,
 ) -> None:
     hidden, channels = hidden_weight.shape
     if x.shape[-1:] != (channels,):
@@ -162,7 +166,6 @@ def _check_shapes(
         ("hidden_bias", hidden_bias, (hidden,)),
         ("weight", weight, (channels, hidden)),
         ("bias", bias, (channels,)),
-        ("skip", skip, x.shape),
     ):
         if part is not None and part.shape != shape:
             raise ShapeError(f"gelu_mlp: {name} is {tuple(part.shape)}; give {tuple(shape)}")

@@ -1,4 +1,4 @@
-"""Talking-heads attention: heads are mixed before and after the softmax. Reference here, kernels in triton/."""
+"""Talking-heads attention, heads mixed before and after the softmax: reference here, kernels in triton/."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from fathoms.errors import ShapeError
 from fathoms.ops.autocast import product_dtype
-from fathoms.ops.dispatch import MAX_PROGRAMS, Impl, choose, device_shared_memory, why_not_triton
+from fathoms.ops.dispatch import Impl, choose, why_not_triton
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Tiles of all heads stand in registers together ("triton"), or in one product of the tensor cores ("staged").
-MAX_FUSED_HEADS, MAX_STAGED_HEADS = 16, 64
+# All heads of a query are mixed in one product of the tensor cores.
+MAX_HEADS = 64
 
 
 def talking_heads(
@@ -30,34 +30,25 @@ def talking_heads(
     """Attend with talking heads: out = mix_w(softmax(mix_l(scale q kᵀ))) v, mix(x)[g] = Σ_h w[g, h] x[h] + b[g].
 
     `logit_bias` is the same for all keys and cancels in the softmax: it changes neither the output nor any
-    gradient, and its own gradient is zero. Under autocast q, k and v are taken in the autocast dtype, as
-    torch's own attention does. Both kernels keep nothing of the maps for the gradient and are deterministic.
+    gradient, and its own gradient is zero. Under autocast q, k and v are cast to its dtype, as in torch's
+    own attention. The kernels hold the maps of a few images at a time, in a scratch tensor of fixed
+    size, save none for the backward pass and are deterministic.
 
     Args:
         scale: factor of the logits, usually K ** -0.5.
-        impl: "staged" (the maps of a few images at a time in a scratch of fixed size), "triton" (fully fused, no
-            (N, N) map in memory at all, slower), "reference", or "auto": staged where it can run.
-            `why_not_fused` tells why "auto" takes the reference.
+        impl: "triton", "reference", or "auto": the kernels where they can run. `why_not_fused` gives the reason
+            why "auto" takes the reference.
 
     Paper: Shazeer et al. 2020, arXiv:2003.02436.
     """
     _check_shapes(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias)
     q, k, v = (x.to(product_dtype(x)) for x in (q, k, v))
-    why_not = why_not_triton(q)
-    kernels = {
-        "staged": why_not or _why_not_staged(q),
-        "triton": why_not or (_why_not_fused(q) if impl == "triton" else None),
-    }
-    chosen = choose("talking_heads", impl, kernels)
-    if chosen == "reference":
+    if choose("talking_heads", impl, why_not_fused(q)) == "reference":
         return talking_heads_reference(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, scale=scale)
     # Triton is imported here, so that this module loads where it is not installed.
-    if chosen == "staged":
-        from fathoms.ops.triton.staged import staged_talking_heads as kernel
-    else:
-        from fathoms.ops.triton.talking_heads import fused_talking_heads as kernel
+    from fathoms.ops.triton.talking_heads import talking_heads_forward
 
-    return kernel(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, scale)
+    return talking_heads_forward(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, scale)
 
 
 def talking_heads_reference(
@@ -79,8 +70,8 @@ def talking_heads_reference(
 
 
 def why_not_fused(q: Float[Tensor, "B H N K"]) -> str | None:
-    """The reason why `impl="auto"` would run the reference on `q`, or None if it would run a kernel."""
-    return why_not_triton(q) or _why_not_staged(q)
+    """The reason why `impl="auto"` would run the reference on `q`, or None if it would run the kernels."""
+    return why_not_triton(q) or _why_not_kernel(q)
 
 
 def _mix(maps: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -88,34 +79,12 @@ def _mix(maps: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return mixed if bias is None else mixed + bias.to(maps.dtype)[:, None, None]
 
 
-def _why_not_staged(q: Tensor) -> str | None:
+def _why_not_kernel(q: Tensor) -> str | None:
     if q.dtype not in KERNEL_DTYPES:
         return f"q is {str(q.dtype).removeprefix('torch.')}, the kernel takes bfloat16, float16 and float32"
-    if q.shape[1] > MAX_STAGED_HEADS:
-        return f"{q.shape[1]} heads are too many, the kernel takes up to {MAX_STAGED_HEADS}"
+    if q.shape[1] > MAX_HEADS:
+        return f"{q.shape[1]} heads are too many, the kernel takes up to {MAX_HEADS}"
     return None
-
-
-def _why_not_fused(q: Tensor) -> str | None:
-    heads, head_dim = q.shape[1], q.shape[3]
-    if heads > MAX_FUSED_HEADS:
-        return f"{heads} heads do not fit in registers, the kernel takes up to {MAX_FUSED_HEADS}"
-    if q.shape[0] > MAX_PROGRAMS:
-        return f"{q.shape[0]} images are too many, the kernel takes up to {MAX_PROGRAMS}"
-    if q.dtype in KERNEL_DTYPES and why_not_triton(q) is None and q.is_cuda:
-        need, have = _shared_memory(heads, head_dim, q.dtype, q.device.index)
-        if need > have:
-            return f"{heads} heads of {head_dim} need {need} bytes of shared memory, the device has {have}"
-    return _why_not_staged(q)
-
-
-# A constant to torch.compile, which does not look inside; a plain function, because it does look inside a cached one.
-@torch.compiler.assume_constant_result
-def _shared_memory(heads: int, head_dim: int, dtype: torch.dtype, device: int) -> tuple[int, int]:
-    """Bytes of shared memory the kernel needs for one program, and the device has."""
-    from fathoms.ops.triton.talking_heads_tiles import shared_memory
-
-    return shared_memory(heads, head_dim, dtype), device_shared_memory(device)
 
 
 def _check_shapes(

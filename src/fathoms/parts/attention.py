@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import BackendError, ConfigError
-from fathoms.ops.class_attention import Form, class_attention
-from fathoms.ops.softmax import attend
+from fathoms.ops.class_attention import ClassAttentionImpl, class_attention
+from fathoms.ops.softmax_attention import attend
 from fathoms.ops.talking_heads import talking_heads
 from fathoms.parts.contract import Branch
 from fathoms.parts.init import STD
@@ -145,7 +145,7 @@ class ClassAttention(nn.Module):
     Paper: Touvron et al. 2021, arXiv:2103.17239.
     """
 
-    impl: Form = "auto"
+    impl: ClassAttentionImpl = "auto"
 
     def __init__(
         self, dim: int, heads: int, qkv_bias: bool = True, qk_norm: str = "none", layers: Layers = PLAIN

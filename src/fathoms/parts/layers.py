@@ -21,6 +21,11 @@ def is_bare(linear: nn.Module) -> bool:
     return type(linear) is nn.Linear and not has_hooks(linear) and "forward" not in linear.__dict__
 
 
+def is_exact_gelu(module: nn.Module) -> bool:
+    """Whether a call of the module is the exact GELU and nothing else."""
+    return type(module) is nn.GELU and module.approximate == "none" and not has_hooks(module)
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether a call of the module does more than its own forward and backward."""
     hooks = (

@@ -6,9 +6,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.ops.gelu import bias_gelu
-from fathoms.ops.mlp import gelu_mlp
 from fathoms.parts.contract import Branch
-from fathoms.parts.layers import PLAIN, Layers, has_hooks, is_bare, linear_flops
+from fathoms.parts.layers import PLAIN, Layers, linear_flops
 from fathoms.registry import Registry
 
 MLPS: Registry[Branch] = Registry("mlp")
@@ -29,19 +28,8 @@ class GeluMLP(nn.Module):
         self.fc2 = layers.linear(hidden, dim)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Widen, bend, narrow."""
-        if self._is_plain():
-            return gelu_mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
+        """Widen, activate, narrow."""
         return self.fc2(self.act(self.fc1(x)))
-
-    def _is_plain(self) -> bool:
-        """Whether the weights say all that it does."""
-        return self.bends_plainly() and is_bare(self.fc2)
-
-    def bends_plainly(self) -> bool:
-        """Whether gelu(W1 x + b1) is all that the part before the last linear does."""
-        exact = type(self.act) is nn.GELU and self.act.approximate == "none" and not has_hooks(self.act)
-        return exact and is_bare(self.fc1)
 
     def roles(self) -> list[tuple[str, Tensor]]:
         """The matrices an init rule fills."""
@@ -65,7 +53,7 @@ class BiasedGelu(nn.Module):
         self.bias = bias
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Shift and bend."""
+        """Shift and activate."""
         return bias_gelu(x, self.bias)
 
 

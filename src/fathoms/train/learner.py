@@ -15,7 +15,7 @@ from fathoms.train.objective.objective import Objective
 from fathoms.train.optim.build import build_optimizer
 from fathoms.train.optim.ema import Ema
 from fathoms.train.precision.master_weights import WorkingCopy
-from fathoms.train.precision.policy import compile_blocks, compile_options, keep_lean, sums_for
+from fathoms.train.precision.policy import compile_blocks, keep_lean
 
 
 class Learner(NamedTuple):
@@ -50,7 +50,7 @@ def wrap(job: Job, world: World, model: nn.Module, objective: Objective) -> Lear
     how: dict[str, Any] = {}
     if recipe.torchcompile is not None:
         keep_lean()
-        how = compile_options(recipe.torchcompile, sums_for(recipe.launch, recipe.torchcompile))
+        how = {"backend": recipe.torchcompile, "dynamic": False}
     if recipe.torchcompile is not None and recipe.compile_scope == "blocks":
         compile_blocks(student, **how)
     if world.size > 1 and not job.run.fsdp:

@@ -1,1 +1,1 @@
-"""Triton kernels, imported only where one is chosen: this package needs triton to be installed."""
+"""Triton kernels; imported only where one is chosen, since this package needs triton to be installed."""

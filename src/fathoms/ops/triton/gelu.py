@@ -1,4 +1,4 @@
-"""Fused bias and GELU as torch custom ops: launches, gradients and shapes for tracing."""
+"""Bias and GELU as torch custom ops: launches, gradients and shapes for tracing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from fathoms.ops.triton.around import launch, launch_options
 from fathoms.ops.triton.gelu_kernels import gelu_grad_kernel, gelu_kernel
+from fathoms.ops.triton.launch import launch, launch_options
 
 
 class Tile(NamedTuple):
@@ -24,16 +24,12 @@ class Tile(NamedTuple):
 
 
 # By the registers of the kernels compiled for an H200, 54 and 72 a thread: 36 and 28 warps fit a multiprocessor, and
-# 16 bytes are moved at a time. Small strips leave no multiprocessor idle at the end; the shares stay 1% of the bytes.
+# 16 bytes are moved at a time. Small strips leave no multiprocessor idle at the end; the partial sums stay 1 % of the
+# bytes.
 TILES = {
     "forward": Tile(64, 32, 128, 4, 1),
     "backward": Tile(128, 16, 128, 4, 1),
 }
-
-
-def fused_bias_gelu(x: Tensor, bias: Tensor | None) -> Tensor:
-    """`fathoms.ops.gelu.bias_gelu` through the kernels."""
-    return gelu_forward(x, bias)
 
 
 @torch.library.custom_op("fathoms::bias_gelu", mutates_args=())
@@ -52,7 +48,7 @@ def _(x: Tensor, bias: Tensor | None) -> Tensor:
 
 @torch.library.custom_op("fathoms::bias_gelu_backward", mutates_args=())
 def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gradient of x, and each strip's share of the bias's gradient (strips, D). Deterministic: no atomics."""
+    """Gradient of x, and each strip's partial sum of the bias's gradient (strips, D). Deterministic: no atomics."""
     grad, x = grad.contiguous(), x.contiguous()
     dx, shares = _empty_gradients(x, bias)
     _launch(gelu_grad_kernel, "backward", x, grad, x, _pointer(bias, x), dx, shares, biased=bias is not None)
@@ -88,7 +84,7 @@ def _strips(x: Tensor, tile: Tile) -> int:
 
 
 def _pointer(bias: Tensor | None, instead: Tensor) -> Tensor:
-    """The bias, or anything that can be pointed to, which a kernel without a bias does not read."""
+    """The bias, or any other tensor in its place, which a kernel without a bias does not read."""
     return instead if bias is None else bias.contiguous()
 
 

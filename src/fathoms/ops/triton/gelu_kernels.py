@@ -1,7 +1,7 @@
 """Triton kernels of GELU: forward, and backward with the column sums that the bias's gradient needs.
 
-A program takes a strip of rows of one tile of columns and goes down it step by step, so that the bias is read
-once per program and the column sums stay in registers until its end.
+A program takes a strip of rows of one tile of columns and walks down it, so that the bias is read once per program and
+the column sums stay in registers until its end.
 
 With u = x + bias, Φ the normal distribution function and φ its density: y = u Φ(u), dy/du = Φ(u) + u φ(u).
 """
@@ -16,8 +16,8 @@ import triton.language as tl
 
 HALF_LOG2E = tl.constexpr(0.7213475204444817)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
-# 1 - Φ(u) = exp(-u²/2) (A1 t + A2 t² + … + A7 t⁷), t = 1 / (1 + SLOPE u), for u ≥ 0: the form of Abramowitz and Stegun
-# 7.1.26 with two terms more, fitted so that its largest error is 1.5e-8 and, for u < 14.5, 1.2e-5 of the value.
+# 1 - Φ(u) = exp(-u²/2) (A1 t + A2 t² + … + A7 t⁷), t = 1 / (1 + SLOPE u), for u ≥ 0: Abramowitz and Stegun 7.1.26
+# with two terms more, fitted so that its largest error is 1.5e-8 and, for u < 14.5, 1.2e-5 of the value.
 SLOPE = tl.constexpr(0.34)
 A1 = tl.constexpr(0.135950178)
 A2 = tl.constexpr(0.130532801)
@@ -47,7 +47,7 @@ def gelu(u):
 
 @triton.jit
 def strip(M, D, STRIP: tl.constexpr, C: tl.constexpr):
-    """This program's strip: its first row, how many rows are left from there, and its columns."""
+    """This program's strip: its first row, the number of rows left from there, and its columns."""
     tiles = tl.cdiv(D, C)
     # Columns run fastest, so that programs that run together read whole rows.
     first = (tl.program_id(0) // tiles).to(tl.int64) * STRIP

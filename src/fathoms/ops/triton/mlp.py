@@ -1,4 +1,4 @@
-"""A fused MLP as a torch custom op: its launch, and its shape for tracing."""
+"""The whole MLP as a torch custom op: its launch, and its shape for tracing."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 import triton
 from torch import Tensor
 
-from fathoms.ops.triton.around import compile_options, launch
+from fathoms.ops.triton.launch import launch, matmul_options
 from fathoms.ops.triton.mlp_kernels import mlp_kernel
-from fathoms.ops.triton.talking_heads_tiles import channel_parts
+from fathoms.ops.triton.tiles import column_parts
 
 # Tokens and hidden channels of a tile, warps, stages of the pipeline: within 8 % of the best of nine on an H200 for
-# 64, 128, 192 and 256 channels, whose best ones are not the same.
+# each of 64, 128, 192 and 256 channels.
 TILE = (128, 32, 8, 3)
 
 
@@ -24,29 +24,28 @@ def fused_gelu_mlp(
     hidden_bias: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
-    skip: Tensor | None = None,
 ) -> Tensor:
     """`fathoms.ops.mlp.gelu_mlp` through the kernel, contiguous."""
     rows, columns, warps, stages = TILE
     tokens, (hidden, channels) = math.prod(x.shape[:-1]), hidden_weight.shape
-    first, second = channel_parts(channels)
+    first, second = column_parts(channels)
     y = x.new_empty(x.shape)
     x, hidden_weight, weight = (part.contiguous() for part in (x, hidden_weight, weight))
-    # What is not there is not read: anything that can be pointed to stands in its place.
-    b, c, s = (x if part is None else part.contiguous() for part in (hidden_bias, bias, skip))
+    # A missing bias is not read: any other tensor takes its place.
+    b, c = (x if part is None else part.contiguous() for part in (hidden_bias, bias))
     launch(
-        mlp_kernel, (triton.cdiv(tokens, rows),), x, hidden_weight, b, weight, c, s, y, tokens,
+        mlp_kernel, (triton.cdiv(tokens, rows),), x, hidden_weight, b, weight, c, y, tokens,
         D=channels, H=hidden, DA=first, DB=second, R=rows, C=columns,
-        HIDDEN_BIAS=hidden_bias is not None, BIAS=bias is not None, SKIP=skip is not None, STAGES=stages,
-        **compile_options(warps, stages),
+        HIDDEN_BIAS=hidden_bias is not None, BIAS=bias is not None, STAGES=stages,
+        **matmul_options(warps, stages),
     )  # fmt: skip
     return y
 
 
 def shared_memory(channels: int) -> int:
-    """Bytes of shared memory that a program takes: its tokens, and tiles of both matrices for every stage."""
+    """Bytes of shared memory of a program: its tokens, and tiles of both matrices for every stage."""
     rows, columns, _, stages = TILE
-    return 2 * (rows + 2 * stages * columns) * sum(channel_parts(channels))
+    return 2 * (rows + 2 * stages * columns) * sum(column_parts(channels))
 
 
 @fused_gelu_mlp.register_fake

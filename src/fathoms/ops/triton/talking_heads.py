@@ -1,38 +1,45 @@
-"""Fused talking-heads attention as torch custom ops: launches, gradients and shapes for tracing."""
+"""Talking-heads attention as torch custom ops: launches, gradients and shapes for tracing.
+
+The maps of as many images as fit go through a scratch tensor of bounded size. Nothing of them is kept for the
+gradient. A kernel that never wrote a map was half as fast (results/deleted.md).
+"""
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from fathoms.ops.triton.around import (
-    bias_gradients,
-    empty_gradients,
-    empty_like_rows,
-    launch,
-    rows,
-)
-from fathoms.ops.triton.talking_heads_grad_kernels import apply_grad_kernel, reduce_kernel
-from fathoms.ops.triton.talking_heads_kernels import apply_kernel, lse_kernel
-from fathoms.ops.triton.talking_heads_tiles import constants
+from fathoms.ops.dispatch import MAX_PROGRAMS
+from fathoms.ops.triton.launch import launch, matmul_options
+from fathoms.ops.triton.talking_heads_kernels import inner_kernel, mix_grad_kernel, mix_kernel, outer_kernel
+from fathoms.ops.triton.tiles import column_parts
+
+# Bytes of the maps of the images that are processed together; a backward pass needs twice as many.
+SCRATCH = 512 << 20
+# Keys are padded to a multiple of this: rows of the scratch then start at whole sectors of 32 bytes.
+PITCH = 16
 
 
-def fused_talking_heads(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    logit_weight: Tensor,
-    logit_bias: Tensor | None,
-    prob_weight: Tensor,
-    prob_bias: Tensor | None,
-    scale: float,
-) -> Tensor:
-    """`fathoms.ops.talking_heads` through the kernels; the log-sum-exp is kept for the gradient."""
-    return talking_heads_forward(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, scale)[0]
+class Tile(NamedTuple):
+    """Rows (for mixing: iterations of a program), columns (keys at a time), warps, stages of the pipeline."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+# By measurement on an H200 at 196 and 576 tokens.
+TILES = {
+    "outer": Tile(64, 64, 4, 3),
+    "inner": Tile(128, 64, 4, 3),
+    "mix": Tile(1, 64, 1, 1),
+    "grad": Tile(4, 64, 1, 1),
+}
 
 
 @torch.library.custom_op("fathoms::talking_heads", mutates_args=())
@@ -45,22 +52,23 @@ def talking_heads_forward(
     prob_weight: Tensor,
     prob_bias: Tensor | None,
     scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Output (B, H, N, K), stored as (B, N, H, K) for the projection that follows, and log-sum-exp (B, H, N)."""
+) -> Tensor:
+    """Output (B, H, N, K), stored as (B, N, H, K) for the projection that follows."""
     q, k, v = rows(q), rows(k), rows(v)
-    out, lse = _empty_outputs(q)
+    out = empty_like_rows(q)
     wl, ww = logit_weight.contiguous(), prob_weight.contiguous()
-    bw = ww if prob_bias is None else prob_bias.contiguous()
-    factor = scale * math.log2(math.e)
-
-    _reduce_logits(q, k, wl, lse, factor)
-    _apply(q, k, v, wl, ww, bw, lse, out, factor, biased=prob_bias is not None, queries=False)
-    return out, lse
+    bw = None if prob_bias is None else prob_bias.contiguous()
+    (scratch,) = _scratch(q, 1)
+    for part in _parts(q):
+        _outer(q[part], k[part], scratch, scale)
+        _mix(scratch, q[part], wl, ww, bw)
+        _inner(scratch, v[part], out[part], 1.0, transposed=False)
+    return out
 
 
 @talking_heads_forward.register_fake
-def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return _empty_outputs(q)
+def _(q: Tensor, *_: object) -> Tensor:
+    return empty_like_rows(q)
 
 
 @torch.library.custom_op("fathoms::talking_heads_backward", mutates_args=())
@@ -72,41 +80,46 @@ def talking_heads_backward(
     logit_weight: Tensor,
     prob_weight: Tensor,
     prob_bias: Tensor | None,
-    lse: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and both mixing matrices. Deterministic: no atomics."""
     grad, q, k, v = rows(grad), rows(q), rows(k), rows(v)
     dq, dk, dv = (empty_like_rows(q) for _ in range(3))
     wl, ww = logit_weight.contiguous(), prob_weight.contiguous()
-    bw = ww if prob_bias is None else prob_bias.contiguous()
-    factor = scale * math.log2(math.e)
-
-    delta, dww = _reduce_gradients(q, k, v, grad, wl, ww, lse, factor)
-    _apply(k, q, grad, wl, ww, bw, lse, dv, factor, biased=prob_bias is not None, queries=True)
-    shares = _apply_grad(q, k, grad, v, wl, ww, lse, delta, dq, factor, scale, queries=False)
-    _apply_grad(k, q, v, grad, wl, ww, lse, delta, dk, factor, scale, queries=True)
-    return dq, dk, dv, shares.sum(0).to(logit_weight.dtype), dww.to(prob_weight.dtype)
+    bw = None if prob_bias is None else prob_bias.contiguous()
+    maps, grads = _scratch(q, 2)
+    shares = []
+    for part in _parts(q):
+        _outer(q[part], k[part], maps, scale)
+        _outer(grad[part], v[part], grads, 1.0)
+        shares.append(_mix_grad(maps, grads, q[part], wl, ww, bw))
+        _inner(maps, grad[part], dv[part], 1.0, transposed=True)
+        _inner(grads, k[part], dq[part], scale, transposed=False)
+        _inner(grads, q[part], dk[part], scale, transposed=True)
+    dwl, dww = torch.cat(shares, 1).sum(1)
+    # Copied, because the results of a custom op may not share memory.
+    return dq, dk, dv, dwl.to(logit_weight.dtype, copy=True), dww.to(prob_weight.dtype, copy=True)
 
 
 @talking_heads_backward.register_fake
 def _(
     _grad: Tensor, q: Tensor, _k: Tensor, _v: Tensor, logit_weight: Tensor, prob_weight: Tensor, *_: object
 ) -> tuple[Tensor, ...]:
-    return empty_gradients(q, logit_weight, prob_weight)
+    dq, dk, dv = (empty_like_rows(q) for _ in range(3))
+    return dq, dk, dv, *(weight.new_empty(weight.shape) for weight in (logit_weight, prob_weight))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
     q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, scale = inputs
-    ctx.save_for_backward(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, output[1])
+    ctx.save_for_backward(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias)
     ctx.scale = scale
 
 
-def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, lse = ctx.saved_tensors
-    dq, dk, dv, dwl, dww = talking_heads_backward(
-        grad, q, k, v, logit_weight, prob_weight, prob_bias, lse, ctx.scale
-    )
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, logit_weight, logit_bias, prob_weight, prob_bias = ctx.saved_tensors
+    weights = logit_weight, prob_weight, prob_bias
+    dq, dk, dv, dwl, dww = talking_heads_backward(grad, q, k, v, *weights, ctx.scale)
     dbl, dbw = bias_gradients(grad, v, logit_bias, prob_bias)
     return dq, dk, dv, dwl, dbl, dww, dbw, None
 
@@ -114,100 +127,111 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ..
 talking_heads_forward.register_autograd(_differentiate, setup_context=_save)
 
 
-def _reduce_logits(q: Tensor, k: Tensor, wl: Tensor, lse: Tensor, factor: float) -> None:
-    batch, _, tokens, _ = q.shape
-    tile, compiled = constants("lse", q)
-    launch(
-        lse_kernel,
-        (triton.cdiv(tokens, tile.rows), batch),
-        q,
-        k,
-        wl,
-        lse,
-        *q.stride()[:3],
-        *k.stride()[:3],
-        factor,
-        tokens,
-        **compiled,
-    )
+def rows(x: Tensor) -> Tensor:
+    """`x` with its channels next to each other; views of a packed qkv tensor are taken as they are.
+
+    Kernels address an image in 64 bits and what is in it in 32: an image that spans more is copied.
+    """
+    reach = sum((size - 1) * stride for size, stride in zip(x.shape[1:], x.stride()[1:], strict=True))
+    return x if x.stride(3) == 1 and reach < 2**31 else x.contiguous()
 
 
-def _reduce_gradients(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    grad: Tensor,
-    wl: Tensor,
-    ww: Tensor,
-    lse: Tensor,
-    factor: float,
-) -> tuple[Tensor, Tensor]:
+def empty_like_rows(q: Tensor) -> Tensor:
+    """An empty output (B, H, N, K), stored as (B, N, H, K) for the projection that follows."""
+    batch, heads, tokens, channels = q.shape
+    return q.new_empty(batch, tokens, heads, channels).transpose(1, 2)
+
+
+def bias_gradients(
+    grad: Tensor, v: Tensor, logit_bias: Tensor | None, prob_bias: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of the logits' bias, which cancels in the softmax, and of the other, which adds b[g] Σ_n v[g, n] to every row."""
+    zero = None if logit_bias is None else torch.zeros_like(logit_bias)
+    if prob_bias is None:
+        return zero, None
+    sums = grad.sum(2, dtype=torch.float32) * v.sum(2, dtype=torch.float32)
+    return zero, sums.sum((0, 2)).to(prob_bias.dtype)
+
+
+def _pitch(tokens: int) -> int:
+    return triton.cdiv(tokens, PITCH) * PITCH
+
+
+def _images(q: Tensor) -> int:
+    """Images whose maps fit in the scratch and in a grid; at least one."""
     batch, heads, tokens, _ = q.shape
-    tile, compiled = constants("reduce", q)
-    cuts = triton.cdiv(tokens, tile.rows)
-    delta = torch.empty_like(lse)
-    shares = q.new_empty(batch * cuts, heads, heads, dtype=torch.float32)
-    launch(
-        reduce_kernel, (cuts, batch),
-        q, k, v, grad, wl, ww, lse, delta, shares,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3], factor, tokens,
-        **compiled,
-    )  # fmt: skip
-    return delta, shares.sum(0)
+    fitting = SCRATCH // max(1, heads * tokens * _pitch(tokens) * q.element_size())
+    return max(1, min(batch, fitting, MAX_PROGRAMS))
 
 
-def _apply(
-    x: Tensor,
-    y: Tensor,
-    z: Tensor,
-    wl: Tensor,
-    ww: Tensor,
-    bw: Tensor,
-    lse: Tensor,
-    out: Tensor,
-    factor: float,
-    *,
-    biased: bool,
-    queries: bool,
-) -> None:
+def _scratch(q: Tensor, maps: int) -> Tensor:
+    _, heads, tokens, _ = q.shape
+    return q.new_empty(maps, _images(q), tokens, heads, _pitch(tokens))
+
+
+def _parts(q: Tensor) -> Iterator[slice]:
+    images = _images(q)
+    # A batch without images is one part without images.
+    for first in range(0, max(1, q.shape[0]), images):
+        yield slice(first, min(first + images, q.shape[0]))
+
+
+def _outer(x: Tensor, y: Tensor, maps: Tensor, scale: float) -> None:
     batch, heads, tokens, _ = x.shape
-    tile, compiled = constants("apply", x)
+    tile, compiled = _constants("outer", x)
     launch(
-        apply_kernel, (triton.cdiv(tokens, tile.rows), triton.cdiv(heads, tile.group), batch),
-        x, y, z, wl, ww, bw, lse, out,
-        *x.stride()[:3], *y.stride()[:3], *z.stride()[:3], *out.stride()[:3], factor, tokens,
-        BIASED=biased, QUERIES=queries, **compiled,
+        outer_kernel, (triton.cdiv(tokens, tile.rows), heads, batch),
+        x, y, maps, *x.stride()[:3], *y.stride()[:3], scale, tokens, _pitch(tokens), **compiled,
     )  # fmt: skip
 
 
-def _apply_grad(
-    x: Tensor,
-    y: Tensor,
-    u: Tensor,
-    t: Tensor,
-    wl: Tensor,
-    ww: Tensor,
-    lse: Tensor,
-    delta: Tensor,
-    out: Tensor,
-    factor: float,
-    scale: float,
-    *,
-    queries: bool,
-) -> Tensor:
-    batch, heads, tokens, _ = x.shape
-    tile, compiled = constants("apply_grad", x)
-    grid = triton.cdiv(tokens, tile.rows), triton.cdiv(heads, tile.group), batch
-    shares = x.new_empty(0 if queries else math.prod(grid), heads, heads, dtype=torch.float32)
+def _inner(maps: Tensor, z: Tensor, out: Tensor, scale: float, *, transposed: bool) -> None:
+    batch, heads, tokens, _ = z.shape
+    tile, compiled = _constants("inner", z)
     launch(
-        apply_grad_kernel, grid,
-        x, y, u, t, wl, ww, lse, delta, out, shares,
-        *x.stride()[:3], *y.stride()[:3], *u.stride()[:3], *t.stride()[:3], *out.stride()[:3],
-        factor, scale, tokens,
-        QUERIES=queries, **compiled,
+        inner_kernel, (triton.cdiv(tokens, tile.rows), heads, batch),
+        maps, z, out, *z.stride()[:3], *out.stride()[:3], scale, tokens, _pitch(tokens),
+        TRANSPOSED=transposed, **compiled,
+    )  # fmt: skip
+
+
+def _mix(maps: Tensor, q: Tensor, wl: Tensor, ww: Tensor, bw: Tensor | None) -> None:
+    programs, spans, compiled = _mixing("mix", q)
+    tokens, bias = q.shape[2], ww if bw is None else bw
+    launch(
+        mix_kernel, (programs,), maps, wl, ww, bias, *spans, tokens, _pitch(tokens),
+        BIASED=bw is not None, **compiled,
+    )  # fmt: skip
+
+
+def _mix_grad(maps: Tensor, grads: Tensor, q: Tensor, wl: Tensor, ww: Tensor, bw: Tensor | None) -> Tensor:
+    """Every program's partial sum of the gradients of the logit and the probability matrix, (2, programs, H, H)."""
+    programs, spans, compiled = _mixing("grad", q)
+    heads, tokens, bias = q.shape[1], q.shape[2], ww if bw is None else bw
+    shares = q.new_empty(2, programs, heads, heads, dtype=torch.float32)
+    launch(
+        mix_grad_kernel, (programs,), maps, grads, wl, ww, bias, shares[0], shares[1], *spans, tokens, _pitch(tokens),
+        BIASED=bw is not None, **compiled,
     )  # fmt: skip
     return shares
 
 
-def _empty_outputs(q: Tensor) -> tuple[Tensor, Tensor]:
-    return empty_like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+def _constants(kernel: Literal["outer", "inner"], x: Tensor) -> tuple[Tile, dict[str, Any]]:
+    """The tile of a product, and the constants of its kernel."""
+    tile = TILES[kernel] if x.dtype != torch.float32 else Tile(32, 32, 4, 1)
+    first, second = column_parts(x.shape[3])
+    values = {"H": x.shape[1], "K": x.shape[3], "KA": first, "KB": second, "R": tile.rows, "C": tile.columns}
+    return tile, {**values, **matmul_options(tile.warps, tile.stages)}
+
+
+def _mixing(kernel: Literal["mix", "grad"], q: Tensor) -> tuple[int, tuple[int, int], dict[str, Any]]:
+    """Programs of a mixing kernel, the queries of a span and its programs, and the constants of the kernel."""
+    batch, heads, tokens, _ = q.shape
+    tile = TILES[kernel]
+    padded = triton.next_power_of_2(heads)
+    side_by_side = max(1, 16 // padded)
+    # All images are one span if none of them ends within the queries that are mixed together.
+    spans, span = (batch, tokens) if tokens % side_by_side else (1, batch * tokens)
+    parts = triton.cdiv(span, side_by_side * tile.rows)
+    values = {"H": heads, "HP": padded, "F": side_by_side, "C": tile.columns, "TURNS": tile.rows}
+    return spans * parts, (span, parts), {**values, **matmul_options(tile.warps, tile.stages)}

@@ -1,6 +1,13 @@
-"""Triton kernels of the forward pass of talking-heads attention; the method is told in talking_heads_parts.py.
+"""Triton kernels of talking-heads attention: products, mixing of whole rows, products.
 
-No (N, N) map leaves the chip: one pass over the keys for the log-sum-exp of the mixed logits, one for the output.
+The maps of a few images are in a scratch tensor (image, query, head, key), its rows padded to `P` keys so that
+they start at whole sectors. A mixing program holds F queries of all heads at a time, 16 rows or more, and
+multiplies them from the left by I_F ⊗ w: heads are along the tensor cores' rows, so no tile is moved between
+threads to be mixed, and no product is padded where the heads are a power of two. The zeros of I_F ⊗ w make a NaN
+of what is not finite, so the F queries are always of one image: a NaN stays in its own.
+
+With S the scaled logits, L = w_l S, P = softmax L, A = w_w P and dA = dout vᵀ:
+dP = w_wᵀ dA, dL = P (dP - Σ_keys P dP), dS = w_lᵀ dL, dw_w = dA Pᵀ, dw_l = dL Sᵀ.
 """
 
 # Device code: to a type checker its constants are constexpr objects and its tensors unknown.
@@ -11,98 +18,201 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fathoms.ops.triton.talking_heads_parts import (
-    accumulate,
-    accumulators,
-    along_rows,
-    close_fold,
-    column_statistic,
-    fold_head,
-    fold_products,
-    load_group,
-    load_heads,
-    matmul,
-    mixer,
-    open_fold,
-    probabilities,
-    row_statistic,
-    store_accumulators,
-    sum_columns,
-    unfold,
-)
+from fathoms.ops.triton.tiles import load_rows, matmul, store_columns
+
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def lse_kernel(
-    q_ptr, k_ptr, wl_ptr, lse_ptr, q_b, q_h, q_n, k_b, k_h, k_n, factor, N,
-    H: tl.constexpr, HP: tl.constexpr, K: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr,
-    R: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+def product(x, y, PRECISION: tl.constexpr):
+    """X yᵀ over the parts of the channels: one head's logits."""
+    s = matmul(x[0], tl.trans(y[0]), None, PRECISION)
+    if len(x) == 2:
+        s = matmul(x[1], tl.trans(y[1]), s, PRECISION)
+    return s
+
+
+@triton.jit
+def outer_kernel(
+    x_ptr, y_ptr, map_ptr, x_b, x_h, x_n, y_b, y_h, y_n, scale, N, P,
+    H: tl.constexpr, K: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """log2 Σ exp2 of each row of mixed logits, (B, H, N) float32."""
-    b = tl.program_id(1).to(tl.int64)
-    J: tl.constexpr = C // 8
+    """The map scale x yᵀ of one head of one image; the padding of its rows is zero."""
     rows = tl.program_id(0) * R + tl.arange(0, R)
-    q = load_heads(q_ptr + b * q_b, rows, q_h, q_n, N, H, K, KA, KB)
-    mix = mixer(wl_ptr, 0, H, HP, HP, False, q[0][0].dtype)
-    odd = tl.arange(0, 2)[:, None, None, None, None, None]
-    pair = tl.arange(0, 4)[None, None, None, None, :, None]
-    key = 8 * tl.arange(0, J)[None, :, None, None, None, None] + 2 * pair + odd
-    top = tl.full((R, HP), float("-inf"), tl.float32)
-    total = tl.zeros((R, HP), tl.float32)
-    for start in range(0, N, C):
-        k = load_heads(k_ptr + b * k_b, start + tl.arange(0, C), k_h, k_n, N, H, K, KA, KB)
-        s = fold_products(q, k, HP, PRECISION)
-        logits = open_fold(matmul(s, mix, None, PRECISION), R) * factor
-        if not EVEN:
-            logits = tl.where(start + key < N, logits, float("-inf"))
-        highest = tl.max(tl.max(tl.max(logits, 0), 0), 2)
-        new = tl.maximum(top, tl.reshape(highest, (R, HP)))
-        total = total * tl.exp2(top - new) + sum_columns(tl.exp2(logits - along_rows(new)))
-        top = new
-    h = tl.arange(0, HP)
-    tl.store(
-        lse_ptr + b * H * N + h[None, :] * N + rows[:, None],
-        top + tl.log2(total),
-        mask=(h < H)[None, :] & (rows < N)[:, None],
-    )
-
-
-@triton.jit
-def apply_kernel(
-    x_ptr, y_ptr, z_ptr, wl_ptr, ww_ptr, bw_ptr, lse_ptr, o_ptr,
-    x_b, x_h, x_n, y_b, y_h, y_n, z_b, z_h, z_n, o_b, o_h, o_n, factor, N,
-    H: tl.constexpr, HP: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr,
-    R: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr,
-    BIASED: tl.constexpr, QUERIES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The mixed probabilities A times something: out = A v (x, y, z = q, k, v), or dv = Aᵀ dout.
-
-    With QUERIES the streamed rows are queries and the resident ones keys: x, y, z = k, q, dout.
-    One program makes G heads; a program for all of them would not have the registers.
-    """
+    h = tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
-    first = tl.program_id(1) * G
-    J: tl.constexpr = C // 8
+    x = load_rows(x_ptr + b * x_b + h * x_h, rows, x_n, N, K, KA, KB)
+    at = map_ptr + ((b * N + rows) * H + h)[:, None] * P
+    for start in range(0, P, C):
+        columns = start + tl.arange(0, C)
+        y = load_rows(y_ptr + b * y_b + h * y_h, columns, y_n, N, K, KA, KB)
+        s = product(x, y, PRECISION) * scale
+        mask = (rows < N)[:, None] & (columns < P)[None, :]
+        tl.store(at + columns[None, :], s.to(map_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def inner_kernel(
+    map_ptr, z_ptr, o_ptr, z_b, z_h, z_n, o_b, o_h, o_n, scale, N, P,
+    H: tl.constexpr, K: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The product scale map z of one head of one image, or scale mapᵀ z."""
     rows = tl.program_id(0) * R + tl.arange(0, R)
-    lse_ptr += b * H * N
-    x = load_heads(x_ptr + b * x_b, rows, x_h, x_n, N, H, K, KA, KB)
-    dtype: tl.constexpr = x_ptr.dtype.element_ty
-    mix_l = mixer(wl_ptr, 0, H, HP, HP, False, dtype)
-    mix_w = mixer(ww_ptr, first, H, HP, G, False, dtype)
-    if not QUERIES:
-        lse = along_rows(row_statistic(lse_ptr, rows, N, H, HP))
-    parts = accumulators(G, R, KA, KB)
+    h = tl.program_id(1)
+    b = tl.program_id(2).to(tl.int64)
+    map_ptr += h * P
+    z_ptr += b * z_b + h * z_h
+    first = tl.zeros((R, KA), tl.float32)
+    if KB > 0:
+        second = tl.zeros((R, KB), tl.float32)
     for start in range(0, N, C):
         columns = start + tl.arange(0, C)
-        if QUERIES:
-            lse = column_statistic(lse_ptr, start, N, J, H, HP)
-        y = load_heads(y_ptr + b * y_b, columns, y_h, y_n, N, H, K, KA, KB)
-        s = fold_products(x, y, HP, PRECISION)
-        p = probabilities(s, mix_l, factor, lse, R, not (QUERIES or EVEN), PRECISION).to(dtype)
-        mixed = matmul(close_fold(p), mix_w, None, PRECISION)
-        if BIASED:
-            g = first + fold_head(tl.arange(0, G * 4))
-            mixed += tl.load(bw_ptr + g, mask=g < H, other=0.0)[None, :]
-        z = load_group(z_ptr + b * z_b, first, columns, z_h, z_n, N, G, H, K, KA, KB)
-        parts = accumulate(parts, unfold(mixed.to(dtype), R), z, PRECISION)
-    store_accumulators(parts, 1.0, o_ptr + b * o_b, first, rows, o_h, o_n, N, G, H, K, KA, KB)
+        if TRANSPOSED:
+            at = map_ptr + ((b * N + columns) * (H * P))[:, None] + rows[None, :]
+            tile = tl.trans(tl.load(at, mask=(columns < N)[:, None] & (rows < P)[None, :], other=0.0))
+        else:
+            at = map_ptr + ((b * N + rows) * (H * P))[:, None] + columns[None, :]
+            tile = tl.load(at, mask=(rows < N)[:, None] & (columns < P)[None, :], other=0.0)
+        z = load_rows(z_ptr, columns, z_n, N, K, KA, KB)
+        first = matmul(tile, z[0], first, PRECISION)
+        if KB > 0:
+            second = matmul(tile, z[1], second, PRECISION)
+    o_ptr += b * o_b + h * o_h
+    store_columns(o_ptr, rows, 0, o_n, N, first * scale, K)
+    if KB > 0:
+        store_columns(o_ptr, rows, KA, o_n, N, second * scale, K)
+
+
+@triton.jit
+def block_mixer(
+    w_ptr, H: tl.constexpr, HP: tl.constexpr, F: tl.constexpr, TRANSPOSED: tl.constexpr, dtype: tl.constexpr
+):
+    """I_F ⊗ w, or I_F ⊗ wᵀ, padded with zeros: the left factor that mixes the heads of F queries."""
+    i = tl.arange(0, F * HP)[:, None]
+    j = tl.arange(0, F * HP)[None, :]
+    g = i % HP
+    h = j % HP
+    at = h * H + g if TRANSPOSED else g * H + h
+    return tl.load(w_ptr + at, mask=(g < H) & (h < H) & (i // HP == j // HP), other=0.0).to(dtype)
+
+
+@triton.jit
+def queries_of(
+    turn, span, parts, H: tl.constexpr, HP: tl.constexpr, F: tl.constexpr, TURNS: tl.constexpr
+):  # fmt: skip
+    """The query of each row of an iteration's tile, and whether there is such a row.
+
+    Queries lie in spans, which are whole images, and `parts` programs share a span.
+    """
+    i = tl.arange(0, F * HP)
+    within = ((tl.program_id(0) % parts) * TURNS + turn) * F + i // HP
+    return (tl.program_id(0) // parts) * span + within, ((within < span) & (i % HP < H))[:, None]
+
+
+@triton.jit
+def mix_kernel(
+    map_ptr, wl_ptr, ww_ptr, bw_ptr, span, parts, N, P,
+    H: tl.constexpr, HP: tl.constexpr, F: tl.constexpr, C: tl.constexpr, TURNS: tl.constexpr,
+    BIASED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """S becomes A = w_w softmax(w_l S) + b in place."""
+    dtype: tl.constexpr = map_ptr.dtype.element_ty
+    i = tl.arange(0, F * HP)
+    h = i % HP
+    mix_l = block_mixer(wl_ptr, H, HP, F, False, dtype)
+    mix_w = block_mixer(ww_ptr, H, HP, F, False, dtype)
+    if BIASED:
+        bias = tl.load(bw_ptr + h, mask=h < H, other=0.0).to(tl.float32)[:, None]
+    for turn in range(TURNS):
+        query, here = queries_of(turn, span, parts, H, HP, F, TURNS)
+        at = map_ptr + ((query.to(tl.int64) * H + h) * P)[:, None]
+        top = tl.full((F * HP,), float("-inf"), tl.float32)
+        total = tl.zeros((F * HP,), tl.float32)
+        for start in range(0, N, C):
+            n = (start + tl.arange(0, C))[None, :]
+            s = tl.load(at + n, mask=here & (n < P), other=0.0)
+            logits = tl.where(n < N, matmul(mix_l, s, None, PRECISION) * LOG2E, float("-inf"))
+            new = tl.maximum(top, tl.max(logits, 1))
+            total = total * tl.exp2(top - new) + tl.sum(tl.exp2(logits - new[:, None]), 1)
+            top = new
+        lse = (top + tl.log2(total))[:, None]
+        for start in range(0, N, C):
+            n = (start + tl.arange(0, C))[None, :]
+            s = tl.load(at + n, mask=here & (n < P), other=0.0)
+            logits = tl.where(n < N, matmul(mix_l, s, None, PRECISION) * LOG2E, float("-inf"))
+            a = matmul(mix_w, tl.exp2(logits - lse).to(dtype), None, PRECISION)
+            if BIASED:
+                a += bias
+            tl.store(at + n, a.to(dtype), mask=here & (n < P))
+
+
+@triton.jit
+def mix_grad_kernel(
+    map_ptr, grad_ptr, wl_ptr, ww_ptr, bw_ptr, dwl_ptr, dww_ptr, span, parts, N, P,
+    H: tl.constexpr, HP: tl.constexpr, F: tl.constexpr, C: tl.constexpr, TURNS: tl.constexpr,
+    BIASED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """In place S becomes A and dA becomes dS; each program writes its partial sum of both matrices' gradients."""
+    dtype: tl.constexpr = map_ptr.dtype.element_ty
+    i = tl.arange(0, F * HP)
+    h = i % HP
+    mix_l = block_mixer(wl_ptr, H, HP, F, False, dtype)
+    mix_w = block_mixer(ww_ptr, H, HP, F, False, dtype)
+    unmix_l = block_mixer(wl_ptr, H, HP, F, True, dtype)
+    unmix_w = block_mixer(ww_ptr, H, HP, F, True, dtype)
+    if BIASED:
+        bias = tl.load(bw_ptr + h, mask=h < H, other=0.0).to(tl.float32)[:, None]
+    share_l = tl.zeros((F * HP, F * HP), tl.float32)
+    share_w = tl.zeros((F * HP, F * HP), tl.float32)
+    for turn in range(TURNS):
+        query, here = queries_of(turn, span, parts, H, HP, F, TURNS)
+        offset = ((query.to(tl.int64) * H + h) * P)[:, None]
+        top = tl.full((F * HP,), float("-inf"), tl.float32)
+        total = tl.zeros((F * HP,), tl.float32)
+        delta = tl.zeros((F * HP,), tl.float32)
+        for start in range(0, N, C):
+            n = (start + tl.arange(0, C))[None, :]
+            s = tl.load(map_ptr + offset + n, mask=here & (n < P), other=0.0)
+            da = tl.load(grad_ptr + offset + n, mask=here & (n < P), other=0.0)
+            logits = tl.where(n < N, matmul(mix_l, s, None, PRECISION) * LOG2E, float("-inf"))
+            dp = matmul(unmix_w, da, None, PRECISION)
+            new = tl.maximum(top, tl.max(logits, 1))
+            shrink = tl.exp2(top - new)
+            p = tl.exp2(logits - new[:, None])
+            total = total * shrink + tl.sum(p, 1)
+            delta = delta * shrink + tl.sum(p * dp, 1)
+            top = new
+        lse = (top + tl.log2(total))[:, None]
+        delta = (delta / total)[:, None]
+        for start in range(0, N, C):
+            n = (start + tl.arange(0, C))[None, :]
+            s = tl.load(map_ptr + offset + n, mask=here & (n < P), other=0.0)
+            da = tl.load(grad_ptr + offset + n, mask=here & (n < P), other=0.0)
+            logits = tl.where(n < N, matmul(mix_l, s, None, PRECISION) * LOG2E, float("-inf"))
+            p = tl.exp2(logits - lse)
+            dl = (p * (matmul(unmix_w, da, None, PRECISION) - delta)).to(dtype)
+            p = p.to(dtype)
+            a = matmul(mix_w, p, None, PRECISION)
+            if BIASED:
+                a += bias
+            share_w = matmul(da, tl.trans(p), share_w, PRECISION)
+            share_l = matmul(dl, tl.trans(s), share_l, PRECISION)
+            ds = matmul(unmix_l, dl, None, PRECISION)
+            tl.store(map_ptr + offset + n, a.to(dtype), mask=here & (n < P))
+            tl.store(grad_ptr + offset + n, ds.to(dtype), mask=here & (n < P))
+    at = tl.program_id(0).to(tl.int64) * H * H
+    store_blocks(dwl_ptr + at, share_l, H, HP, F)
+    store_blocks(dww_ptr + at, share_w, H, HP, F)
+
+
+@triton.jit
+def store_blocks(ptr, x, H: tl.constexpr, HP: tl.constexpr, F: tl.constexpr):
+    """Write the sum of the F blocks on the diagonal of x: products of a query with itself."""
+    i = tl.arange(0, F * HP)
+    x = tl.where((i // HP)[:, None] == (i // HP)[None, :], x, 0.0)
+    x = tl.sum(tl.sum(tl.reshape(x, (F, HP, F, HP)), 2), 0)
+    g = tl.arange(0, HP)[:, None]
+    h = tl.arange(0, HP)[None, :]
+    tl.store(ptr + g * H + h, x, mask=(g < H) & (h < H))

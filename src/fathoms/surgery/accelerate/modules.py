@@ -1,15 +1,14 @@
-"""Attentions and blocks as others wrote them, on the same parameters under the same names, but faster."""
+"""Faster replacements of attentions and MLPs, on the same parameters under the same names."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fathoms.ops.class_attention import Form, class_attention
-from fathoms.ops.scale_add import scale_add
+from fathoms.ops.class_attention import ClassAttentionImpl, class_attention
+from fathoms.ops.mlp import gelu_mlp, why_not_fused
 from fathoms.ops.talking_heads import talking_heads
+from fathoms.parts.mlp import GeluMLP
 
 
 class InPlaceOf(nn.Module):
@@ -53,7 +52,7 @@ class OneQueryAttention(InPlaceOf):
         old: A module with `q`, `k`, `v`, `proj`, `num_heads` and `scale`, whose query is the first token.
     """
 
-    impl: Form = "auto"
+    impl: ClassAttentionImpl = "auto"
     num_heads: int
     scale: float
     q: nn.Linear
@@ -92,35 +91,27 @@ class OneQueryAttention(InPlaceOf):
         )
 
 
-class OnePassBlock(InPlaceOf):
-    """A block with LayerScale that adds each branch to the stream in one pass: x + gamma * branch.
+class FusedMLP(InPlaceOf):
+    """An MLP through `fathoms.ops.mlp.gelu_mlp` in inference, and through its own forward everywhere else.
 
-    A dropped path is scaled after it is dropped and not before, which is the same product.
+    That is in training, where gradients are needed, for few tokens, and in dtypes that the kernel does not take.
 
     Args:
-        old: A pre-norm block with `norm1`, `attn`, `norm2`, `mlp`, and its scales as `gamma_1` and `gamma_2` (CaiT,
-            BEiT, EVA) or as `ls1` and `ls2` (ViT, DeiT-III, DINOv2).
+        old: A module with linears `fc1` and `fc2`, an exact GELU between them and, in inference, nothing else.
     """
 
-    norm1: nn.Module
-    attn: nn.Module
-    norm2: nn.Module
-    mlp: nn.Module
+    # What a ViT asks of its MLP; they read the two linears alone.
+    roles, ends, flop_count = GeluMLP.roles, GeluMLP.ends, GeluMLP.flop_count
+    fc1: nn.Linear
+    fc2: nn.Linear
 
-    def forward(self, x: Float[Tensor, "B N D"], **context: Any) -> Float[Tensor, "B N D"]:
-        """Attention, then MLP; what else the block is given, such as a mask, goes to the attention."""
-        x = self._join(1, x, self.attn(self.norm1(x), **context))
-        return self._join(2, x, self.mlp(self.norm2(x)))
+    def __init__(self, old: nn.Module) -> None:
+        super().__init__(old)
+        self._plain_forward = type(old).forward
 
-    def _join(self, place: int, x: Tensor, branch: Tensor) -> Tensor:
-        own = f"drop_path{place}"
-        drop: Any = getattr(self, own if hasattr(self, own) else "drop_path")
-        gamma = scale_of(self, place)
-        return x + drop(branch) if gamma is None else scale_add(x, gamma, drop(branch))
-
-
-def scale_of(block: nn.Module, place: int) -> Tensor | None:
-    """The LayerScale of a block's first or second branch, as CaiT or as ViT keeps it; None if it has none."""
-    owner = getattr(block, f"ls{place}", None)
-    gamma = getattr(block, f"gamma_{place}", None) if owner is None else getattr(owner, "gamma", None)
-    return gamma if isinstance(gamma, Tensor) else None
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """V gelu(W x + b) + c."""
+        weights = self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
+        if self.training or why_not_fused(x, *weights):
+            return self._plain_forward(self, x)
+        return gelu_mlp(x, *weights, impl="triton")

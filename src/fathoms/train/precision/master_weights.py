@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fathoms.parts.layers import is_bare, is_exact_gelu
 from fathoms.parts.mlp import BiasedGelu, GeluMLP
 from fathoms.train.precision.absorb_affine import Absorbing, Stack, take_factors
 from fathoms.train.precision.gradients import add_gradients
@@ -85,6 +86,6 @@ def _move_biases(module: nn.Module) -> None:
     mlps = [part for part in module.modules() if isinstance(part, GeluMLP)]
     uses = Counter(mlp.fc1 for mlp in mlps)
     for mlp in mlps:
-        if uses[mlp.fc1] == 1 and mlp.bends_plainly():
+        if uses[mlp.fc1] == 1 and is_bare(mlp.fc1) and is_exact_gelu(mlp.act):
             mlp.act = BiasedGelu(mlp.fc1.bias)
             mlp.fc1.register_parameter("bias", None)

@@ -24,7 +24,6 @@ from fathoms.models.vit import ViT
 from fathoms.registry import check_name
 
 KEEPS = ("all", "lean")
-SUMS = ("fused", "separate")
 PRECISIONS = ("fp32", "autocast_fp32_stream", "autocast", "bf16")
 
 
@@ -39,29 +38,6 @@ def set_stream(model: nn.Module, precision: str) -> None:
             "train.precision='autocast_fp32_stream' is for fathoms models; use 'autocast', where timm's "
             "models keep a float32 stream anyway"
         )
-
-
-def sums_for(launch: str | None, backend: str | None = "inductor") -> str:
-    """How sums are made with a launch: a call from Python may cost more than an addition, unless it is replayed."""
-    return "fused" if launch == "graph" and backend == "inductor" else "separate"
-
-
-def compile_options(backend: str = "inductor", sums: str | None = None) -> dict[str, Any]:
-    """What torch.compile is told here, beside the model: with "fused", products take additions in (`ops.sums`).
-
-    None fuses where it can be done, which is in inductor.
-    """
-    sums = sums or sums_for("graph", backend)
-    check_name(sums, SUMS, "form", "sums")
-    if sums == "fused" and backend != "inductor":
-        raise ConfigError(f"sums 'fused' is made by inductor, not by {backend!r}; use 'separate'")
-    options: dict[str, Any] = {"backend": backend, "dynamic": False}
-    if sums == "fused":
-        # The compiler is imported where it is used.
-        from fathoms.ops.sums import FUSE_SUMS
-
-        options["options"] = {"post_grad_custom_post_pass": FUSE_SUMS}
-    return options
 
 
 def compile_blocks(model: nn.Module, **options: Any) -> None:

@@ -12,7 +12,7 @@ from fathoms.data.augment.finish import Finish
 from fathoms.data.counter_rng import sample_keys
 from fathoms.data.device.transfer import to_device
 from fathoms.data.device.triton.finish_kernels import finish_kernel
-from fathoms.ops.triton.around import launch, launch_options
+from fathoms.ops.triton.launch import launch, launch_options
 
 # Pixels of one program, at most.
 _PIXELS, _WARPS = 1024, 4

@@ -25,7 +25,7 @@ from fathoms.data.device.triton.layer_kernels import layer_kernel
 from fathoms.data.device.triton.table_kernels import table_kernel
 from fathoms.errors import BackendError
 from fathoms.ops.dispatch import why_not_triton
-from fathoms.ops.triton.around import launch, launch_options
+from fathoms.ops.triton.launch import launch, launch_options
 from fathoms.registry import check_name
 
 CODES: dict[str, int] = {

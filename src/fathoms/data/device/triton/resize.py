@@ -13,7 +13,7 @@ from torch import Tensor
 from fathoms.data.crop.pixel_layout import Places
 from fathoms.data.device.transfer import to_device
 from fathoms.data.device.triton.resize_kernels import FIELDS, columns_kernel, copy_kernel, rows_kernel
-from fathoms.ops.triton.around import launch, launch_options
+from fathoms.ops.triton.launch import launch, launch_options
 
 # Rows and columns of the result that one program makes, at most.
 _ROWS, _COLUMNS, _WARPS = 16, 64, 4

@@ -1,6 +1,6 @@
-"""Results kept row by row: a run replaces the rows it measured and leaves the others as they are.
+"""Read and write results row by row: a run replaces the rows it measured and leaves the others.
 
-A row holds the device, torch and measured limits of its own run, since rows of one file come from several.
+A row holds the device, torch version and measured limits of its own run, since rows of one file come from several.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def load_report(output: Path | None) -> dict[str, Any]:
-    """What OUTPUT.json holds, so that new rows stand beside it; without such a file a report without rows."""
+    """The report in OUTPUT.json, to which rows are added; a report without rows if there is no such file."""
     if output is None or not output.with_suffix(".json").exists():
         return {"rows": {}}
     return json.loads(output.with_suffix(".json").read_text())
@@ -21,7 +21,7 @@ def load_report(output: Path | None) -> dict[str, Any]:
 def save_report(
     report: dict[str, Any], output: Path | None, as_table: Callable[[dict[str, Any]], str] | None = None
 ) -> None:
-    """Write OUTPUT.json and, where there is a table, OUTPUT.md; without an output nothing."""
+    """Write OUTPUT.json and, with `as_table`, OUTPUT.md; nothing if there is no output."""
     if output is None:
         return
     output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")

@@ -1,6 +1,8 @@
-"""Plain attention through torch's fused kernels, but for one whose gradient is wrong at some sizes."""
+"""Softmax attention through torch's fused kernels, except one whose gradient is wrong at some sizes."""
 
 from __future__ import annotations
+
+from contextlib import ExitStack
 
 import torch
 import torch.nn.functional as F
@@ -19,15 +21,15 @@ def attend(
     meets it). There, and only there, it is left out.
     """
     if q.is_cuda and k.shape[-2] % 64 == 0:
-        with sdpa_kernel(_sound()):
+        with sdpa_kernel(_sound_backends()):
             return F.scaled_dot_product_attention(q, k, v)
     return F.scaled_dot_product_attention(q, k, v)
 
 
 # A constant to torch.compile, which cannot read the switches itself.
 @torch.compiler.assume_constant_result
-def _sound() -> list[SDPBackend]:
-    """The other kernels, but for those that are switched off."""
+def _sound_backends() -> list[SDPBackend]:
+    """The other backends, without those that are switched off."""
     switches = torch.backends.cuda
     others = {
         SDPBackend.FLASH_ATTENTION: switches.flash_sdp_enabled(),
@@ -37,6 +39,14 @@ def _sound() -> list[SDPBackend]:
     return [kernel for kernel, on in others.items() if on]
 
 
-def leave_out_cudnn_attention() -> None:
-    """Keep the whole process off that kernel: for models whose attention is not ours to choose."""
+def leave_out_cudnn_attention() -> ExitStack:
+    """Switch that backend off for the whole process, for models that call torch's attention themselves.
+
+    Nothing narrower reaches them: their forward and backward passes run far from where they are built. As a context
+    it switches the backend back on at its end, if it was on before.
+    """
+    before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
+    restore = ExitStack()
+    restore.callback(torch.backends.cuda.enable_cudnn_sdp, before)
+    return restore

@@ -1,13 +1,13 @@
-"""A residual join and the norm behind it on one GPU: `python benchmarks/joins.py --json --output joins`.
+"""A residual addition and the norm after it on one GPU: `python benchmarks/residual_norm.py --json --output OUTPUT`.
 
 Forward and backward of s = x + scale * branch, y = norm(s), with a bfloat16 stream and float32 parameters, for norms
 and scales of the registries: eager, torch.compile, and "absorbed", torch.compile without gain, shift and scale, which
-`--precision bf16` multiplies into the matrices beside them. In the rows of a float32 stream y is wanted in bfloat16, as
-the linears of autocast take it. All forms run in one process on the same inputs, in turns, as replays of a CUDA graph
-of ten calls, so that they show the device and not the host; the median turn counts. The floor is what must move, at
-the rate of copies among ten tensors of that same size: forward x, branch, s and y; backward ds, dy, s and dx, and
-under a scale branch and its gradient. It is the floor of the first two forms; the third has less to move. When
-`--seconds` are over, the rows that are left are named and not measured. results/joins.md tells what was found.
+`--precision bf16` multiplies into the adjacent matrices. With a float32 stream y is in bfloat16, as the linears of
+autocast take it. All three run in one process on the same inputs, in turns, as replays of a CUDA graph of ten calls,
+so that they show the device and not the host; the median turn counts. The floor is what must move, at the rate of
+copies among ten tensors of the same size: forward x, branch, s and y; backward ds, dy, s and dx, and with a scale also
+branch and its gradient. It is the floor of the first two; the third has less to move. When `--seconds` are over, the
+rows that are left are named and not measured. results/residual_norm.md reports what was found.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from fathoms.parts import NORMS, RESIDUALS
 from fathoms.parts.norm import split_affine
-from ops import peak_mib
+from timing import peak_mib
 
 MAIN = (256 * 197, 384)
 OTHERS = [(256 * 197, 192), (256 * 197, 768), (64 * 577, 384), (256 * 196, 384)]
@@ -34,7 +34,7 @@ CALLS, TURNS = 10, 9
 
 
 class Row(NamedTuple):
-    """One join: tokens and channels, norm, scale, dtype of the stream."""
+    """One setting: tokens and channels, norm, scale, dtype of the stream."""
 
     size: tuple[int, int]
     norm: str
@@ -93,8 +93,8 @@ def main() -> None:
         print(json.dumps(report))
 
 
-class Join(nn.Module):
-    """What two blocks do at their seam, with the library's own parts."""
+class ResidualNorm(nn.Module):
+    """x + scale * branch and the norm of the next block, with the library's own parts."""
 
     def __init__(self, row: Row) -> None:
         super().__init__()
@@ -106,33 +106,32 @@ class Join(nn.Module):
                 parameter.add_(0.3 * torch.randn_like(parameter))
 
     def forward(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-        """Stream and normed stream."""
+        """The stream, and the stream normalised."""
         stream = x + self.scale(branch)
         return stream, self.norm(stream).to(torch.bfloat16)
 
 
-def absorbed(join: Join, row: Row) -> Join:
-    """The join as it is when the matrices beside it hold gain, shift and scale."""
-    bare = Join(row._replace(scale="none"))
-    bare.norm = split_affine(join.norm)[0]
+def absorbed(module: ResidualNorm, row: Row) -> ResidualNorm:
+    """The same without gain, shift and scale, which the adjacent matrices then hold."""
+    bare = ResidualNorm(row._replace(scale="none"))
+    bare.norm = split_affine(module.norm)[0]
     return bare
 
 
 def measure(row: Row) -> dict[str, Any]:
-    """Every form of one join."""
+    """Every implementation of one row."""
     torch.compiler.reset()
-    join, leaves, grads = make_inputs(row)
-    bare = absorbed(join, row)
-    forms = {"eager": join, "compiled": join, "absorbed": bare}
+    plain, leaves, grads = make_inputs(row)
+    impls = {"eager": plain, "compiled": plain, "absorbed": absorbed(plain, row)}
     graphs: dict[Any, Replay] = {}
     peaks, kernels = {}, {}
-    for name, module in forms.items():
-        form = module if name == "eager" else torch.compile(module, dynamic=False)
+    for name, module in impls.items():
+        impl = module if name == "eager" else torch.compile(module, dynamic=False)
         learned = [*leaves, *module.parameters()]
-        graphs[name, "forward_ms"] = capture(lambda form=form: form(*leaves))
+        graphs[name, "forward_ms"] = capture(lambda impl=impl: impl(*leaves))
 
-        def work(form: Any = form, learned: list[Tensor] = learned) -> object:
-            return train(form, leaves, learned, grads)
+        def work(impl: Any = impl, learned: list[Tensor] = learned) -> object:
+            return train(impl, leaves, learned, grads)
 
         graphs[name, "training_ms"] = capture(work)
         peaks[name] = peak_mib(work)
@@ -151,26 +150,26 @@ def measure(row: Row) -> dict[str, Any]:
         "forward_ms": forward / 2 * result["copy_ms"],
         "training_ms": (forward + backward) / 2 * result["copy_ms"],
     }
-    for name in forms:
+    for name in impls:
         result[name] = {key: times[name, key] for key in ("forward_ms", "training_ms")}
         result[name] |= {"peak_mib": peaks[name], "kernels": kernels[name]}
     return result
 
 
-def make_inputs(row: Row) -> tuple[Join, list[Tensor], list[Tensor]]:
-    """The join, its stream and branch, and gradients of both outputs."""
+def make_inputs(row: Row) -> tuple[ResidualNorm, list[Tensor], list[Tensor]]:
+    """The module, its stream and branch, and gradients of both outputs."""
     torch.manual_seed(0)
-    join = Join(row).cuda()
+    module = ResidualNorm(row).cuda()
     x, branch, ds, dy = (torch.randn(row.size, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     x, ds = (tensor.to(getattr(torch, row.stream)) for tensor in (x, ds))
-    return join, [x.requires_grad_(), branch.requires_grad_()], [ds, dy]
+    return module, [x.requires_grad_(), branch.requires_grad_()], [ds, dy]
 
 
 def train(
-    form: Callable[..., Any], leaves: list[Tensor], learned: list[Tensor], grads: list[Tensor]
+    impl: Callable[..., Any], leaves: list[Tensor], learned: list[Tensor], grads: list[Tensor]
 ) -> tuple[Tensor, ...]:
     """One forward and backward pass."""
-    return torch.autograd.grad(form(*leaves), learned, grads)
+    return torch.autograd.grad(impl(*leaves), learned, grads)
 
 
 class Replay(NamedTuple):
@@ -197,7 +196,7 @@ def capture(work: Callable[[], object]) -> Replay:
 
 
 def capture_copies(size: tuple[int, int]) -> Replay:
-    """Copies among ten tensors, about as many as a join touches: the cache helps them as much as it helps the join."""
+    """Copies among ten tensors, about as many as one call touches, so that the cache helps both alike."""
     tensors = [torch.randn(size, device="cuda", dtype=torch.bfloat16) for _ in range(10)]
 
     pairs = itertools.cycle(zip(tensors[::2], tensors[1::2], strict=True))
@@ -236,10 +235,10 @@ def kernel_times(work: Callable[[], object]) -> dict[str, float]:
 
 
 def as_line(row: dict[str, Any]) -> str:
-    """One join for a reader."""
+    """One row as a line of text."""
     cells = [f"{row['size']!s:13} {row['norm']:16} {row['scale']:7} {row['stream']:8}"]
-    forms = [(name, row[name]) for name in ("eager", "compiled", "absorbed", "floor")]
-    cells += [f"{name} {form['forward_ms']:.4f}/{form['training_ms']:.4f}" for name, form in forms]
+    times = [(name, row[name]) for name in ("eager", "compiled", "absorbed", "floor")]
+    cells += [f"{name} {each['forward_ms']:.4f}/{each['training_ms']:.4f}" for name, each in times]
     return "  ".join(cells)
 
 
@@ -252,8 +251,8 @@ def as_table(report: dict[str, Any]) -> str:
     ]
     for row in report["rows"]:
         cells = [f"{row['size'][0]:,}, {row['size'][1]}", row["stream"], row["norm"], row["scale"]]
-        forms = [row[name] for name in ("eager", "compiled", "absorbed", "floor")]
-        cells += [f"{form['forward_ms']:.3f} / {form['training_ms']:.3f}" for form in forms]
+        times = [row[name] for name in ("eager", "compiled", "absorbed", "floor")]
+        cells += [f"{each['forward_ms']:.3f} / {each['training_ms']:.3f}" for each in times]
         lines.append(f"| {' | '.join(cells)} |")
     left = ", ".join(f"{row.norm} {row.scale} {row.size}" for row in report["left_out"])
     return "\n".join([*lines, *([f"\nNot measured, for want of time: {left}."] if left else [])]) + "\n"

@@ -1,4 +1,4 @@
-"""Plain attention: torch's, without the kernel whose gradient is wrong."""
+"""Softmax attention: torch's, without the kernel whose gradient is wrong."""
 
 import contextlib
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fathoms.ops.softmax import attend, leave_out_cudnn_attention
+from fathoms.ops.softmax_attention import attend, leave_out_cudnn_attention
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +61,14 @@ def test_a_process_can_be_kept_off_it():
     torch.backends.cuda.enable_cudnn_sdp(True)
     leave_out_cudnn_attention()
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_as_a_context_it_gives_the_switch_back(before):
+    torch.backends.cuda.enable_cudnn_sdp(before)
+    with leave_out_cudnn_attention():
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
 
 @pytest.mark.gpu
