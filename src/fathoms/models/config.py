@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fathoms.config_checks import check_types
 from fathoms.errors import ConfigError
-from fathoms.reading import check_types
 from fathoms.registry import check_name
 
 Norm = Literal["layernorm", "rmsnorm", "scalenorm", "learnable_scaler", "dyt", "derf", "none"]
@@ -196,7 +196,7 @@ def _check_sizes(config: ViTConfig) -> None:
 
 
 def _check_names(config: ViTConfig) -> None:
-    from fathoms.parts import drop, families
+    from fathoms.parts import drop_path, families
 
     for name, family in families().items():
         family.check(getattr(config, name), f"model.{name}")
@@ -206,7 +206,7 @@ def _check_names(config: ViTConfig) -> None:
         *parse_ranges(config.norm_by_depth, config.depth).values(),
     }:
         norms.check(name, "model.norm_by_depth" if config.norm_by_depth else "model.final_norm")
-    check_name(config.drop_path_schedule, drop.SCHEDULES, "schedule", "model.drop_path_schedule")
+    check_name(config.drop_path_schedule, drop_path.SCHEDULES, "schedule", "model.drop_path_schedule")
     check_name(config.qk_norm, ("none", "rmsnorm", "layernorm"), "qk_norm", "model.qk_norm")
 
 

@@ -13,12 +13,12 @@ from torch.utils.checkpoint import checkpoint
 from fathoms.errors import ConfigError, ShapeError
 from fathoms.models.config import ViTConfig
 from fathoms.parts.block import Block
-from fathoms.parts.contract import Readout
-from fathoms.parts.drop import drop_path_rates
+from fathoms.parts.drop_path import drop_path_rates
 from fathoms.parts.init import STD, exempt_from_decay
-from fathoms.parts.layers import linear_flops
+from fathoms.parts.linear import linear_flops
 from fathoms.parts.norm import NORMS
 from fathoms.parts.position import POSITIONS, ROTARY, Rope2d, Rotation
+from fathoms.parts.protocols import Readout
 from fathoms.parts.readout import READOUTS
 from fathoms.parts.residual import RESIDUALS
 from fathoms.parts.stem import PatchEmbed

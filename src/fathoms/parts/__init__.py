@@ -4,7 +4,8 @@ from typing import Any
 
 from fathoms.parts.attention import ATTENTIONS, ClassAttention, SelfAttention, TalkingHeadsAttention
 from fathoms.parts.block import Block, ClassBlock, Join
-from fathoms.parts.drop import DropPath
+from fathoms.parts.drop_path import DropPath
+from fathoms.parts.dyt import Derf, DyT
 from fathoms.parts.mlp import MLPS, GeluMLP, SwiGLU
 from fathoms.parts.norm import NORMS, LayerNorm, NoNorm, RMSNorm, ScaleNorm
 from fathoms.parts.position import POSITIONS, LearnedPosition, Rope2d, SinCosPosition
@@ -19,7 +20,6 @@ from fathoms.parts.residual import (
     SkipInit,
 )
 from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
-from fathoms.parts.squash import Derf, DyT
 from fathoms.parts.stem import STEM_NORMS, DualPatchNorm, PatchEmbed, patchify
 from fathoms.registry import Registry
 

@@ -10,11 +10,12 @@ from fathoms.errors import BackendError, ConfigError
 from fathoms.ops.class_attention import Form, class_attention
 from fathoms.ops.softmax import attend
 from fathoms.ops.talking_heads import talking_heads
-from fathoms.parts.contract import Branch
+from fathoms.parts.fixup_layers import PLAIN, Layers
 from fathoms.parts.init import STD
-from fathoms.parts.layers import PLAIN, Layers, is_bare, linear_flops
+from fathoms.parts.linear import is_bare, linear_flops
 from fathoms.parts.norm import NORMS, NoNorm
 from fathoms.parts.position import Rotation, rotate
+from fathoms.parts.protocols import Branch
 from fathoms.registry import Registry
 
 ATTENTIONS: Registry[Branch] = Registry("attention")

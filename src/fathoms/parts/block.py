@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
 from fathoms.parts.attention import ATTENTIONS
-from fathoms.parts.contract import Part
-from fathoms.parts.drop import DropPath
+from fathoms.parts.drop_path import DropPath
 from fathoms.parts.mlp import MLPS
 from fathoms.parts.norm import NORMS
 from fathoms.parts.position import Rotation
+from fathoms.parts.protocols import Part
 from fathoms.parts.residual import PLACEMENTS, RESIDUALS, Method, build_residual
 from fathoms.registry import check_name
 

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from fathoms.ops.gelu import bias_gelu
 from fathoms.ops.mlp import gelu_mlp
-from fathoms.parts.contract import Branch
-from fathoms.parts.layers import PLAIN, Layers, has_hooks, is_bare, linear_flops
+from fathoms.parts.fixup_layers import PLAIN, Layers
+from fathoms.parts.linear import has_hooks, is_bare, linear_flops
+from fathoms.parts.protocols import Branch
 from fathoms.registry import Registry
 
 MLPS: Registry[Branch] = Registry("mlp")

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
 from fathoms.parts.block import ClassBlock
-from fathoms.parts.contract import Readout
 from fathoms.parts.init import STD, exempt_from_decay
+from fathoms.parts.protocols import Readout
 from fathoms.registry import Registry
 
 READOUTS: Registry[Readout] = Registry("readout")

@@ -15,9 +15,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.parts import init
-from fathoms.parts.contract import Part
+from fathoms.parts.fixup_layers import PLAIN, SHIFTED, Layers
 from fathoms.parts.init import exempt_from_decay
-from fathoms.parts.layers import PLAIN, SHIFTED, Layers
+from fathoms.parts.protocols import Part
 from fathoms.registry import Registry
 
 PLACEMENTS = ("pre", "post", "pre_post", "res_post")

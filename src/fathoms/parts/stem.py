@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fathoms.errors import ConfigError, ShapeError
 from fathoms.parts.init import STD
-from fathoms.parts.layers import linear_flops
+from fathoms.parts.linear import linear_flops
 from fathoms.parts.norm import LayerNorm
 from fathoms.registry import Registry
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
-from fathoms.parts.layers import has_hooks, is_bare
+from fathoms.parts.linear import has_hooks, is_bare
 from fathoms.surgery.accelerate.modules import (
     FusedTalkingHeads,
     InPlaceOf,
