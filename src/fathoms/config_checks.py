@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fathoms.errors import FathomsError
 from fathoms.registry import check_name
 
-# Larger whole numbers and longer texts occur in no config.
+# No config holds a larger integer or a longer string.
 MAX_INT = 10**9
 MAX_TEXT = 4096
 
@@ -23,57 +23,69 @@ def _hints(config: type) -> dict[str, Any]:
 
 
 def check_types(config: Any, where: str, error: type[FathomsError]) -> None:
-    """Hold every field of a config to its declared type; whole numbers and texts have a limit too.
+    """Check every field of a config against its declared type; integers and strings have a limit too.
 
-    Annotations are not looked at when a dataclass is built, so a file could put a text where a number belongs
-    and fail far from its cause. A choice (`Literal`) only has to be a text here: who knows the choices names
-    the nearest one.
+    A dataclass does not check annotations, so a file could put a string where a number belongs and fail far
+    from the cause. A choice (`Literal`) only has to be a string here; its registry, or `check_choices`, raises
+    with the nearest one.
+
+    Args:
+        config: A dataclass.
+        where: Prefix of the field's name in errors: "" for none, "--" for the flag, "a" for "a.field".
+        error: The class to raise.
     """
     for name in _hints(type(config)):
         check_field(type(config), name, getattr(config, name), where, error)
 
 
 def check_field(config: type, name: str, value: Any, where: str, error: type[FathomsError]) -> None:
-    """Hold one value to the declared type of a config's field."""
+    """Check one value against the declared type of a config's field."""
     fault = _fault(value, _hints(config)[name])
     if fault:
-        raise error(f"{where}.{name}={reprlib.repr(value)} {fault}")
+        raise error(f"{_named(where, name)}={reprlib.repr(value)} {fault}")
 
 
 def check_choices(config: Any, where: str) -> None:
-    """Hold every choice (`Literal`) of a config to its list; another value is an error with the nearest one."""
+    """Check every choice (`Literal`) of a config; another value is an error that names the nearest one."""
     for name, hint in _hints(type(config)).items():
         value = getattr(config, name)
         for option in (hint, *typing.get_args(hint)):
             if typing.get_origin(option) is Literal and value is not None:
-                check_name(value, typing.get_args(option), "value", f"{where}.{name}")
+                check_name(value, typing.get_args(option), "value", _named(where, name))
+
+
+def _named(where: str, name: str) -> str:
+    """A field as its user knows it: the argument, the flag, or with the name of its table."""
+    if where.endswith("--"):
+        return where + name.replace("_", "-")
+    return f"{where}.{name}" if where else name
 
 
 def _fault(value: Any, hint: Any) -> str:
-    """What is wrong with a value for a type, or ""."""
+    """The fault of a value for a type, or ""."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         faults = [_fault(value, option) for option in inner]
         return "" if "" in faults else faults[0]
     if origin is tuple:
         if not isinstance(value, tuple | list) or len(value) != len(inner):
-            return f"is no list of {len(inner)} values"
+            return f"is not a list of {len(inner)} values"
         return next((fault for v, h in zip(value, inner, strict=True) if (fault := _fault(v, h))), "")
     if origin is Literal:
-        return "" if isinstance(value, str) else "is no name"
+        return "" if isinstance(value, str) else "is not a name"
     if hint is type(None):
         return "" if value is None else "is not empty"
     if hint is bool:
         return "" if isinstance(value, bool) else "is neither true nor false"
     if hint is str:
         fits = isinstance(value, str) and len(value) <= MAX_TEXT
-        return "" if fits else f"is no text of up to {MAX_TEXT} characters"
+        return "" if fits else f"is not a string of up to {MAX_TEXT} characters"
     if hint is int:
         whole = isinstance(value, int) and not isinstance(value, bool)
-        return _size_fault(value) if whole else "is no whole number"
+        return _size_fault(value) if whole else "is not a whole number"
     if hint is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        return _size_fault(value) if number else "is no number"
+        return _size_fault(value) if number else "is not a number"
     return ""
 
 

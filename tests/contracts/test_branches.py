@@ -108,7 +108,7 @@ def test_qk_norm_is_one_for_all_heads_and_changes_the_output(name, qk_norm):
 
 def test_heads_must_divide_the_width():
     for name in ATTENTIONS:
-        with pytest.raises(FathomsError, match=r"model\.dim=48 is not divisible by model\.heads=5"):
+        with pytest.raises(FathomsError, match=r"dim=48 is not divisible by heads=5"):
             ATTENTIONS.build(name, 48, 5)
 
 

@@ -101,8 +101,8 @@ def test_every_name_of_every_family_changes_the_function_or_the_start():
     families = {
         "norm": list(NORMS),
         "final_norm": list(NORMS),
-        "residual": [name for name in RESIDUALS if "pre" in RESIDUALS.about(name).placements],
-        "attention": [name for name in ATTENTIONS if not ATTENTIONS.about(name)],
+        "residual": [name for name in RESIDUALS if "pre" in RESIDUALS.metadata(name).placements],
+        "attention": [name for name in ATTENTIONS if not ATTENTIONS.metadata(name).reads_context],
         "qk_norm": ["none", "rmsnorm", "layernorm"],
         "position": list(POSITIONS),
         "stem_norm": list(STEM_NORMS),

@@ -12,7 +12,7 @@ from fathoms.parts.linear import has_hooks, is_bare, linear_flops
 from fathoms.parts.protocols import Branch
 from fathoms.registry import Registry
 
-MLPS: Registry[Branch] = Registry("mlp")
+MLPS: Registry[Branch, None] = Registry("mlp")
 
 
 @MLPS.add("gelu")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fathoms.parts.protocols import Part
 from fathoms.registry import Registry
 
-NORMS: Registry[Part] = Registry("norm")
+NORMS: Registry[Part, None] = Registry("norm")
 
 
 def _widest(x: Tensor, weight: Tensor | None) -> Tensor:

@@ -16,7 +16,7 @@ from fathoms.registry import Registry
 from fathoms.untrusted_files import read_json
 
 AnySource = Source | ArraySource
-READERS: Registry[AnySource] = Registry("data source")
+READERS: Registry[AnySource, None] = Registry("data source")
 
 READERS.add("folder")(FolderSource)
 READERS.add("pack")(open_pack)
