@@ -32,7 +32,7 @@ def cases() -> list[tuple[str, str, dict[str, Any]]]:
     """Form, method and switches of every row."""
     listed = []
     for residual in RESIDUALS:
-        method = RESIDUALS.about(residual)
+        method = RESIDUALS.metadata(residual)
         placement = method.placements[0]
         options = {"residual": residual, "attn_placement": placement, "mlp_placement": placement}
         listed.append(("layernorm", residual, options))
@@ -46,7 +46,7 @@ def measure(depth: int, residual: str, options: dict[str, Any]) -> dict[str, Any
     torch.manual_seed(0)
     images, labels = digits()
     model = ViT(model_config("vit_digits", depth=depth, **options))
-    if RESIDUALS.about(residual).zero_head:
+    if RESIDUALS.metadata(residual).zero_head:
         torch.nn.init.trunc_normal_(model.head.weight, std=STD)
     signal = probe(model, images[:64], labels[:64])
     blocks = list(zip(signal[0::2], signal[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""Families of named parts: a choice is a name, and an unknown name is an error."""
+"""Registries: families of parts picked by name; an unknown name is an error that offers the nearest."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import difflib
 import inspect
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast, overload
 
 from fathoms.errors import ConfigError, FathomsError, UnknownNameError
 
 T = TypeVar("T")
-# No name is longer; a file's megabyte is not compared with every option.
+M = TypeVar("M")
+# No name is longer; a megabyte out of a file is not compared with every option.
 _LONGEST = 80
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
@@ -25,48 +26,57 @@ def nearest(name: str, options: Iterable[str]) -> str:
 
 
 def check_name(name: str, options: Iterable[str], kind: str, where: str = "") -> str:
-    """Return `name` if it is one of `options`; else say which one is nearest."""
+    """Return `name` if it is one of `options`; otherwise raise with the nearest one."""
     options = list(options)
     if isinstance(name, str) and name in options:
         return name
     place = f"{where}: " if where else ""
-    # Not a text: a table or a list out of a file, which is told by its kind.
+    # A table or a list out of a file, shortened.
     shown = repr(name[:_LONGEST]) if isinstance(name, str) else reprlib.repr(name)
     hint = nearest(name if isinstance(name, str) else "", options)
     raise UnknownNameError(f"{place}no {kind} is called {shown}; did you mean {hint!r}?")
 
 
-class Registry(Generic[T]):
-    """One family of parts: `add` a class under a name, look it up, build it.
+class Registry(Generic[T, M]):
+    """One family of parts T, each registered under a name with metadata of type M.
 
-    >>> SHAPES = Registry("shape")
+    Args:
+        kind: The family's name in errors, such as "norm".
+        default: The metadata of a part that is registered without any.
+
+    >>> SHAPES: Registry[float, int] = Registry("shape", default=2)
     >>> @SHAPES.add("square")
     ... def square(side: float) -> float:
     ...     return side * side
-    >>> SHAPES.build("square", 3)
-    9
+    >>> SHAPES.build("square", 3), SHAPES.metadata("square")
+    (9, 2)
     """
 
-    def __init__(self, kind: str) -> None:
+    @overload
+    def __init__(self: Registry[Any, None], kind: str) -> None: ...
+    @overload
+    def __init__(self, kind: str, default: M) -> None: ...
+    def __init__(self, kind: str, default: Any = None) -> None:
         self.kind = kind
+        self._default = cast(M, default)
         self._entries: dict[str, Callable[..., T]] = {}
-        self._about: dict[str, Any] = {}
+        self._metadata: dict[str, M] = {}
         self._summaries: dict[str, str] = {}
 
-    def add(self, name: str, about: Any = None, summary: str = "") -> Callable[[Entry], Entry]:
-        """Register the decorated class.
+    def add(self, name: str, metadata: M | None = None, summary: str = "") -> Callable[[Entry], Entry]:
+        """Register the decorated class or function.
 
         Args:
-            name: What users write to pick it.
-            about: What a builder must know beyond the class itself.
-            summary: One line for listings, where the first line of the docstring will not do.
+            name: The name users write.
+            metadata: What a builder must know besides the class; the family's default if not given.
+            summary: One line for listings; the first line of the docstring if not given.
         """
 
         def register(entry: Entry) -> Entry:
             if name in self._entries:
                 raise FathomsError(f"{self.kind} {name!r} is registered already; choose another name")
             self._entries[name] = entry
-            self._about[name] = about
+            self._metadata[name] = self._default if metadata is None else metadata
             self._summaries[name] = summary or (inspect.getdoc(entry) or "").partition("\n")[0]
             return entry
 
@@ -88,18 +98,20 @@ class Registry(Generic[T]):
         """Return `name`, or raise with the nearest valid name; `where` names the field."""
         return check_name(name, self._entries, self.kind, where)
 
-    def about(self, name: str) -> Any:
-        """What was said of the part when it was registered, or None."""
-        return self._about[self.check(name)]
+    def metadata(self, name: str) -> M:
+        """The metadata the part was registered with, or the family's default."""
+        return self._metadata[self.check(name)]
 
     def summary(self, name: str) -> str:
-        """One line on what the part does."""
+        """One line on the part, for listings."""
         return self._summaries[self.check(name)]
 
     def build(self, name: str, *args: Any, **options: Any) -> T:
-        """Build the part; an option of `None` means its own default, an unused one is refused."""
+        """Build the part; an option of `None` keeps the part's own default, one that it does not take is refused."""
         entry = self[name]
         given = {key: value for key, value in options.items() if value is not None}
-        for key in given.keys() - set(inspect.signature(entry).parameters):
+        parameters = inspect.signature(entry).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        for key in () if takes_any else given.keys() - set(parameters):
             raise ConfigError(f"{self.kind} {name!r} takes no {key}; leave it out")
         return entry(*args, **given)

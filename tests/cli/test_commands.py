@@ -64,7 +64,7 @@ def test_help_is_quick():
         (["probe", "--nrm", "dyt"], "fathoms probe: no option is called '--nrm'; did you mean '--norm'?"),
         (["probe", "--norm", "dty"], "fathoms probe: --norm: no value is called 'dty'; did you mean 'dyt'?"),
         (["probe", "--depth", "deep"], "fathoms probe: --depth: 'deep' is no int; see --help"),
-        (["probe", "--depth", "0"], "fathoms probe: model.depth=0 is too small; use 1 or more"),
+        (["probe", "--depth", "0"], "fathoms probe: depth=0 is too small; use 1 or more"),
         (
             ["probe", "--model", "cait"],
             "fathoms probe: model: no model is called 'cait'; did you mean 'cait_xxs24_224'?",

@@ -22,7 +22,7 @@ def name(request):
 
 
 def block_of(name, **options):
-    placements = RESIDUALS.about(name).placements
+    placements = RESIDUALS.metadata(name).placements
     options = {"depth": 12, "residual": name, **options}
     return Block(32, 4, attn_placement=placements[0], mlp_placement=placements[0], **options)
 
@@ -61,7 +61,7 @@ def test_learned_scales_take_no_weight_decay_also_after_a_meta_build(name):
 
 @pytest.mark.parametrize("value", [0.0, 0.3])
 def test_an_init_value_is_obeyed_or_refused(name, value):
-    if RESIDUALS.about(name).start is None:
+    if RESIDUALS.metadata(name).start is None:
         with pytest.raises(FathomsError, match=rf"residual '{name}' takes no init_value; leave it out"):
             built(name, init_value=value)
         return
@@ -141,7 +141,7 @@ def test_weight_inits_are_those_of_the_papers():
     assert expected.keys() == set(RESIDUALS)
     for name, values in expected.items():
         torch.manual_seed(0)
-        placement = RESIDUALS.about(name).placements[0]
+        placement = RESIDUALS.metadata(name).placements[0]
         block = Block(dim, 4, depth=depth, residual=name, attn_placement=placement, mlp_placement=placement)
         weights = [weight for _, weight in block.attn.roles() + block.mlp.roles()]
         for weight, value in zip(weights, values, strict=True):

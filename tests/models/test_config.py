@@ -22,42 +22,42 @@ pytestmark = pytest.mark.plain
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"norm": "rns"}, r"model\.norm: no norm is called 'rns'; did you mean 'rmsnorm'\?"),
+        ({"norm": "rns"}, r"norm: no norm is called 'rns'; did you mean 'rmsnorm'\?"),
         ({"norm": "LayerNorm"}, r"no norm is called 'LayerNorm'; did you mean 'layernorm'\?"),
         ({"residual": "layer_scale"}, "did you mean 'layerscale'"),
-        ({"attn_placement": "prepost"}, "model.attn_placement: no placement is called 'prepost'"),
+        ({"attn_placement": "prepost"}, "attn_placement: no placement is called 'prepost'"),
         ({"mlp_placement": "PRE"}, "did you mean 'pre'"),
         ({"stem_norm": "duel"}, "did you mean 'dual'"),
         ({"attention": "talking-heads"}, "did you mean 'talking_heads'"),
-        ({"attention": "class_attention"}, "use model.readout='class_attention'"),
-        ({"position": "rotary"}, "model.position: no position is called 'rotary'"),
-        ({"readout": "avg"}, "model.readout: no readout is called 'avg'"),
+        ({"attention": "class_attention"}, "use readout='class_attention'"),
+        ({"position": "rotary"}, "position: no position is called 'rotary'"),
+        ({"readout": "avg"}, "readout: no readout is called 'avg'"),
         ({"mlp": "swi_glu"}, "did you mean 'swiglu'"),
-        ({"qk_norm": "dyt"}, "model.qk_norm: no qk_norm is called 'dyt'"),
+        ({"qk_norm": "dyt"}, "qk_norm: no qk_norm is called 'dyt'"),
         ({"final_norm": "layer"}, "did you mean 'layernorm'"),
-        ({"drop_path_schedule": "cosine"}, "model.drop_path_schedule: no schedule is called 'cosine'"),
-        ({"dim": 384, "heads": 7}, "model.dim=384 is not divisible by model.heads=7"),
-        ({"image_size": 225}, "model.image_size=225 is not divisible by model.patch_size=16"),
-        ({"depth": 0}, "model.depth=0 is too small; use 1 or more"),
-        ({"depth": 12.0}, "model.depth=12.0 is no whole number"),
-        ({"drop_path": 1.0}, "model.drop_path=1.0 is no probability below 1"),
-        ({"mlp_ratio": 0.0}, "model.mlp_ratio=0.0 leaves the MLP no width"),
-        ({"norm": "none", "attn_placement": "post"}, "model.attn_placement='post' places a norm, but"),
-        ({"residual": "deepnorm"}, "residual 'deepnorm' contradicts model.attn_placement='pre'"),
+        ({"drop_path_schedule": "cosine"}, "drop_path_schedule: no schedule is called 'cosine'"),
+        ({"dim": 384, "heads": 7}, "dim=384 is not divisible by heads=7"),
+        ({"image_size": 225}, "image_size=225 is not divisible by patch_size=16"),
+        ({"depth": 0}, "depth=0 is too small; use 1 or more"),
+        ({"depth": 12.0}, "depth=12.0 is not a whole number"),
+        ({"drop_path": 1.0}, "drop_path=1.0 is not a probability below 1"),
+        ({"mlp_ratio": 0.0}, "mlp_ratio=0.0 leaves the MLP no width"),
+        ({"norm": "none", "attn_placement": "post"}, "attn_placement='post' places a norm, but"),
+        ({"residual": "deepnorm"}, "residual 'deepnorm' contradicts attn_placement='pre'"),
         ({"residual": "none", "residual_init": 0.1}, "residual 'none' takes no init_value; leave it out"),
         ({"norm": "layernorm", "norm_init": "ones"}, "norm 'layernorm' takes no init; leave it out"),
-        ({"norm": "dyt", "norm_init": "ones"}, "dyt: init='ones' is no number"),
+        ({"norm": "dyt", "norm_init": "ones"}, "dyt: init='ones' is not a number"),
         ({"norm": "learnable_scaler", "norm_init": "one"}, "did you mean 'ones'"),
-        ({"readout": "mean", "distill_token": True}, "model.distill_token needs a token to read"),
+        ({"readout": "mean", "distill_token": True}, "distill_token needs a read-out with query tokens"),
         ({"readout": "cls", "class_attention_depth": 3}, "readout 'cls' takes no class_attention_depth"),
         (
             {"stem_norm": "post_pos", "position": "rope"},
             "stem_norm 'post_pos' needs positions that are added",
         ),
         ({"position": "rope", "dim": 36, "heads": 6}, "rope needs dim / heads divisible by 4, not 6"),
-        ({"position": "rope", "registers": 3}, "model.registers=3 is no square"),
+        ({"position": "rope", "registers": 3}, "registers=3 is not a square"),
         ({"position": "sincos", "dim": 6, "heads": 1}, "position 'sincos' needs a width divisible by 4"),
-        ({"norm_by_depth": "0-11"}, "'0-11' is no range"),
+        ({"norm_by_depth": "0-11"}, "'0-11' is not a range"),
         ({"norm_by_depth": "0-12:dyt"}, "leaves the blocks 0-11"),
         ({"norm_by_depth": "0-3:dyt,3-4:derf"}, "block 3 has two norms"),
         ({"norm_by_depth": "0-3:dyd"}, "did you mean 'dyt'"),
@@ -94,7 +94,9 @@ def test_literal_types_list_exactly_the_registered_names():
     kinds = {"norm": "Norm", "residual": "Residual", "stem_norm": "StemNorm", "attention": "Attention"}
     kinds |= {"position": "Position", "readout": "Readout", "mlp": "MLP"}
     for field, family in families().items():
-        names = {name for name in family if not (family is ATTENTIONS and ATTENTIONS.about(name))}
+        names = {
+            name for name in family if not (family is ATTENTIONS and ATTENTIONS.metadata(name).reads_context)
+        }
         assert set(typing.get_args(getattr(config_module, kinds[field]))) == names
     assert typing.get_args(config_module.Placement) == PLACEMENTS
 

@@ -45,9 +45,7 @@ def test_saved_weights_come_back(options, layout, tmp_path):
     model = built(**options)
     path = tmp_path / "model.safetensors"
     if layout == "timm" and options.get("residual") == "rezero_shared":
-        with pytest.raises(
-            FathomsError, match="model.residual='rezero_shared' has no place in timm's layout"
-        ):
+        with pytest.raises(FathomsError, match="residual='rezero_shared' has no place in timm's layout"):
             fathoms.save_weights(model, path, layout=layout)
         assert not list(tmp_path.iterdir())
         return

@@ -44,7 +44,7 @@ def images(batch=3, size=16):
 
 def combinations():
     for residual, norm in itertools.product(RESIDUALS, NORMS):
-        method = RESIDUALS.about(residual)
+        method = RESIDUALS.metadata(residual)
         # Without a norm these two scale nothing: see the test of errors.
         if norm == "none" and (method.needs_norm or residual in ("none", "tfixup")):
             continue

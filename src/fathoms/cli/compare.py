@@ -88,7 +88,7 @@ class Args:
 
 def make_plan(args: Args) -> Plan:
     """The plan that flags, preset and file describe together."""
-    from fathoms.reading import read_toml
+    from fathoms.untrusted_files import read_toml
 
     if args.data is None and not (args.axis or args.arm or args.preset or args.plan):
         return dataclasses.replace(DEMO, seeds=args.seeds or DEMO.seeds)

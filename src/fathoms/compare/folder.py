@@ -14,7 +14,7 @@ from typing import Any
 from fathoms.atomic import write_atomic
 from fathoms.compare.cells import ENDED, Cell
 from fathoms.errors import ConfigError
-from fathoms.reading import read_json
+from fathoms.untrusted_files import read_json
 
 VERSION = 1
 MAX_FILE = 64 << 20

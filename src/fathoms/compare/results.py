@@ -13,7 +13,7 @@ from typing import Any
 from fathoms.compare.cells import Cell
 from fathoms.compare.folder import VERSION, ComparisonFolder
 from fathoms.errors import ConfigError
-from fathoms.reading import read_json
+from fathoms.untrusted_files import read_json
 
 MAX_FILE = 256 << 20
 

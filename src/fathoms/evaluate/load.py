@@ -14,8 +14,8 @@ from fathoms.models.safetensors_header import build_for
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights
 from fathoms.models.zoo import model_config
-from fathoms.reading import check_names, read_json, read_toml
 from fathoms.registry import check_name
+from fathoms.untrusted_files import check_names, read_json, read_toml
 
 TIMM = "timm/"
 # A card holds the names of all classes; a summary names every picture that could not be read.

@@ -20,7 +20,7 @@ from fathoms.evaluate.preprocessing import Look
 from fathoms.models.inference_mode import in_inference
 from fathoms.models.vit import ViT
 from fathoms.probes.attention_maps import attention_maps
-from fathoms.reading import read_names, read_plain
+from fathoms.untrusted_files import read_names, read_plain
 
 LOOK = Look()
 

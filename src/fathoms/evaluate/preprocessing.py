@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from fathoms.config_checks import check_choices, check_types
 from fathoms.data import IMAGENET_MEAN, IMAGENET_STD
 from fathoms.errors import ConfigError
 from fathoms.evaluate.loader import PHOTO_CROP
-from fathoms.reading import check_choices, check_types
 
 
 @dataclass(frozen=True)

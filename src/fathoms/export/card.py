@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fathoms.atomic import write_atomic
-from fathoms.reading import sha256_of
+from fathoms.untrusted_files import sha256_of
 
 
 def facts(path: Path, told: dict[str, Any]) -> dict[str, Any]:

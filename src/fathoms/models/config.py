@@ -1,4 +1,4 @@
-"""ViTConfig: one name per family, checked when built. Importing this file does not import torch."""
+"""ViTConfig: the switches and sizes of a model, checked when built. Importing this file does not import torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fathoms.config_checks import check_types
 from fathoms.errors import ConfigError
-from fathoms.reading import check_types
 from fathoms.registry import check_name
 
 Norm = Literal["layernorm", "rmsnorm", "scalenorm", "learnable_scaler", "dyt", "derf", "none"]
@@ -35,7 +35,7 @@ Schedule = Literal["uniform", "linear"]
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """Everything that makes one Vision Transformer; every field is a flag and a comparison axis.
+    """All options of one Vision Transformer; every field is also a flag of the command line.
 
     >>> ViTConfig(dim=192, heads=3, depth=36, norm="learnable_scaler").grid
     14
@@ -56,62 +56,62 @@ class ViTConfig:
     heads: int = 6
     """Attention heads; must divide dim."""
     mlp_ratio: float = 4.0
-    """Hidden width of the MLP over dim."""
+    """Hidden width of the MLP, as a multiple of dim."""
     norm: Norm = "layernorm"
-    """The norm of every branch."""
+    """Norm of every residual branch."""
     norm_init: float | str | None = None
-    """Start of the norm: "normal" or "ones" for learnable_scaler, alpha for dyt and derf; None: its own."""
+    """Init of the norm: "normal" or "ones" for learnable_scaler, alpha for dyt and derf. None: the norm's default."""
     final_norm: Norm | None = None
-    """The norm after the last block; None: the same as norm."""
+    """Norm after the last block. None: same as norm."""
     norm_by_depth: str | None = None
-    """Other norms for ranges of blocks, such as "0-11:layernorm,12-23:dyt"; None: norm everywhere."""
+    """Norms by ranges of blocks, such as "0-11:layernorm,12-23:dyt". None: norm everywhere."""
     attn_placement: Placement = "pre"
-    """Where the norm of the attention stands."""
+    """Placement of the attention's norm."""
     mlp_placement: Placement = "pre"
-    """Where the norm of the MLP stands."""
+    """Placement of the MLP's norm."""
     residual: Residual = "none"
-    """How a residual branch is scaled."""
+    """Residual method: how a branch is scaled, and its weights initialised."""
     residual_init: float | None = None
-    """Where that scale starts; None: the method's own rule for this depth. 0 means 0."""
+    """Init of that scale. None: the method's rule for this depth. 0 means 0."""
     stem_norm: StemNorm = "none"
     """LayerNorms around the patch projection."""
     attention: Attention = "softmax"
-    """The attention of every block."""
+    """Attention of every block."""
     qk_norm: QKNorm = "none"
-    """Norm on each head's q and k."""
+    """Norm of each head's q and k."""
     qkv_bias: bool = True
     """Whether the q, k, v projection has a bias."""
     position: Position = "learned"
-    """How a patch knows its place."""
+    """Position embedding of the patches."""
     registers: int = 0
-    """Extra tokens that no output reads."""
+    """Number of register tokens, which no output reads."""
     readout: Readout = "cls"
-    """How the answer is read from the tokens."""
+    """Read-out: how the classifier's input is pooled from the tokens."""
     class_attention_depth: int = 2
-    """Blocks of the class-attention read-out."""
+    """Number of blocks of the class-attention read-out."""
     distill_token: bool = False
-    """A second query token with its own head, for distillation."""
+    """Add a distillation token with a head of its own."""
     mlp: MLP = "gelu"
-    """The MLP of every block."""
+    """MLP of every block."""
     drop_path: float = 0.0
-    """Probability of leaving a branch out in training."""
+    """Probability of dropping a residual branch in training (stochastic depth)."""
     drop_path_schedule: Schedule = "uniform"
-    """The same rate in every block, or rising from 0."""
+    """Drop-path rate by depth: the same in every block, or rising linearly from 0."""
 
     def __post_init__(self) -> None:
-        check_types(self, "model", ConfigError)
+        check_types(self, "", ConfigError)
         _check_sizes(self)
         _check_names(self)
         _check_combination(self)
 
     @property
     def grid(self) -> int:
-        """Patches along one side."""
+        """Number of patches along a side."""
         return self.image_size // self.patch_size
 
     @property
     def queries(self) -> int:
-        """Tokens that are read out by a head of their own."""
+        """Number of query tokens, each with a head of its own."""
         return 2 if self.distill_token else 1
 
     def norms(self) -> list[str]:
@@ -122,7 +122,7 @@ class ViTConfig:
     def replace(self, **changes: Any) -> ViTConfig:
         """A copy with other values; an unknown field is an error that names the nearest one.
 
-        A start belongs to its method: another norm or residual takes its own unless one is given.
+        An init belongs to its method: another norm or residual takes its default unless one is given.
         """
         for name in changes:
             check_name(name, FIELDS, "option", "ViTConfig")
@@ -132,7 +132,7 @@ class ViTConfig:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field by name."""
+        """All fields by name."""
         return dataclasses.asdict(self)
 
 
@@ -146,21 +146,19 @@ def parse_ranges(text: str | None, depth: int) -> dict[int, str]:
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*:\s*(\S+)\s*", item, re.ASCII)
         if match is None:
             raise ConfigError(
-                f"model.norm_by_depth: {item!r} is no range; write such as '0-11:layernorm,12-23:dyt'"
+                f"norm_by_depth: {item!r} is not a range; write for example '0-11:layernorm,12-23:dyt'"
             )
         first, last, name = int(match[1]), int(match[2] or match[1]), match[3]
         if not first <= last < depth:
-            raise ConfigError(f"model.norm_by_depth: {item!r} leaves the blocks 0-{depth - 1} of this model")
+            raise ConfigError(f"norm_by_depth: {item!r} leaves the blocks 0-{depth - 1} of this model")
         if twice := norms.keys() & set(range(first, last + 1)):
-            raise ConfigError(
-                f"model.norm_by_depth: block {min(twice)} has two norms; let the ranges not overlap"
-            )
+            raise ConfigError(f"norm_by_depth: block {min(twice)} has two norms; make the ranges disjoint")
         norms |= dict.fromkeys(range(first, last + 1), name)
     return norms
 
 
-# The least and the most of each size. The most is far above any model and far below what would keep a
-# machine busy for hours with a config that a stranger wrote.
+# Least and most of each size. The most is far above any model and far below what would keep a machine busy
+# for hours with an untrusted config.
 _SIZES = {
     "image_size": (1, 65_536),
     "patch_size": (1, 65_536),
@@ -178,55 +176,58 @@ def _check_sizes(config: ViTConfig) -> None:
     for name, (least, most) in _SIZES.items():
         value = getattr(config, name)
         if value < least:
-            raise ConfigError(f"model.{name}={value} is too small; use {least} or more")
+            raise ConfigError(f"{name}={value} is too small; use {least} or more")
         if value > most:
-            raise ConfigError(f"model.{name}={value} is too large; use {most} or less")
+            raise ConfigError(f"{name}={value} is too large; use {most} or less")
     if config.dim % config.heads:
-        raise ConfigError(f"model.dim={config.dim} is not divisible by model.heads={config.heads}")
+        raise ConfigError(f"dim={config.dim} is not divisible by heads={config.heads}")
     if config.image_size % config.patch_size:
         raise ConfigError(
-            f"model.image_size={config.image_size} is not divisible by model.patch_size={config.patch_size}"
+            f"image_size={config.image_size} is not divisible by patch_size={config.patch_size}"
         )
     if not int(config.dim * config.mlp_ratio) >= 1:
-        raise ConfigError(f"model.mlp_ratio={config.mlp_ratio} leaves the MLP no width; use such as 4.0")
+        raise ConfigError(f"mlp_ratio={config.mlp_ratio} leaves the MLP no width; use for example 4.0")
     if config.mlp_ratio > 1000:
-        raise ConfigError(f"model.mlp_ratio={config.mlp_ratio} is too large; use such as 4.0")
+        raise ConfigError(f"mlp_ratio={config.mlp_ratio} is too large; use for example 4.0")
     if not 0.0 <= config.drop_path < 1.0:
-        raise ConfigError(f"model.drop_path={config.drop_path} is no probability below 1; use such as 0.1")
+        raise ConfigError(f"drop_path={config.drop_path} is not a probability below 1; use for example 0.1")
 
 
 def _check_names(config: ViTConfig) -> None:
-    from fathoms.parts import drop, families
+    from fathoms.parts import drop_path, families
 
     for name, family in families().items():
-        family.check(getattr(config, name), f"model.{name}")
+        family.check(getattr(config, name), name)
     norms = families()["norm"]
     for name in {
         config.final_norm or config.norm,
         *parse_ranges(config.norm_by_depth, config.depth).values(),
     }:
-        norms.check(name, "model.norm_by_depth" if config.norm_by_depth else "model.final_norm")
-    check_name(config.drop_path_schedule, drop.SCHEDULES, "schedule", "model.drop_path_schedule")
-    check_name(config.qk_norm, ("none", "rmsnorm", "layernorm"), "qk_norm", "model.qk_norm")
+        norms.check(name, "norm_by_depth" if config.norm_by_depth else "final_norm")
+    check_name(config.drop_path_schedule, drop_path.SCHEDULES, "schedule", "drop_path_schedule")
+    check_name(config.qk_norm, ("none", "rmsnorm", "layernorm"), "qk_norm", "qk_norm")
 
 
 def _check_combination(config: ViTConfig) -> None:
-    """Refuse what contradicts itself, and what would silently equal something else."""
+    """Refuse options that contradict each other, and options that would silently have no effect."""
     from fathoms.parts.attention import ATTENTIONS
     from fathoms.parts.block import check_residual
+    from fathoms.parts.position import POSITIONS
 
     for norm in {config.norm, *config.norms()}:
         check_residual(config.residual, norm, config.attn_placement, config.mlp_placement)
-    if ATTENTIONS.about(config.attention):
+    if ATTENTIONS.metadata(config.attention).reads_context:
         raise ConfigError(
-            f"model.attention={config.attention!r} {ATTENTIONS.about(config.attention)}; it is a read-out: "
-            f"use model.readout={config.attention!r}"
+            f"attention={config.attention!r} reads a context besides the stream and works in a read-out only; "
+            f"use readout={config.attention!r}"
         )
     if config.readout != "class_attention" and config.class_attention_depth != 2:
         raise ConfigError(f"readout {config.readout!r} takes no class_attention_depth; leave it out")
     if config.readout == "mean" and config.distill_token:
-        raise ConfigError("model.distill_token needs a token to read; use readout 'cls' or 'class_attention'")
-    if config.stem_norm == "post_pos" and config.position in ("none", "rope"):
+        raise ConfigError(
+            "distill_token needs a read-out with query tokens; use readout 'cls' or 'class_attention'"
+        )
+    if config.stem_norm == "post_pos" and not POSITIONS.metadata(config.position).adds:
         raise ConfigError(
             f"stem_norm 'post_pos' needs positions that are added, not {config.position!r}; use 'post'"
         )

@@ -125,7 +125,7 @@ def why_not_timm(config: ViTConfig) -> str | None:
     for field, allowed in expected.items():
         value = getattr(config, field)
         if value not in allowed:
-            return f"model.{field}={value!r} has no place in timm's layout"
+            return f"{field}={value!r} has no place in timm's layout"
     return None
 
 

@@ -13,14 +13,15 @@ from torch.utils.checkpoint import checkpoint
 from fathoms.errors import ConfigError, ShapeError
 from fathoms.models.config import ViTConfig
 from fathoms.parts.block import Block
-from fathoms.parts.contract import Readout
-from fathoms.parts.drop import drop_path_rates
+from fathoms.parts.drop_path import drop_path_rates
 from fathoms.parts.init import STD, exempt_from_decay
-from fathoms.parts.layers import linear_flops
+from fathoms.parts.linear import linear_flops
 from fathoms.parts.norm import NORMS
-from fathoms.parts.position import POSITIONS, ROTARY, Rope2d, Rotation
+from fathoms.parts.position import POSITIONS
+from fathoms.parts.protocols import Position, Readout
 from fathoms.parts.readout import READOUTS
 from fathoms.parts.residual import RESIDUALS
+from fathoms.parts.rope import Rope2d, Rotation
 from fathoms.parts.stem import PatchEmbed
 from fathoms.registry import check_name
 
@@ -44,7 +45,7 @@ class ViT(nn.Module):
         # The dtype of the residual stream; None is that of the stem, which under autocast is autocast's.
         self.stream_dtype: torch.dtype | None = None
         self.stem = PatchEmbed(config.dim, config.patch_size, config.in_channels, config.stem_norm)
-        self.position = POSITIONS.build(config.position, config.dim, config.grid)
+        self.position = _build_position(config)
         self.registers = nn.Parameter(torch.empty(config.registers, config.dim)) if config.registers else None
         rates = drop_path_rates(config.drop_path, config.depth, config.drop_path_schedule)
         self.blocks = nn.ModuleList(
@@ -59,7 +60,6 @@ class ViT(nn.Module):
             for index, (norm, rate) in enumerate(zip(config.norms(), rates, strict=True))
         )
         self.readout = _build_readout(config)
-        self.rope = _build_rope(config, self.readout.travelling)
         final = config.final_norm or config.norm
         self.norm = NORMS.build(final, config.dim, init=config.norm_init if final == config.norm else None)
         self.head = _build_head(config)
@@ -89,6 +89,11 @@ class ViT(nn.Module):
         return self.config.num_classes
 
     @property
+    def rope(self) -> Rope2d | None:
+        """The rotation of q and k, or None."""
+        return self.position.rope
+
+    @property
     def num_prefix_tokens(self) -> int:
         """Tokens in front of the patches while the blocks run."""
         return self.readout.travelling + self.config.registers
@@ -115,9 +120,7 @@ class ViT(nn.Module):
         if image_size == self.image_size:
             return
         self.image_size = image_size
-        cast(Any, self.position).set_grid(self.grid)
-        if self.rope is not None:
-            self.rope.set_grid(self.grid)
+        self.position.set_grid(self.grid)
 
     def get_classifier(self) -> nn.Module:
         """The classifier that reads the class token."""
@@ -235,12 +238,12 @@ class ViT(nn.Module):
         config = self.config
         patches = self.grid**2
         tokens = patches + self.num_prefix_tokens
-        rope = 0 if self.rope is None else self.rope.flop_count(config.heads)
         read = tokens if config.readout == "mean" else config.queries
         heads = [head for head in (self.head, self.head_dist) if isinstance(head, nn.Linear)]
         return (
             self.stem.flop_count(patches)
-            + sum(block.flop_count(tokens) + rope for block in cast(Iterable[Block], self.blocks))
+            + sum(block.flop_count(tokens) for block in cast(Iterable[Block], self.blocks))
+            + self.position.flop_count(config.depth)
             + self.readout.flop_count(patches)
             + self.norm.flop_count(read)
             + sum(linear_flops(head, 1) for head in heads)
@@ -269,7 +272,8 @@ def _block_options(config: ViTConfig) -> dict[str, Any]:
 def _build_readout(config: ViTConfig) -> Readout:
     if config.readout != "class_attention":
         return READOUTS.build(config.readout, config.dim, queries=config.queries)
-    return READOUTS[config.readout](
+    return READOUTS.build(
+        config.readout,
         queries=config.queries,
         class_attention_depth=config.class_attention_depth,
         norm=config.norm,
@@ -278,10 +282,12 @@ def _build_readout(config: ViTConfig) -> Readout:
     )
 
 
-def _build_rope(config: ViTConfig, queries: int) -> Rope2d | None:
-    if POSITIONS.about(config.position) != ROTARY:
-        return None
-    return Rope2d(config.dim // config.heads, config.grid, queries, config.registers)
+def _build_position(config: ViTConfig) -> Position:
+    if not POSITIONS.metadata(config.position).rotary:
+        return POSITIONS.build(config.position, config.dim, config.grid)
+    queries = config.queries if READOUTS.metadata(config.readout).travels else 0
+    tokens = {"queries": queries, "registers": config.registers}
+    return POSITIONS.build(config.position, config.dim, config.grid, config.heads, **tokens)
 
 
 def _build_head(config: ViTConfig) -> nn.Module:
@@ -292,7 +298,7 @@ def _build_head(config: ViTConfig) -> nn.Module:
 
 
 def _reset_head(head: nn.Linear, config: ViTConfig) -> None:
-    if RESIDUALS.about(config.residual).zero_head:
+    if RESIDUALS.metadata(config.residual).zero_head:
         nn.init.zeros_(head.weight)
     else:
         nn.init.trunc_normal_(head.weight, std=STD)

@@ -4,11 +4,19 @@ from typing import Any
 
 from fathoms.parts.attention import ATTENTIONS, ClassAttention, SelfAttention, TalkingHeadsAttention
 from fathoms.parts.block import Block, ClassBlock, Join
-from fathoms.parts.drop import DropPath
+from fathoms.parts.drop_path import DropPath
+from fathoms.parts.dyt import Derf, DyT
 from fathoms.parts.mlp import MLPS, GeluMLP, SwiGLU
 from fathoms.parts.norm import NORMS, LayerNorm, NoNorm, RMSNorm, ScaleNorm
-from fathoms.parts.position import POSITIONS, LearnedPosition, Rope2d, SinCosPosition
-from fathoms.parts.readout import READOUTS
+from fathoms.parts.position import (
+    POSITIONS,
+    LearnedPosition,
+    LearnedRotaryPosition,
+    NoPosition,
+    RotaryPosition,
+    SinCosPosition,
+)
+from fathoms.parts.readout import READOUTS, ClassAttentionReadout, ClassToken, MeanToken
 from fathoms.parts.residual import (
     RESIDUALS,
     DeepNorm,
@@ -18,8 +26,8 @@ from fathoms.parts.residual import (
     ReZero,
     SkipInit,
 )
+from fathoms.parts.rope import Rope2d
 from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
-from fathoms.parts.squash import Derf, DyT
 from fathoms.parts.stem import STEM_NORMS, DualPatchNorm, PatchEmbed, patchify
 from fathoms.registry import Registry
 
@@ -33,7 +41,9 @@ __all__ = [
     "STEM_NORMS",
     "Block",
     "ClassAttention",
+    "ClassAttentionReadout",
     "ClassBlock",
+    "ClassToken",
     "DeepNorm",
     "Derf",
     "DropPath",
@@ -48,11 +58,15 @@ __all__ = [
     "LearnableScaler",
     "LearnableScaler2d",
     "LearnedPosition",
+    "LearnedRotaryPosition",
+    "MeanToken",
     "NoNorm",
+    "NoPosition",
     "PatchEmbed",
     "RMSNorm",
     "ReZero",
     "Rope2d",
+    "RotaryPosition",
     "ScaleNorm",
     "SelfAttention",
     "SinCosPosition",
@@ -64,7 +78,7 @@ __all__ = [
 ]
 
 
-def families() -> dict[str, Registry[Any]]:
+def families() -> dict[str, Registry[Any, Any]]:
     """Each registry under the name of the ViTConfig field that picks from it."""
     return {
         "norm": NORMS,

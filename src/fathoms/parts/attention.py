@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fathoms.errors import BackendError, ConfigError
+from fathoms.errors import BackendError
 from fathoms.ops.class_attention import ClassAttentionImpl, class_attention
 from fathoms.ops.softmax_attention import attend
 from fathoms.ops.talking_heads import talking_heads
-from fathoms.parts.contract import Branch
+from fathoms.parts.fixup_layers import PLAIN, Layers
+from fathoms.parts.heads import head_width, merge_heads, split_heads
 from fathoms.parts.init import STD
-from fathoms.parts.layers import PLAIN, Layers, is_bare, linear_flops
+from fathoms.parts.linear import is_bare, linear_flops
 from fathoms.parts.norm import NORMS, NoNorm
-from fathoms.parts.position import Rotation, rotate
+from fathoms.parts.protocols import Branch
+from fathoms.parts.rope import Rotation, rotate
 from fathoms.registry import Registry
 
-ATTENTIONS: Registry[Branch] = Registry("attention")
 
-READS_CONTEXT = "reads a context beside the stream"
+@dataclass(frozen=True)
+class Traits:
+    """What a model builder must know of an attention.
+
+    Args:
+        reads_context: Whether it takes a context besides its queries, and so works in a read-out only.
+    """
+
+    reads_context: bool = False
 
 
-def head_width(dim: int, heads: int) -> int:
-    """Channels per head; `heads` must divide `dim`."""
-    if heads < 1 or dim % heads:
-        raise ConfigError(f"model.dim={dim} is not divisible by model.heads={heads}")
-    return dim // heads
+ATTENTIONS: Registry[Branch, Traits] = Registry("attention", default=Traits())
 
 
 def _attend_flops(queries: int, keys: int, dim: int, heads: int) -> int:
     """Scaling the queries, q·k, the softmax's division, and the product with the values."""
     return queries * dim + queries * keys * dim + heads * queries * keys + queries * keys * dim
-
-
-def _split_heads(x: Float[Tensor, "B N D"], heads: int) -> Float[Tensor, "B H N K"]:
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def _merge_heads(x: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N D"]:
-    return x.transpose(1, 2).flatten(2)
 
 
 @ATTENTIONS.add("softmax")
@@ -79,7 +78,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Float[Tensor, "B N D"], rotation: Rotation | None = None) -> Float[Tensor, "B N D"]:
         """Let every token look at every token."""
         q, k, v = self.project(x, rotation)
-        return self.proj(_merge_heads(attend(q, k, v)))
+        return self.proj(merge_heads(attend(q, k, v)))
 
     def roles(self) -> list[tuple[str, Tensor]]:
         """The matrices an init rule fills."""
@@ -127,14 +126,14 @@ class TalkingHeadsAttention(SelfAttention):
         q, k, v = self.project(x, rotation)
         mixers = self.proj_l.weight, self.proj_l.bias, self.proj_w.weight, self.proj_w.bias
         out = talking_heads(q, k, v, *mixers, scale=(self.dim // self.heads) ** -0.5)
-        return self.proj(_merge_heads(out))
+        return self.proj(merge_heads(out))
 
     def flop_count(self, num_tokens: int) -> int:
         """Plain attention, and heads² multiplications a pair of tokens for each of the two mixings."""
         return super().flop_count(num_tokens) + 2 * self.heads**2 * num_tokens**2
 
 
-@ATTENTIONS.add("class_attention", READS_CONTEXT)
+@ATTENTIONS.add("class_attention", Traits(reads_context=True))
 class ClassAttention(nn.Module):
     """A few query tokens read all tokens: q from the queries, k and v from queries and context.
 
@@ -164,7 +163,7 @@ class ClassAttention(nn.Module):
         self, queries: Float[Tensor, "B Q D"], context: Float[Tensor, "B N D"]
     ) -> Float[Tensor, "B Q D"]:
         """What each query gathers from the queries and the context."""
-        q = self.q_norm(_split_heads(self.q(queries), self.heads))
+        q = self.q_norm(split_heads(self.q(queries), self.heads))
         reason = self._why_not_absorbed()
         if reason is None:
             weights = self.k.weight, self.k.bias, self.v.weight, self.v.bias
@@ -174,8 +173,8 @@ class ClassAttention(nn.Module):
         else:
             k = torch.cat([self.k(queries), self.k(context)], dim=1)
             v = torch.cat([self.v(queries), self.v(context)], dim=1)
-            out = attend(q, self.k_norm(_split_heads(k, self.heads)), _split_heads(v, self.heads))
-        return self.proj(_merge_heads(out))
+            out = attend(q, self.k_norm(split_heads(k, self.heads)), split_heads(v, self.heads))
+        return self.proj(merge_heads(out))
 
     def _why_not_absorbed(self) -> str | None:
         if not isinstance(self.k_norm, NoNorm):

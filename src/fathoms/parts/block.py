@@ -1,4 +1,4 @@
-"""A transformer block: two branches, each joined to the stream by a norm, a placement and a scale."""
+"""Transformer blocks: two residual branches, each joined to the stream by a norm, a placement and a scale."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
 from fathoms.parts.attention import ATTENTIONS
-from fathoms.parts.contract import Part
-from fathoms.parts.drop import DropPath
+from fathoms.parts.drop_path import DropPath
 from fathoms.parts.mlp import MLPS
 from fathoms.parts.norm import NORMS
-from fathoms.parts.position import Rotation
-from fathoms.parts.residual import PLACEMENTS, RESIDUALS, Method, build_residual
+from fathoms.parts.protocols import Part
+from fathoms.parts.residual import PLACEMENTS, RESIDUALS, build_residual
+from fathoms.parts.rope import Rotation
 from fathoms.registry import check_name
 
 
 class Join(nn.Module):
-    """How one branch F joins the stream x: which norm, where it stands, how the branch is scaled.
+    """The residual connection of one branch F to the stream x: norm, placement and scale.
 
     With N the norm and s the residual scale: "pre" x + s F(N x), "post" N(x + s F x),
     "pre_post" x + s N'(F(N x)), "res_post" x + s N(F x). The branch itself runs between `enter` and the
@@ -46,7 +46,7 @@ class Join(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def enter(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """What the branch reads of the stream x."""
+        """The branch's input, from the stream x."""
         if self.placement in ("pre", "pre_post"):
             x = self.norm(x)
         return self.scale(x) if self.place == "input" else x
@@ -69,28 +69,26 @@ class Join(nn.Module):
         return sum(norm.flop_count(num_tokens) for norm in norms) + self.scale.flop_count(num_tokens)
 
     def enter_flops(self, num_tokens: int) -> int:
-        """The part of `flop_count` spent on tokens that only enter."""
+        """The part of `flop_count` spent in `enter`."""
         norm = self.norm.flop_count(num_tokens) if self.placement in ("pre", "pre_post") else 0
         return norm + (self.scale.flop_count(num_tokens) if self.place == "input" else 0)
 
 
 def check_residual(residual: str, norm: str, attn_placement: str, mlp_placement: str) -> None:
-    """Refuse a method that contradicts the placement or the norm, and placements of no norm."""
-    method: Method = RESIDUALS.about(residual)
+    """Refuse a residual method that contradicts the placement or the norm, and a placement without a norm."""
+    method = RESIDUALS.metadata(residual)
     placements = {"attn_placement": attn_placement, "mlp_placement": mlp_placement}
     for field, placement in placements.items():
-        check_name(placement, PLACEMENTS, "placement", f"model.{field}")
+        check_name(placement, PLACEMENTS, "placement", field)
         if norm == "none" and placement != "pre":
-            raise ConfigError(
-                f"model.{field}={placement!r} places a norm, but model.norm is 'none'; use 'pre'"
-            )
+            raise ConfigError(f"{field}={placement!r} places a norm, but norm is 'none'; use 'pre'")
         if placement not in method.placements:
             allowed = " or ".join(repr(name) for name in method.placements)
             raise ConfigError(
-                f"residual {residual!r} contradicts model.{field}={placement!r}: {method.why}; use {allowed}"
+                f"residual {residual!r} contradicts {field}={placement!r}: {method.why}; use {allowed}"
             )
     if norm == "none" and method.needs_norm:
-        raise ConfigError(f"residual {residual!r} needs a norm: {method.why}; model.norm is 'none'")
+        raise ConfigError(f"residual {residual!r} needs a norm: {method.why}; norm is 'none'")
 
 
 class Block(nn.Module):
@@ -99,16 +97,16 @@ class Block(nn.Module):
     Args:
         dim: Width of a token.
         heads: Number of heads; must divide `dim`.
-        depth: Blocks of the whole network; several residual methods depend on it.
-        index: Which of them this is, from 0.
-        mlp_ratio: Hidden width of the MLP over `dim`.
-        norm: Name of the norm; `norm_init` its own start where it has one.
-        attn_placement: Where the norm of the attention stands: see `Join`.
-        mlp_placement: Where the norm of the MLP stands.
-        residual: Name of the residual method; `residual_init` None takes its rule for this depth.
+        depth: Number of blocks of the whole network; several residual methods depend on it.
+        index: Index of this block, from 0.
+        mlp_ratio: Hidden width of the MLP, as a multiple of `dim`.
+        norm: Name of the norm, with `norm_init` as its init; None takes the norm's default.
+        attn_placement: Placement of the attention's norm: see `Join`.
+        mlp_placement: Placement of the MLP's norm.
+        residual: Name of the residual method, with `residual_init` as its init; None takes its rule for `depth`.
         attention: "softmax" or "talking_heads", with `qk_norm` and `qkv_bias`.
         mlp: "gelu" or "swiglu".
-        drop_path: Probability of leaving a branch out in training.
+        drop_path: Probability of dropping a branch in training.
 
     >>> import torch
     >>> block = Block(64, 4, norm="rmsnorm", residual="layerscale", depth=36)
@@ -138,7 +136,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         check_residual(residual, norm, attn_placement, mlp_placement)
-        self.depth, self.method = depth, RESIDUALS.about(residual)
+        self.depth, self.method = depth, RESIDUALS.metadata(residual)
 
         def scale() -> Part:
             return build_residual(residual, dim, depth=depth, index=index, init_value=residual_init)
@@ -155,7 +153,7 @@ class Block(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start both branches as the residual method says; every bias of theirs is zero."""
+        """Initialise both branches by the residual method's rule; their biases are zero."""
         for branch in (self.attn, self.mlp):
             self.method.weights(branch, self.depth)
             for module in branch.modules():
@@ -194,6 +192,6 @@ class ClassBlock(Block):
         return self.mlp_join(queries, self.mlp(self.mlp_join.enter(queries)))
 
     def flop_count(self, num_tokens: int, num_queries: int = 1) -> int:
-        """The queries' own work, and what enters the attention from a context of `num_tokens` tokens."""
+        """Multiplications with `num_queries` queries over a context of `num_tokens` tokens."""
         own = sum(part.flop_count(num_queries) for part in (self.attn_join, self.mlp_join, self.mlp))
         return own + self.attn_join.enter_flops(num_tokens) + self.attn.flop_count(num_tokens, num_queries)

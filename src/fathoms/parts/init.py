@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fathoms.parts.contract import Branch
+from fathoms.parts.protocols import Branch
 
 STD = 0.02
 

@@ -6,11 +6,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.ops.gelu import bias_gelu
-from fathoms.parts.contract import Branch
-from fathoms.parts.layers import PLAIN, Layers, linear_flops
+from fathoms.parts.fixup_layers import PLAIN, Layers
+from fathoms.parts.linear import linear_flops
+from fathoms.parts.protocols import Branch
 from fathoms.registry import Registry
 
-MLPS: Registry[Branch] = Registry("mlp")
+MLPS: Registry[Branch, None] = Registry("mlp")
 
 
 @MLPS.add("gelu")

@@ -1,4 +1,4 @@
-"""Norms that measure each token; the maps that stand in for them are in `scaler` and `squash`.
+"""Norms that measure each token; the maps that stand in for them are in `scaler` and `dyt`.
 
 Every part here takes any channels-last tensor, computes in float32 or better and gives back the dtype
 it was given, so that a bfloat16 stream under float32 weights loses nothing on the way.
@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fathoms.parts.contract import Part
+from fathoms.parts.protocols import Part
 from fathoms.registry import Registry
 
-NORMS: Registry[Part] = Registry("norm")
+NORMS: Registry[Part, None] = Registry("norm")
 
 
 def _widest(x: Tensor, weight: Tensor | None) -> Tensor:

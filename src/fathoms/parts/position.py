@@ -1,9 +1,12 @@
-"""Where a patch is: tables added to the tokens, and rotations of q and k."""
+"""Position embeddings: tables added to the patch tokens, and rotations of q and k.
+
+A position adds to the patches when called, and holds in `rope` the rotation of q and k, or None.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -11,99 +14,27 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
+from fathoms.parts.heads import head_width
 from fathoms.parts.init import STD, exempt_from_decay
+from fathoms.parts.protocols import Position
+from fathoms.parts.rope import Rope2d
 from fathoms.registry import Registry
 
-POSITIONS: Registry[nn.Module] = Registry("position")
 
-ROTARY = "rotary"
+@dataclass(frozen=True)
+class Traits:
+    """What a model builder must know of a position.
 
-
-class Rotation(NamedTuple):
-    """Cosines and sines for each token and channel of a head."""
-
-    cos: Float[Tensor, "N K"]
-    sin: Float[Tensor, "N K"]
-
-
-def rotate(x: Float[Tensor, "B H N K"], rotation: Rotation) -> Float[Tensor, "B H N K"]:
-    """Turn each pair of neighbouring channels by its token's angle."""
-    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack([-odd, even], dim=-1).flatten(-2)
-    return (x * rotation.cos + turned * rotation.sin).to(x.dtype)
-
-
-def _grid_angles(width: int, rows: int, theta: float) -> Float[Tensor, "N K"]:
-    """Angles on a square grid: half of the channels turn with the row, the others with the column."""
-    frequency = theta ** (-torch.arange(0, width // 2, 2, dtype=torch.float64) / (width // 2))
-    angle = torch.outer(torch.arange(rows, dtype=torch.float64), frequency).repeat_interleave(2, dim=-1)
-    row = angle[:, None, :].expand(rows, rows, -1)
-    column = angle[None, :, :].expand(rows, rows, -1)
-    return torch.cat([row, column], dim=-1).flatten(0, 1)
-
-
-class Rope2d(nn.Module):
-    """Rotary positions on a square grid of patches, with registers on a small grid of their own.
-
-    Tokens come in the order queries, registers, patches; queries (cls) are not rotated. Patches use
-    `theta`, registers `register_theta`, as in ViT-5.
-
-    Papers: Su et al. 2021, arXiv:2104.09864; ViT-5, arXiv:2602.08071.
+    Args:
+        adds: Whether something is added to the patches.
+        rotary: Whether it rotates q and k; it is then built with `heads`, `queries` and `registers` too.
     """
 
-    cos: Tensor
-    sin: Tensor
+    adds: bool = True
+    rotary: bool = False
 
-    def __init__(
-        self,
-        head_width: int,
-        grid: int,
-        queries: int = 0,
-        registers: int = 0,
-        theta: float = 1e4,
-        register_theta: float = 100.0,
-    ) -> None:
-        super().__init__()
-        if head_width % 4:
-            raise ConfigError(
-                f"rope needs dim / heads divisible by 4, not {head_width}; change model.dim or model.heads"
-            )
-        if math.isqrt(registers) ** 2 != registers:
-            raise ConfigError(
-                f"rope puts registers on a square grid; model.registers={registers} is no square"
-            )
-        self.head_width, self.queries, self.registers = head_width, queries, registers
-        self.theta, self.register_theta = theta, register_theta
-        self.set_grid(grid)
 
-    def set_grid(self, grid: int) -> None:
-        """Take patches on another grid from now on."""
-        self.grid = grid
-        tokens = self.queries + self.registers + grid * grid
-        empty = self.cos.new_empty if hasattr(self, "cos") else torch.empty
-        self.register_buffer("cos", empty(tokens, self.head_width), persistent=False)
-        self.register_buffer("sin", empty(tokens, self.head_width), persistent=False)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Fill the tables; they follow from the sizes alone and are not saved."""
-        angles = torch.cat(
-            [
-                torch.zeros(self.queries, self.head_width, dtype=torch.float64),
-                _grid_angles(self.head_width, math.isqrt(self.registers), self.register_theta),
-                _grid_angles(self.head_width, self.grid, self.theta),
-            ]
-        )
-        self.cos.copy_(angles.cos())
-        self.sin.copy_(angles.sin())
-
-    def forward(self) -> Rotation:
-        """The rotation of every token."""
-        return Rotation(self.cos, self.sin)
-
-    def flop_count(self, heads: int) -> int:
-        """Two multiplications for each channel of q and of k, in one block."""
-        return 2 * 2 * heads * self.cos.shape[0] * self.cos.shape[1]
+POSITIONS: Registry[Position, Traits] = Registry("position", default=Traits())
 
 
 def resampling(old: int, new: int) -> Float[Tensor, "new old"]:
@@ -112,26 +43,26 @@ def resampling(old: int, new: int) -> Float[Tensor, "new old"]:
     return F.interpolate(identity, size=(new, old), mode="bicubic", antialias=True)[0, 0]
 
 
-@POSITIONS.add("learned_rope", ROTARY, "A learned vector added to each patch, and rotations of q and k.")
 @POSITIONS.add("learned")
 class LearnedPosition(nn.Module):
-    """A learned vector for each place, added to the patch there.
+    """A learned vector per grid cell, added to the patch there.
 
-    On another grid than its own (`set_grid`) the table is resized at every call and stays what is learned, so
-    that optimizer, average and checkpoints keep their shapes.
+    On another grid than its own (`set_grid`) the table is resized at every call; the parameter keeps its shape,
+    and so do the optimizer, the weight average and checkpoints.
     """
 
     resample: Tensor | None
 
     def __init__(self, dim: int, grid: int) -> None:
         super().__init__()
+        self.rope: Rope2d | None = None
         self.own_grid = grid
         self.table = nn.Parameter(torch.empty(grid * grid, dim))
         self.register_buffer("resample", None, persistent=False)
         self.reset_parameters()
 
     def set_grid(self, grid: int) -> None:
-        """Take patches on another grid from now on."""
+        """Resize to another grid of patches."""
         # Two products with a fixed matrix: unlike torch's own backward on a GPU, the same bits every time.
         matrix = None if grid == self.own_grid else resampling(self.own_grid, grid).to(self.table.device)
         self.register_buffer("resample", matrix, persistent=False)
@@ -149,8 +80,41 @@ class LearnedPosition(nn.Module):
         exempt_from_decay(self.table)
 
     def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """Add each place's vector."""
+        """Add each grid cell's vector."""
         return (tokens + self._resized()).to(tokens.dtype)
+
+    def flop_count(self, depth: int) -> int:
+        """An addition multiplies nothing."""
+        return 0 * depth
+
+
+@POSITIONS.add("learned_rope", Traits(rotary=True))
+class LearnedRotaryPosition(LearnedPosition):
+    """A learned vector added to each patch, and rotations of q and k.
+
+    Args:
+        dim: Width of a token.
+        grid: Patches along a side.
+        heads: Number of attention heads.
+        queries: Query tokens in front of the registers.
+        registers: Register tokens in front of the patches.
+
+    Paper: ViT-5, arXiv:2602.08071.
+    """
+
+    def __init__(self, dim: int, grid: int, heads: int, queries: int = 0, registers: int = 0) -> None:
+        super().__init__(dim, grid)
+        self.heads = heads
+        self.rope = Rope2d(head_width(dim, heads), grid, queries, registers)
+
+    def set_grid(self, grid: int) -> None:
+        """Resize to another grid of patches."""
+        super().set_grid(grid)
+        cast(Rope2d, self.rope).set_grid(grid)
+
+    def flop_count(self, depth: int) -> int:
+        """Rotations in `depth` blocks."""
+        return depth * cast(Rope2d, self.rope).flop_count(self.heads)
 
 
 @POSITIONS.add("sincos")
@@ -165,12 +129,13 @@ class SinCosPosition(nn.Module):
     def __init__(self, dim: int, grid: int) -> None:
         super().__init__()
         if dim % 4:
-            raise ConfigError(f"position 'sincos' needs a width divisible by 4; model.dim={dim} is not")
+            raise ConfigError(f"position 'sincos' needs a width divisible by 4; dim={dim} is not")
+        self.rope: Rope2d | None = None
         self.dim = dim
         self.set_grid(grid)
 
     def set_grid(self, grid: int) -> None:
-        """Take patches on another grid from now on."""
+        """Resize to another grid of patches."""
         self.grid = grid
         empty = self.table.new_empty if hasattr(self, "table") else torch.empty
         self.register_buffer("table", empty(grid * grid, self.dim), persistent=False)
@@ -186,23 +151,63 @@ class SinCosPosition(nn.Module):
         self.table.copy_(torch.cat([column, row], dim=-1).flatten(0, 1))
 
     def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """Add each place's vector."""
+        """Add each grid cell's vector."""
         return (tokens + self.table).to(tokens.dtype)
 
+    def flop_count(self, depth: int) -> int:
+        """An addition multiplies nothing."""
+        return 0 * depth
 
-@POSITIONS.add("rope", ROTARY, "Rotations of q and k by row and column; nothing is added.")
-@POSITIONS.add("none")
+
+@POSITIONS.add("rope", Traits(adds=False, rotary=True))
+class RotaryPosition(nn.Module):
+    """Rotations of q and k by row and column; nothing is added.
+
+    Args:
+        dim: Width of a token.
+        grid: Patches along a side.
+        heads: Number of attention heads.
+        queries: Query tokens in front of the registers; they are not rotated.
+        registers: Register tokens in front of the patches.
+
+    Paper: Su et al. 2021, arXiv:2104.09864.
+    """
+
+    def __init__(self, dim: int, grid: int, heads: int, queries: int = 0, registers: int = 0) -> None:
+        super().__init__()
+        self.heads = heads
+        self.rope = Rope2d(head_width(dim, heads), grid, queries, registers)
+
+    def set_grid(self, grid: int) -> None:
+        """Resize to another grid of patches."""
+        self.rope.set_grid(grid)
+
+    def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        """Return the tokens."""
+        return tokens
+
+    def flop_count(self, depth: int) -> int:
+        """Rotations in `depth` blocks."""
+        return depth * self.rope.flop_count(self.heads)
+
+
+@POSITIONS.add("none", Traits(adds=False))
 class NoPosition(nn.Module):
-    """Nothing is added: places are told by rotation ("rope"), or not at all."""
+    """No position at all: the model sees a set of patches."""
 
     def __init__(self, dim: int, grid: int) -> None:
         super().__init__()
+        self.rope: Rope2d | None = None
         self.dim, self.grid = dim, grid
 
     def set_grid(self, grid: int) -> None:
-        """Take patches on another grid from now on."""
+        """Resize to another grid of patches."""
         self.grid = grid
 
     def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
         """Return the tokens."""
         return tokens
+
+    def flop_count(self, depth: int) -> int:
+        """Nothing is multiplied."""
+        return 0 * depth

@@ -8,6 +8,7 @@ whoever wants the answer only: it leaves out the tokens that `pool` would not lo
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -16,11 +17,23 @@ from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
 from fathoms.parts.block import ClassBlock
-from fathoms.parts.contract import Readout
 from fathoms.parts.init import STD, exempt_from_decay
+from fathoms.parts.protocols import Readout
 from fathoms.registry import Registry
 
-READOUTS: Registry[Readout] = Registry("readout")
+
+@dataclass(frozen=True)
+class Traits:
+    """What a model builder must know of a read-out.
+
+    Args:
+        travels: Whether its queries go through the blocks in front of the patches.
+    """
+
+    travels: bool = False
+
+
+READOUTS: Registry[Readout, Traits] = Registry("readout", default=Traits())
 
 
 def _reset_queries(queries: nn.Parameter) -> None:
@@ -32,7 +45,7 @@ def _prepend(queries: Float[Tensor, "Q D"], tokens: Float[Tensor, "B N D"]) -> F
     return torch.cat([queries.to(tokens.dtype).expand(tokens.shape[0], -1, -1), tokens], dim=1)
 
 
-@READOUTS.add("cls")
+@READOUTS.add("cls", Traits(travels=True))
 class ClassToken(nn.Module):
     """Learned query tokens travel with the patches through every block and are read at the end.
 
@@ -86,7 +99,7 @@ class MeanToken(nn.Module):
         super().__init__()
         if queries != 1:
             raise ConfigError(
-                "model.distill_token needs a token of its own; use readout 'cls' or 'class_attention'"
+                f"readout 'mean' has no query tokens, and queries={queries} asks for more than one"
             )
         self.dim = dim
 

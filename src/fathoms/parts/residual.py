@@ -15,14 +15,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.parts import init
-from fathoms.parts.contract import Part
+from fathoms.parts.fixup_layers import PLAIN, SHIFTED, Layers
 from fathoms.parts.init import exempt_from_decay
-from fathoms.parts.layers import PLAIN, SHIFTED, Layers
+from fathoms.parts.protocols import Part
 from fathoms.registry import Registry
 
 PLACEMENTS = ("pre", "post", "pre_post", "res_post")
-
-RESIDUALS: Registry[Part] = Registry("residual")
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,12 @@ class Method:
     zero_head: bool = False
 
 
+RESIDUALS: Registry[Part, Method] = Registry("residual", default=Method())
+
+
 def build_residual(name: str, dim: int, *, depth: int, index: int, init_value: float | None = None) -> Part:
     """The module of method `name` for block `index` of `depth`; None takes the method's own value."""
-    method: Method = RESIDUALS.about(name)
+    method = RESIDUALS.metadata(name)
     if init_value is None and method.start is not None:
         init_value = method.start(depth)
     place = {key: value for key, value in {"depth": depth, "index": index}.items() if key in method.takes}

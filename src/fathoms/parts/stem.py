@@ -1,37 +1,68 @@
-"""From pixels to tokens: the patch projection, with norms before or after it."""
+"""Patch embedding: the projection of patches to tokens, with norms before or after it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError, ShapeError
 from fathoms.parts.init import STD
-from fathoms.parts.layers import linear_flops
+from fathoms.parts.linear import linear_flops
 from fathoms.parts.norm import LayerNorm
 from fathoms.registry import Registry
 
 
-@dataclass(frozen=True)
-class StemNorm:
-    """Which of the three places in a stem hold a LayerNorm."""
+class StemNorm(NamedTuple):
+    """The norms of a stem, each None where there is none.
 
-    before: bool = False
-    after: bool = False
-    after_position: bool = False
+    Args:
+        pre: On the pixels of each patch, before the projection.
+        post: On each token, before positions are added.
+        post_pos: On each token, after positions are added.
+    """
+
+    pre: LayerNorm | None = None
+    post: LayerNorm | None = None
+    post_pos: LayerNorm | None = None
 
 
-STEM_NORMS: Registry[StemNorm] = Registry("stem_norm")
-for _name, _places, _summary in (
-    ("none", StemNorm(), "The patch projection alone."),
-    ("pre", StemNorm(before=True), "A LayerNorm on the pixels of each patch."),
-    ("post", StemNorm(after=True), "A LayerNorm on the token, before positions are added."),
-    ("dual", StemNorm(before=True, after=True), "Dual PatchNorm: both pre and post, arXiv:2302.01327."),
-    ("post_pos", StemNorm(after_position=True), "A LayerNorm on the token once positions are added."),
-):
-    STEM_NORMS.add(_name, _places, _summary)(StemNorm)
+STEM_NORMS: Registry[StemNorm, None] = Registry("stem_norm")
+
+
+@STEM_NORMS.add("none")
+def no_stem_norm(pixels: int, dim: int) -> StemNorm:
+    """The patch projection alone."""
+    del pixels, dim
+    return StemNorm()
+
+
+@STEM_NORMS.add("pre")
+def pre_norm(pixels: int, dim: int) -> StemNorm:
+    """A LayerNorm on the pixels of each patch."""
+    del dim
+    return StemNorm(pre=LayerNorm(pixels))
+
+
+@STEM_NORMS.add("post")
+def post_norm(pixels: int, dim: int) -> StemNorm:
+    """A LayerNorm on the token, before positions are added."""
+    del pixels
+    return StemNorm(post=LayerNorm(dim))
+
+
+@STEM_NORMS.add("dual")
+def dual_norm(pixels: int, dim: int) -> StemNorm:
+    """Dual PatchNorm: both pre and post, arXiv:2302.01327."""
+    return StemNorm(pre=LayerNorm(pixels), post=LayerNorm(dim))
+
+
+@STEM_NORMS.add("post_pos")
+def post_position_norm(pixels: int, dim: int) -> StemNorm:
+    """A LayerNorm on the token, after positions are added."""
+    del pixels
+    return StemNorm(post_pos=LayerNorm(dim))
 
 
 def patchify(images: Float[Tensor, "B C H W"], patch_size: int) -> Float[Tensor, "B N P"]:
@@ -52,8 +83,8 @@ class PatchEmbed(nn.Module):
         dim: Width of a token.
         patch_size: Side of a patch in pixels.
         in_channels: Channels of an image.
-        stem_norm: Where LayerNorms stand: "none", "pre" (on the pixels of a patch), "post" (on the
-            token), "dual" (both), "post_pos" (on the token once positions are added).
+        stem_norm: Where the LayerNorms are: "none", "pre" (on the pixels of a patch), "post" (on the
+            token), "dual" (both), "post_pos" (on the token, after positions are added).
 
     Paper: Dosovitskiy et al. 2020, arXiv:2010.11929.
     """
@@ -61,14 +92,14 @@ class PatchEmbed(nn.Module):
     def __init__(self, dim: int, patch_size: int = 16, in_channels: int = 3, stem_norm: str = "none") -> None:
         super().__init__()
         if patch_size < 1:
-            raise ConfigError(f"model.patch_size={patch_size} is no size; use 1 or more")
+            raise ConfigError(f"patch_size={patch_size} is too small; use 1 or more")
         self.patch_size, self.in_channels = patch_size, in_channels
         pixels = patch_size * patch_size * in_channels
-        places: StemNorm = STEM_NORMS.about(stem_norm)
-        self.ln0 = LayerNorm(pixels) if places.before else None
+        norms = STEM_NORMS.build(stem_norm, pixels, dim)
+        self.ln0 = norms.pre
         self.proj = nn.Linear(pixels, dim)
-        self.ln1 = LayerNorm(dim) if places.after else None
-        self.ln_pos = LayerNorm(dim) if places.after_position else None
+        self.ln1 = norms.post
+        self.ln_pos = norms.post_pos
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -90,7 +121,7 @@ class PatchEmbed(nn.Module):
         return x if self.ln1 is None else self.ln1(x)
 
     def after_position(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """The norm that stands behind the positions, if there is one."""
+        """The norm after the positions, if there is one."""
         return tokens if self.ln_pos is None else self.ln_pos(tokens)
 
     def flop_count(self, num_tokens: int) -> int:
@@ -102,7 +133,7 @@ class PatchEmbed(nn.Module):
 class DualPatchNorm(PatchEmbed):
     """LN(W LN(patch) + c): a LayerNorm on the pixels of each patch and one on the token made of them.
 
-    `ln0.weight` reshaped to (patch_size, patch_size, in_channels) is a picture of which pixels count.
+    `ln0.weight` reshaped to (patch_size, patch_size, in_channels) shows how much each pixel counts.
 
     Paper: Kumar et al. 2023, arXiv:2302.01327.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import ConfigError
-from fathoms.reading import MAX_JSON, read_json, read_plain, read_toml
+from fathoms.untrusted_files import MAX_JSON, read_json, read_plain, read_toml
 
 Row = dict[str, Any]
 

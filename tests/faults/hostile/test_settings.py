@@ -20,19 +20,19 @@ pytestmark = pytest.mark.plain
 RECIPES = {
     "nested lists": ("epochs = " + "[" * 50_000 + "]" * 50_000, "nested too deeply"),
     "nested tables": ("model" + ".a" * 50_000 + " = 1", "a key of more than 100 parts"),
-    "a number of 5,000 digits": ("epochs = " + "9" * 5_000, "no readable TOML"),
+    "a number of 5,000 digits": ("epochs = " + "9" * 5_000, "not readable as TOML"),
     "a large number": (f"epochs = {10**30}", "is larger than"),
     "too many epochs": ("epochs = 2000000", "train.epochs=2000000 is too large"),
     "too few": ("epochs = -1", "train.epochs=-1 is too small"),
     "infinity": ("weight_decay = inf", "weight_decay=inf is not finite"),
     "not a number": ("lr = nan", "lr=nan is not finite"),
-    "a text for a number": ('lr = "0.1"', "lr='0.1' is no number"),
-    "yes for a number": ("epochs = true", "epochs=True is no whole number"),
+    "a text for a number": ('lr = "0.1"', "lr='0.1' is not a number"),
+    "yes for a number": ("epochs = true", "epochs=True is not a whole number"),
     "a number for yes": ("amp = 1", "amp=1 is neither true nor false"),
-    "a fraction for a count": ("epochs = 1.5", "epochs=1.5 is no whole number"),
-    "a date": ("lr = 2024-01-01", "is no number"),
-    "a list of the wrong length": ("mean = [0.5, 0.5]", "is no list of 3 values"),
-    "a table for a name": ("opt = {a = 1}", "is no name"),
+    "a fraction for a count": ("epochs = 1.5", "epochs=1.5 is not a whole number"),
+    "a date": ("lr = 2024-01-01", "is not a number"),
+    "a list of the wrong length": ("mean = [0.5, 0.5]", "is not a list of 3 values"),
+    "a table for a name": ("opt = {a = 1}", "is not a name"),
     "an unknown choice": ('opt = "adm"', "no value is called 'adm'; did you mean 'adamw'"),
     "a module for a choice": ('sched = "os.system"', "no value is called 'os.system'"),
     "an unknown key": ('_target_ = "os.system"', "no option is called '_target_'"),
@@ -41,14 +41,14 @@ RECIPES = {
     "a list of tables": ("[[model]]\ndim = 3", "model is a table"),
     "a path for a model": ('[model]\nname = "../../etc/passwd"', "no model is called '../../etc/passwd'"),
     "a number for a model": ("[model]\nname = 5", "model.name is a text"),
-    "a giant": ('[model]\nname = "vit_digits"\ndim = 999999999', "model.dim=999999999 is too large"),
-    "a tower": ('[model]\nname = "vit_digits"\ndepth = 100000000', "model.depth=100000000 is too large"),
-    "a text of a megabyte": (f'aa = "{"x" * 900_000}"', "is no text of up to"),
-    "two megabytes": ("# " + "x" * (2 << 20), "no readable TOML"),
+    "a giant": ('[model]\nname = "vit_digits"\ndim = 999999999', "dim=999999999 is too large"),
+    "a tower": ('[model]\nname = "vit_digits"\ndepth = 100000000', "depth=100000000 is too large"),
+    "a text of a megabyte": (f'aa = "{"x" * 900_000}"', "is not a string of up to"),
+    "two megabytes": ("# " + "x" * (2 << 20), "not readable as TOML"),
     "a name with a bell": ('"\\u0007\\u001b[2J" = 1', "no option is called"),
     "a key of a megabyte": (f"{'x' * 900_000} = 1", "no option is called"),
-    "half a surrogate": ('aa = "\\ud800"', "no readable TOML"),
-    "unfinished": ('aa = "', "no readable TOML"),
+    "half a surrogate": ('aa = "\\ud800"', "not readable as TOML"),
+    "unfinished": ('aa = "', "not readable as TOML"),
 }
 
 
@@ -62,7 +62,7 @@ def test_a_recipe_from_a_stranger(kind, place, refused):
 
 def test_a_recipe_that_is_no_text_or_no_file(place, refused):
     (place / "r.toml").write_bytes(b"\xff\xfe\x00aa = 1")
-    refused("train", "--recipe", "r.toml", says="no readable TOML")
+    refused("train", "--recipe", "r.toml", says="not readable as TOML")
     (place / "r.toml").unlink()
     os.mkfifo(place / "r.toml")
     refused("train", "--recipe", "r.toml", says="no such file")
@@ -81,12 +81,12 @@ def test_a_run_cannot_be_named_out_of_its_folder(name, refused):
 CARDS = {
     "nested": ("[" * 100_000, "nested too deeply"),
     "NaN": ('{"config": {"mlp_ratio": NaN}}', "NaN is no JSON"),
-    "infinity": ('{"config": {"mlp_ratio": 1e999}}', "model.mlp_ratio=inf is not finite"),
+    "infinity": ('{"config": {"mlp_ratio": 1e999}}', "mlp_ratio=inf is not finite"),
     "a list": ("[1]", "a JSON object is expected"),
     "no config": ('{"a": 1}', "it has no config"),
     "an unknown key": ('{"config": {"__class__": "os.system"}}', "no option is called '__class__'"),
-    "a text": ('{"config": {"dim": "64"}}', "model.dim='64' is no whole number"),
-    "a list for a name": ('{"config": {"norm": ["layernorm"]}}', "is no name"),
+    "a text": ('{"config": {"dim": "64"}}', "dim='64' is not a whole number"),
+    "a list for a name": ('{"config": {"norm": ["layernorm"]}}', "is not a name"),
     "a range of blocks": ('{"config": {"norm_by_depth": "0-99999999999999999999:dyt"}}', "leaves the blocks"),
     "many digits": ('{"config": {"dim": ' + "9" * 5000 + "}}", "not readable as JSON"),
 }
@@ -244,6 +244,6 @@ def test_lists_of_class_names_are_checked_where_they_enter(place, refused):
         with pytest.raises(FathomsError) as caught:
             class_names(place / "names.txt", None, 2)
         assert str(caught.value).isprintable()
-    with pytest.raises(FathomsError, match="no readable list of names"):
+    with pytest.raises(FathomsError, match="not readable as a list of names"):
         class_names(place / "nowhere.txt", None, 2)
     refused("data", "info", place / "nowhere", says="no such file or folder")

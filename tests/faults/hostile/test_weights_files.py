@@ -179,7 +179,7 @@ GIANTS = {
     "depth": ({"depth": 10_000}, "too few for a model of 10000 blocks"),
     "grid": ({"image_size": 65_536, "position": "sincos"}, "describes a model of"),
     "rotations": ({"image_size": 65_536, "position": "rope"}, "describes a model of"),
-    "beyond": ({"depth": 999_999_999}, "model.depth=999999999 is too large"),
+    "beyond": ({"depth": 999_999_999}, "depth=999999999 is too large"),
     "far beyond": ({"depth": 10**30}, "is larger than 1000000000"),
 }
 

@@ -20,7 +20,7 @@ Factors = Float[np.ndarray, " B"]
 Lines = Float[np.ndarray, "6 B"]
 Number = int | float | np.ndarray
 
-FACTOR_LINES: Registry[np.ndarray] = Registry("table operation")
+FACTOR_LINES: Registry[np.ndarray, None] = Registry("table operation")
 PICTURE_TABLES = ("auto_contrast", "contrast", "equalize")
 
 # A product that should be whole may come out a hair below it in float32; Pillow cuts off in float64.

@@ -19,7 +19,7 @@ TRIES = 10
 FILTERS = ("bilinear", "bicubic")
 _FEW = 64
 
-CROPS: Registry[np.ndarray] = Registry("crop")
+CROPS: Registry[np.ndarray, None] = Registry("crop")
 
 
 @dataclass(frozen=True)

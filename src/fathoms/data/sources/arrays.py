@@ -18,8 +18,9 @@ from typing import BinaryIO
 import numpy as np
 from jaxtyping import UInt8
 
+from fathoms.config_checks import MAX_TEXT
 from fathoms.data.errors import DataError
-from fathoms.reading import MAX_CLASSES, MAX_TEXT, check_names, read_names, read_plain
+from fathoms.untrusted_files import MAX_CLASSES, check_names, read_names, read_plain
 
 # An IDX or CIFAR file is unpacked into memory; this bounds what a hostile .gz can ask for.
 MAX_BYTES = 8 << 30

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from fathoms.data.errors import DataError
-from fathoms.reading import check_names
+from fathoms.untrusted_files import check_names
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 

@@ -12,11 +12,11 @@ from fathoms.data.sources.folder import FolderSource, folder_splits
 from fathoms.data.sources.hub import PREFIX, open_hub
 from fathoms.data.sources.shards import INDEX_NAME, open_pack, open_tar_folder, open_webdataset
 from fathoms.data.sources.tar_index import read_index
-from fathoms.reading import read_json
 from fathoms.registry import Registry
+from fathoms.untrusted_files import read_json
 
 AnySource = Source | ArraySource
-READERS: Registry[AnySource] = Registry("data source")
+READERS: Registry[AnySource, None] = Registry("data source")
 
 READERS.add("folder")(FolderSource)
 READERS.add("pack")(open_pack)

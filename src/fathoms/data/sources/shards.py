@@ -16,7 +16,7 @@ import numpy as np
 from fathoms.data.errors import ArchiveError, DataError
 from fathoms.data.sources.base import SPLIT_NAMES, class_table, describe, digest_lines, is_image, pick_split
 from fathoms.data.sources.tar_index import Member, read_at, read_index
-from fathoms.reading import MAX_CLASSES, check_names, read_json, read_names
+from fathoms.untrusted_files import MAX_CLASSES, check_names, read_json, read_names
 
 INDEX_NAME = "index.json"
 INDEX_FORMAT = "fathoms-pack-1"

@@ -11,7 +11,7 @@ from fathoms.atomic import write_atomic
 from fathoms.data.errors import DataError
 from fathoms.data.sources.arrays import ArraySource
 from fathoms.data.sources.base import Source
-from fathoms.reading import read_json
+from fathoms.untrusted_files import read_json
 
 MANIFEST_FORMAT = "fathoms-manifest-1"
 MANIFEST_NAME = "fathoms-manifest.json"

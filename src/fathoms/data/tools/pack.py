@@ -28,7 +28,7 @@ from fathoms.data.sources.base import Source
 from fathoms.data.sources.shards import INDEX_FORMAT, INDEX_NAME, shard_path
 from fathoms.data.tools.ordered_map import in_order
 from fathoms.errors import ConfigError
-from fathoms.reading import read_json, sha256_of
+from fathoms.untrusted_files import read_json, sha256_of
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
 from fathoms.ops.mlp import why_not_here
-from fathoms.parts.layers import has_hooks, is_bare, is_exact_gelu
+from fathoms.parts.linear import has_hooks, is_bare, is_exact_gelu
 from fathoms.surgery.accelerate.modules import FusedMLP, FusedTalkingHeads, InPlaceOf, OneQueryAttention
 from fathoms.surgery.inputs import as_batches, difference, example_images, run
 from fathoms.surgery.replace import replace_module

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fathoms.parts.dyt import Derf, DyT
 from fathoms.parts.norm import LayerNorm, NoNorm, RMSNorm
 from fathoms.parts.residual import LayerScale, Scalar, Unscaled
 from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
-from fathoms.parts.squash import Derf, DyT
 
 
 class BareLayerNorm(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
-from fathoms.parts.squash import Derf, DyT
+from fathoms.parts.dyt import Derf, DyT
 from fathoms.surgery.fold.affine_parts import AffinePart, find_parts
 from fathoms.surgery.fold.arithmetic import Weights, absorb, check, note_bias, take_out
 from fathoms.surgery.fold.bare import BareDerf, BareDyT

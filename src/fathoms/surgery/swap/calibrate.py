@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
+from fathoms.parts.dyt import Derf, DyT
 from fathoms.parts.norm import NoNorm, ScaleNorm
 from fathoms.parts.scaler import LearnableScaler
-from fathoms.parts.squash import Derf, DyT
 from fathoms.surgery.inputs import run
 from fathoms.surgery.swap.sites import Layout
 

@@ -11,9 +11,9 @@ from typing import Literal
 from torch import nn
 
 from fathoms.errors import FathomsError
+from fathoms.parts.dyt import Derf, DyT
 from fathoms.parts.norm import ScaleNorm
 from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
-from fathoms.parts.squash import Derf, DyT
 from fathoms.registry import nearest
 
 Layout = Literal["last", "first"]

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from fathoms.atomic import sync_folder
 from fathoms.errors import WeightsError
-from fathoms.reading import read_json, sha256_of
 from fathoms.train.checkpoint.migrate import VERSION, bring_up
 from fathoms.train.checkpoint.safetensors_writer import write_tensors
 from fathoms.train.checkpoint.validate import check_state, read_manifest
 from fathoms.train.record.run_folder import dumps
+from fathoms.untrusted_files import read_json, sha256_of
 
 MANIFEST = "manifest.json"
 FRESH, FRESH_BEST, TRASH = ".last.tmp", ".best.tmp", ".trash-"

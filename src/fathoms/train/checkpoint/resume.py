@@ -8,7 +8,6 @@ import torch
 
 from fathoms.errors import ConfigError
 from fathoms.models.config import ViTConfig
-from fathoms.reading import read_json
 from fathoms.registry import check_name
 from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.checkpoint.folder import Checkpoint
@@ -20,6 +19,7 @@ from fathoms.train.job import Job, differences
 from fathoms.train.learner import Learner
 from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.train_state import Course
+from fathoms.untrusted_files import read_json
 
 LINES = ("metrics.jsonl", "probe.jsonl", "guard.jsonl")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import ConfigError, WeightsError
-from fathoms.reading import read_json
 from fathoms.train.checkpoint.migrate import GUARD_COUNTS, check_version
+from fathoms.untrusted_files import read_json
 
 NEEDED = ("state.json", "model.safetensors")
 # Above any count of a run, below what would overflow a tensor's index.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fathoms.errors import ConfigError, ShapeError
 from fathoms.registry import Registry, check_name
 
-LOSSES: Registry[nn.Module] = Registry("loss")
+LOSSES: Registry[nn.Module, None] = Registry("loss")
 
 OVER_CLASSES = ("mean", "sum")
 

@@ -18,7 +18,7 @@ from fathoms.errors import ConfigError
 from fathoms.models.vit import ViT
 from fathoms.parts.attention import SelfAttention, TalkingHeadsAttention
 from fathoms.parts.block import Block
-from fathoms.parts.position import Rotation
+from fathoms.parts.rope import Rotation
 
 FEATURE_LIMIT = 200.0
 SHARP = 0.5

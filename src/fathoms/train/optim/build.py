@@ -12,7 +12,7 @@ from fathoms.registry import Registry
 from fathoms.train.optim.lamb import Lamb
 from fathoms.train.optim.muon import MuonWithAdamW, split_for_muon
 
-OPTIMIZERS: Registry[torch.optim.Optimizer] = Registry("optimizer")
+OPTIMIZERS: Registry[torch.optim.Optimizer, None] = Registry("optimizer")
 
 Groups = list[dict[str, Any]]
 

@@ -15,10 +15,16 @@ from fathoms.registry import Registry
 
 Epochs = int | float
 
-SCHEDULES: Registry[float] = Registry("schedule")
 
-# What `about` says of a shape that has come down to the minimum after its epochs.
-ENDS = "comes down to the minimum"
+@dataclass(frozen=True)
+class Traits:
+    """What `Schedule` must know of a shape: whether it ends at the minimum after its epochs."""
+
+    ends: bool = False
+
+
+SCHEDULES: Registry[float, Traits] = Registry("schedule", default=Traits())
+ENDS = Traits(ends=True)
 
 # From this share of the epochs on, seed 001's schedule is the plain cosine again.
 CUSTOM_REJOINS = 0.66
@@ -134,7 +140,7 @@ class Schedule:
 
     @property
     def _ends(self) -> bool:
-        return SCHEDULES.about(self.sched) == ENDS
+        return SCHEDULES.metadata(self.sched).ends
 
     @property
     def total_epochs(self) -> Epochs:

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.parts.block import Block, Join
-from fathoms.parts.contract import Branch, Part
-from fathoms.parts.layers import has_hooks, is_bare
+from fathoms.parts.linear import has_hooks, is_bare
 from fathoms.parts.norm import split_affine
+from fathoms.parts.protocols import Branch, Part
 from fathoms.parts.residual import RESIDUALS
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fathoms.parts.layers import is_bare, is_exact_gelu
+from fathoms.parts.linear import is_bare, is_exact_gelu
 from fathoms.parts.mlp import BiasedGelu, GeluMLP
 from fathoms.train.precision.absorb_affine import Absorbing, Stack, take_factors
 from fathoms.train.precision.gradients import add_gradients

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fathoms.config_checks import check_choices, check_types
 from fathoms.errors import ConfigError
-from fathoms.reading import check_choices, check_types
 from fathoms.registry import check_name
 from fathoms.train.recipe.unused import refuse_unused, without_idle
 

@@ -48,7 +48,8 @@ class Mirror(Protocol):
         """Write what is left."""
 
 
-MIRRORS: Registry[Mirror] = Registry("tracker")
+# The metadata is the module that must be importable.
+MIRRORS: Registry[Mirror, str] = Registry("tracker", default="")
 
 
 @MIRRORS.add("tensorboard", "torch.utils.tensorboard")
@@ -140,7 +141,7 @@ def parse_mirrors(text: str | None) -> tuple[str, ...]:
     for name in names:
         MIRRORS.check(name, "--log")
         try:
-            importlib.import_module(MIRRORS.about(name))
+            importlib.import_module(MIRRORS.metadata(name))
         except ImportError as error:
             raise ConfigError(
                 f"--log {name}: not installed; pip install 'fathoms[log]', or {name} alone"

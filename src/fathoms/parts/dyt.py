@@ -1,4 +1,4 @@
-"""DyT and Derf: bounded curves where a norm used to be."""
+"""DyT and Derf: bounded pointwise functions in place of a norm."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fathoms.parts.norm import NORMS
 
 def _check_alpha(part: str, init: float) -> float:
     if isinstance(init, str):
-        raise ConfigError(f"{part}: init={init!r} is no number; give the starting alpha, such as 0.5")
+        raise ConfigError(f"{part}: init={init!r} is not a number; give the initial alpha, for example 0.5")
     return float(init)
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Scale and shift the curve; a norm whose affine part was taken out has neither."""
+    """Scale and shift; a norm whose affine parameters were folded away has neither."""
     return x if weight is None or bias is None else x * weight + bias
 
 
@@ -27,7 +27,7 @@ class DyT(nn.Module):
 
     Args:
         dim: Number of channels.
-        init: Where alpha starts.
+        init: Initial alpha.
 
     Paper: Zhu et al. 2025, arXiv:2503.10622.
     """
@@ -63,7 +63,7 @@ class Derf(nn.Module):
 
     Args:
         dim: Number of channels.
-        init: Where alpha starts; the shift starts at zero.
+        init: Initial alpha; the shift starts at zero.
 
     Paper: Chen et al. 2025, "Stronger Normalization-Free Transformers", arXiv:2512.10938.
     """

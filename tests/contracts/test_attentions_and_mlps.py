@@ -7,7 +7,7 @@ import torch
 
 from fathoms import FathomsError
 from fathoms.parts import ATTENTIONS, MLPS, ClassAttention, ClassBlock, GeluMLP
-from fathoms.parts.layers import SHIFTED
+from fathoms.parts.fixup_layers import SHIFTED
 
 BRANCHES = [f"attention:{name}" for name in ATTENTIONS] + [f"mlp:{name}" for name in MLPS]
 
@@ -108,7 +108,7 @@ def test_qk_norm_is_one_for_all_heads_and_changes_the_output(name, qk_norm):
 
 def test_heads_must_divide_the_width():
     for name in ATTENTIONS:
-        with pytest.raises(FathomsError, match=r"model\.dim=48 is not divisible by model\.heads=5"):
+        with pytest.raises(FathomsError, match=r"dim=48 is not divisible by heads=5"):
             ATTENTIONS.build(name, 48, 5)
 
 

@@ -1,4 +1,4 @@
-"""Drop-path: leave a whole residual branch out for some samples of a batch."""
+"""Drop-path (stochastic depth): drop a whole residual branch for some samples of a batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DropPath(nn.Module):
     def __init__(self, rate: float = 0.0) -> None:
         super().__init__()
         if not 0.0 <= rate < 1.0:
-            raise ConfigError(f"drop_path={rate} is no probability below 1; use a value such as 0.1")
+            raise ConfigError(f"drop_path={rate} is not a probability below 1; use for example 0.1")
         self.rate = rate
 
     def forward(self, x: Float[Tensor, "B *any"]) -> Float[Tensor, "B *any"]:
@@ -38,7 +38,7 @@ class DropPath(nn.Module):
 
 def drop_path_rates(rate: float, depth: int, schedule: str) -> list[float]:
     """The rate of each block: the same everywhere, or rising linearly from 0 to `rate`."""
-    check_name(schedule, SCHEDULES, "schedule", "model.drop_path_schedule")
+    check_name(schedule, SCHEDULES, "schedule", "drop_path_schedule")
     if schedule == "uniform":
         return [rate] * depth
     return [rate * index / max(depth - 1, 1) for index in range(depth)]

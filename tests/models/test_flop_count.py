@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import fathoms
-from fathoms import FathomsError, ViT, ViTConfig
+from fathoms import ViT, ViTConfig
 from fathoms.parts import ClassAttention, PatchEmbed
 
 # CaiT's table: parameters in millions, multiplications in billions at the image size of the name.
@@ -147,82 +147,3 @@ def test_class_attention_as_it_runs_spares_the_keys_and_values():
 
 def test_the_stem_counts_its_norms():
     assert PatchEmbed(8, 4, 3, "dual").flop_count(5) == 5 * (48 * 8 + 3 * 48 + 3 * 8)
-
-
-def test_groups_keep_every_parameter_once_and_say_why():
-    model = fathoms.create_model("cait_xxs24_224", depth=2, num_classes=10)
-    groups = fathoms.param_groups(model, weight_decay=0.05)
-    listed = [parameter for group in groups for parameter in group["params"]]
-    assert {id(parameter) for parameter in listed} == {id(parameter) for parameter in model.parameters()}
-    assert len(listed) == len(list(model.parameters()))
-    decayed = {name for group in groups if group["weight_decay"] for name in group["names"]}
-    assert decayed == {
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.ndim == 2 and name not in ("position.table", "readout.queries")
-    }
-    table = groups.table()
-    assert "blocks.0.attn_join.scale.gamma" in table
-    assert "marked _no_weight_decay" in table
-    assert len(table.splitlines()) == 1 + len(listed)
-    torch.optim.AdamW(groups, lr=1e-3)
-
-
-@pytest.mark.parametrize("readout", ["cls", "class_attention"])
-def test_layer_decay_falls_from_the_head_to_the_stem(readout):
-    model = ViT(ViTConfig(image_size=32, dim=16, heads=2, depth=3, readout=readout, num_classes=5))
-    scales = {}
-    for group in fathoms.param_groups(model, 0.1, layer_decay=0.5):
-        scales |= dict.fromkeys(group["names"], group["lr_scale"])
-    assert scales["head.weight"] == scales["norm.weight"] == 1.0
-    assert [scales[f"blocks.{index}.attn.qkv.weight"] for index in range(3)] == [0.125, 0.25, 0.5]
-    assert scales["stem.proj.weight"] == scales["position.table"] == 0.0625
-    assert scales["readout.queries"] == (0.0625 if readout == "cls" else 1.0)
-
-
-def test_groups_work_on_any_model_and_skip_frozen_parameters():
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
-    model[0].weight.requires_grad_(False)
-    groups = fathoms.param_groups(model, 0.1)
-    assert [group["names"] for group in groups] == [["0.bias", "1.weight", "1.bias"]]
-    with pytest.raises(
-        FathomsError, match="layer_decay knows the layers of fathoms models only, not of Sequential"
-    ):
-        fathoms.param_groups(model, 0.1, layer_decay=0.9)
-    for bad in ({"weight_decay": -1.0}, {"weight_decay": 0.1, "layer_decay": 0.0}):
-        with pytest.raises(FathomsError, match="param_groups"):
-            fathoms.param_groups(model, **bad)
-
-
-def test_the_zoo_holds_what_it_promises():
-    names = set(fathoms.list_models())
-    assert len(names) == len(fathoms.list_models())
-    promised = {
-        *(f"cait_{size}_224" for size in ("xs36", "s36", "s48", "m24", "m36")),
-        *("cait_m36_384", "cait_m48_448", "vit_s32_dpn_224", "vit5_large", "deit3_large_patch16_384"),
-        *(
-            "vit_layernorm_embed_dim192_patch16_head3_depth36",
-            "vit_scaler_192x36_16",
-            "vit_layernorm_192x36_16",
-        ),
-    }
-    assert promised <= names
-    for name in names:
-        meta(name, depth=1)
-
-
-def test_timms_names_for_these_families_are_all_here():
-    timm = pytest.importorskip("timm")
-    for pattern in ("cait_*", "deit_*", "deit3_*"):
-        missing = {n for n in timm.list_models(pattern) if "huge" not in n} - set(
-            fathoms.list_models(pattern)
-        )
-        assert not missing
-
-
-def test_overrides_reach_every_field():
-    model = meta("cait_s24_224", norm="dyt", depth=36, image_size=288, num_classes=7)
-    config = model.config
-    assert (config.norm, config.depth, config.image_size, config.num_classes) == ("dyt", 36, 288, 7)
-    assert model.blocks[0].attn_join.scale.init_value == 1e-6
-    assert fathoms.create_model("cait_xxs36_224", depth=1).blocks[0].attn_join.scale.init_value == 1e-5

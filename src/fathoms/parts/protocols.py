@@ -7,6 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from fathoms.parts.rope import Rope2d
+
 
 @runtime_checkable
 class Part(Protocol):
@@ -39,6 +41,28 @@ class Branch(Part, Protocol):
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All parameters."""
+        ...
+
+
+@runtime_checkable
+class Position(Protocol):
+    """A position embedding: what is added to the patches, and the rotation of q and k."""
+
+    @property
+    def rope(self) -> Rope2d | None:
+        """The rotation of q and k, or None."""
+        ...
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """The patches with their positions added."""
+        ...
+
+    def set_grid(self, grid: int) -> None:
+        """Resize to another grid of patches."""
+        ...
+
+    def flop_count(self, depth: int) -> int:
+        """Multiplications per image in a network of `depth` blocks."""
         ...
 
 

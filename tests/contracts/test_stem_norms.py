@@ -1,0 +1,101 @@
+"""The contract of stem norms. A new one gets these tests by being registered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fathoms import FathomsError
+from fathoms.parts import STEM_NORMS, DualPatchNorm, PatchEmbed
+
+PIXELS, DIM = 48, 32
+PLACES = {
+    "none": set(),
+    "pre": {"ln0"},
+    "post": {"ln1"},
+    "dual": {"ln0", "ln1"},
+    "post_pos": {"ln_pos"},
+}
+
+
+def stem_of(name):
+    return PatchEmbed(DIM, patch_size=4, in_channels=3, stem_norm=name)
+
+
+def tokens_of(stem, images):
+    return stem.after_position(stem(images))
+
+
+@pytest.fixture(params=list(STEM_NORMS))
+def name(request):
+    return request.param
+
+
+def test_no_two_names_build_the_same_norms():
+    """A registry that built "none" under every name would pass all other tests."""
+    places = [tuple(norm is not None for norm in STEM_NORMS.build(name, PIXELS, DIM)) for name in STEM_NORMS]
+    assert len(set(places)) == len(STEM_NORMS)
+
+
+def test_each_norm_has_the_width_of_its_place(name):
+    widths = (PIXELS, DIM, DIM)
+    for norm, width in zip(STEM_NORMS.build(name, PIXELS, DIM), widths, strict=True):
+        if norm is not None:
+            x = torch.randn(2, 5, width, dtype=torch.bfloat16)
+            assert (norm(x).shape, norm(x).dtype) == (x.shape, x.dtype)
+
+
+def test_names_in_a_checkpoint_are_ln0_ln1_and_ln_pos(name):
+    """Old checkpoints have them."""
+    assert PLACES.keys() == set(STEM_NORMS), "a new stem norm says here which places it fills"
+    found = {key.partition(".")[0] for key, _ in stem_of(name).named_parameters()}
+    assert found == {"proj"} | PLACES[name]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keeps_the_dtype_and_makes_a_token_a_patch(name, dtype):
+    tokens = tokens_of(stem_of(name).to(dtype), torch.randn(2, 3, 8, 12, dtype=dtype))
+    assert (tokens.shape, tokens.dtype) == ((2, 6, DIM), dtype)
+
+
+def test_gives_a_gradient_to_every_parameter(name):
+    stem = stem_of(name)
+    (tokens_of(stem, torch.randn(2, 3, 8, 8)) * torch.randn(2, 4, DIM)).sum().backward()
+    for key, parameter in stem.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.any(), key
+
+
+def test_no_two_names_make_the_same_tokens():
+    images, outputs = torch.randn(2, 3, 8, 8), []
+    for name in STEM_NORMS:
+        torch.manual_seed(0)
+        stem = stem_of(name)
+        # Positions stand between the last two places.
+        outputs.append(stem.after_position(stem(images) + torch.linspace(0, 1, DIM)))
+    for index, first in enumerate(outputs):
+        assert not any(torch.allclose(first, second) for second in outputs[index + 1 :])
+
+
+def test_survives_save_and_load(name):
+    stem, twin, images = stem_of(name), stem_of(name), torch.randn(2, 3, 8, 8)
+    twin.load_state_dict(stem.state_dict())
+    assert torch.equal(tokens_of(stem, images), tokens_of(twin, images))
+
+
+def test_counts_the_multiplications_of_its_norms(name):
+    norms = [norm for norm in STEM_NORMS.build(name, PIXELS, DIM) if norm is not None]
+    assert stem_of(name).flop_count(5) == 5 * PIXELS * DIM + sum(norm.flop_count(5) for norm in norms)
+
+
+def test_dual_patch_norm_is_the_stem_with_both_norms():
+    torch.manual_seed(0)
+    dual = DualPatchNorm(DIM, 4, 3)
+    torch.manual_seed(0)
+    stem, images = stem_of("dual"), torch.randn(2, 3, 8, 8)
+    assert torch.equal(dual(images), stem(images))
+
+
+def test_an_unknown_name_raises_with_the_nearest():
+    with pytest.raises(FathomsError, match="no stem_norm is called 'duel'; did you mean 'dual'"):
+        stem_of("duel")
