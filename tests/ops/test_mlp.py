@@ -96,7 +96,14 @@ def test_the_custom_op_passes_opcheck(device):
     assert set(result.values()) == {"SUCCESS"}
 
 
+@pytest.fixture
+def few_tokens_pay(monkeypatch):
+    """Fewer tokens are enough for "auto", since the interpreter is slow."""
+    monkeypatch.setattr(op, "MIN_TOKENS", 256)
+
+
 @pytest.mark.kernels
+@pytest.mark.usefixtures("few_tokens_pay")
 def test_a_fused_layer_runs_the_kernel_in_inference_and_its_own_forward_elsewhere(device):
     layer, weights = fused_layer(16, 1.0, device)
     many, few = (torch.randn(count, 16, device=device).half() for count in (op.MIN_TOKENS, 99))
@@ -111,6 +118,7 @@ def test_a_fused_layer_runs_the_kernel_in_inference_and_its_own_forward_elsewher
 
 
 @pytest.mark.kernels
+@pytest.mark.usefixtures("few_tokens_pay")
 def test_an_exported_layer_does_not_need_the_kernel(device):
     layer, _ = fused_layer(16, 1.0, device)
     x = torch.randn(op.MIN_TOKENS, 16, device=device).half()
@@ -122,6 +130,7 @@ def test_an_exported_layer_does_not_need_the_kernel(device):
 
 @pytest.mark.kernels
 @pytest.mark.compile
+@pytest.mark.usefixtures("few_tokens_pay")
 def test_a_compiled_layer_runs_the_kernel_too(device):
     layer, _ = fused_layer(16, 1.0, device)
     layer.requires_grad_(False)

@@ -1,13 +1,9 @@
-"""Talking-heads attention: the reference against float64, the kernels against the reference.
-
-Without a GPU the kernels run in Triton's interpreter. It must be switched on before triton is imported, so this
-file is started again as a script, and the tests read the numbers that it prints.
-"""
+"""Talking-heads attention: the reference and the kernels against float64."""
 
 from __future__ import annotations
 
 import functools
-import json
+import importlib
 
 import pytest
 import torch
@@ -33,19 +29,17 @@ CASES = {
     "float16": ((1, 5, 17, 32), "float16", 0.2, "packed", True),
     "bfloat16": ((1, 8, 18, 48), "bfloat16", 48**-0.5, "packed", True),
     "twelve_heads": ((1, 12, 17, 16), "bfloat16", 0.25, "packed", True),
-    # More tokens than any tile has, so that what was summed over one tile goes on in the next.
+    # More tokens than any tile has, so that sums over one tile continue in the next.
     "many_tiles": ((1, 2, 70, 8), "float32", 1.5, "packed", True),
     "many_tiles_float16": ((1, 2, 70, 16), "float16", 0.25, "packed", True),
     "one_token": ((2, 3, 1, 5), "float32", 0.25, "packed", True),
     "no_images": ((0, 2, 5, 8), "float32", 0.25, "packed", True),
     "no_tokens": ((2, 2, 0, 8), "float32", 0.25, "packed", True),
     "no_channels": ((2, 2, 5, 0), "float32", 0.25, "contiguous", True),
+    "many_heads": ((1, 33, 9, 8), "float32", 0.25, "packed", True),
 }
-MANY_HEADS = (33,)
-# Tokens of which both images are mixed together, ending at a whole tile or amid one, and that fill a tile of keys.
-SPOILED = (4, 5, 16)
 # float32: rounding of sums over N and K. float16: its own rounding. bfloat16: the interpreter truncates where the
-# device rounds, which doubles the error of the unfused form (the device test compares with that form instead).
+# device rounds, which doubles the error of the reference (the device test compares with that instead).
 TOLERANCE = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 3e-2}
 
 
@@ -95,137 +89,93 @@ def relative_errors(results, exact):
     return errors
 
 
-def errors_of(shape, dtype, scale, layout="packed", biases=True):
-    """Relative errors against float64, and whether everything has the dtype of the inputs."""
-    leaves = make_inputs(shape, dtype, layout, biases)
-    fused = run(talking_heads, leaves, scale=scale, impl="triton")
-    exact = run(talking_heads_reference, doubled(leaves), scale=scale)
-    same = all(fused[key].dtype == dtype for key in fused)
-    return {"errors": relative_errors(fused, exact), "same_dtype": same}
+@pytest.fixture
+def small_scratch(monkeypatch):
+    """Room for two images at a time at most, so that batches are processed in parts."""
+    kernel = importlib.import_module("fathoms.ops.triton.talking_heads")
+    monkeypatch.setattr(kernel, "SCRATCH", 2 * 3 * 13 * 16 * 4)
 
 
-def alone(attend, leaves):
-    """How far each gradient is off where nothing else asks for one."""
-    together = run(attend, leaves)
-    differences = []
-    for place, name in enumerate(NAMES):
-        only = [x.detach().requires_grad_(place == index) for index, x in enumerate(leaves)]
-        differences.append((run(attend, only)[name] - together[name]).abs().max().item())
-    return differences
+kernels = functools.partial(talking_heads, scale=0.25, impl="triton")
 
 
-def second_order(attend, leaves):
-    """What is said to whoever asks for the gradient of a gradient."""
-    (grad,) = torch.autograd.grad(attend(*leaves).square().sum(), leaves[0], create_graph=True)
-    try:
-        grad.sum().backward()
-    except RuntimeError as error:
-        return str(error)
-    return "nothing"
-
-
-def spoiled(tokens):
-    """Which images have a NaN among their answers and in the gradient of q, where the last query of the first has."""
-    leaves = make_inputs((2, 4, tokens, 16), torch.float32)
-    with torch.no_grad():
-        leaves[0][0, 1, -1, 2] = float("nan")
-    found = run(talking_heads, leaves, scale=0.25, impl="triton")
-    return [found[name].isnan().flatten(1).any(1).tolist() for name in ("out", "q")]
-
-
-def by_function(leaves):
-    """How far gradients by torch.func, which "auto" leaves to the reference, are off; what a kernel says of them."""
-    q, *others = (x.detach() for x in leaves)
-    attend = functools.partial(talking_heads, scale=0.25)
-    found = torch.func.grad(lambda q: attend(q, *others).square().sum())(q)
-    leaves[0].grad = None
-    attend(leaves[0], *others).square().sum().backward()
-    try:
-        torch.func.grad(lambda q: attend(q, *others, impl="triton").sum())(q)
-    except BackendError as error:
-        return (found - leaves[0].grad).abs().max().item(), str(error)
-    return "nothing"
-
-
-def interpreted():
-    """Run every case through the kernels, in this process, and the checks of the custom op."""
-    from fathoms.ops.triton import talking_heads as kernel
-
-    # Two images at a time at most, so that batches are worked on in parts.
-    kernel.SCRATCH = 2 * 3 * 13 * 16 * 4
-    # New tensors are full of NaN, so that a number that nobody wrote shows.
-    torch.use_deterministic_algorithms(True)
-    report = {
-        name: errors_of(shape, getattr(torch, dtype), *form) for name, (shape, dtype, *form) in CASES.items()
-    }
-    report["many_heads"] = {count: errors_of((1, count, 9, 8), torch.float32, 0.25) for count in MANY_HEADS}
-    torch.use_deterministic_algorithms(False)
-    report["by_function"] = by_function(make_inputs((1, 2, 9, 16), torch.float32))
-    leaves = make_inputs((1, 2, 9, 16), torch.float32)
-    q, k, v, logit_weight, _, prob_weight, bias = (x.detach() for x in leaves)
-    given = (torch.ones_like(q), q, k, v, logit_weight.T, prob_weight.T, bias)
-    report["opcheck"] = {
-        "forward": torch.library.opcheck(kernel.talking_heads_forward, (*leaves, 0.25)),
-        "backward": torch.library.opcheck(kernel.talking_heads_backward, (*given, 0.25)),
-    }
-    attend = functools.partial(talking_heads, scale=0.25, impl="triton")
-    report["spoiled"] = {tokens: spoiled(tokens) for tokens in SPOILED}
-    report["alone"] = alone(attend, leaves)
-    report["second_order"] = second_order(attend, leaves)
-    eager = run(attend, leaves)
-    compiled = run(torch.compile(attend, fullgraph=True, backend="aot_eager"), leaves)
-    report["compiled"] = relative_errors(compiled, eager)
-    print(json.dumps(report))
-
-
+@pytest.mark.kernels
+@pytest.mark.usefixtures("nan_filled", "small_scratch")
 @pytest.mark.parametrize("name", CASES)
-def test_interpreted_kernels_match_float64(report, name):
+def test_the_kernels_match_float64_and_keep_the_dtype(device, name):
+    shape, dtype, scale, layout, biases = CASES[name]
+    leaves = make_inputs(shape, getattr(torch, dtype), layout, biases, device)
+    found = run(talking_heads, leaves, scale=scale, impl="triton")
+    errors = relative_errors(found, run(talking_heads_reference, doubled(leaves), scale=scale))
     # Logits of hundreds leave differences of nearly equal numbers: float32 itself keeps only four digits of those, and
     # of the saved log-sum-exp of low ones, which are all multiplied by -120 in the gradient of their matrix, three.
-    tolerance = {"large_logits": 1e-3, "low_logits": 5e-3}.get(name, TOLERANCE[CASES[name][1]])
-    errors = report[name]["errors"]
+    tolerance = {"large_logits": 1e-3, "low_logits": 5e-3}.get(name, TOLERANCE[dtype])
     assert all(error < tolerance for error in errors.values()), errors
+    assert {value.dtype for value in found.values()} == {getattr(torch, dtype)}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_gradients_keep_the_dtype(report, name):
-    assert report[name]["same_dtype"]
+@pytest.mark.kernels
+# opcheck reads the gradient of a view.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_custom_ops_pass_opcheck(device):
+    """The backward pass with transposed weights: the fake tensors of torch.compile must have the real strides."""
+    from fathoms.ops.triton.talking_heads import talking_heads_backward, talking_heads_forward
+
+    leaves = make_inputs((1, 2, 9, 16), torch.float32, device=device)
+    q, k, v, logit_weight, _, prob_weight, bias = (x.detach() for x in leaves)
+    given = (torch.ones_like(q), q, k, v, logit_weight.T, prob_weight.T, bias, 0.25)
+    assert set(torch.library.opcheck(talking_heads_forward, (*leaves, 0.25)).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(talking_heads_backward, given).values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("heads", MANY_HEADS)
-def test_interpreted_stages_take_many_heads(report, heads):
-    errors = report["many_heads"][str(heads)]["errors"]
-    assert all(error < TOLERANCE["float32"] for error in errors.values()), errors
+@pytest.mark.kernels
+@pytest.mark.parametrize("tokens", [4, 5, 16], ids=["tile_ends", "within_a_tile", "full_tile"])
+# numpy warns of it in the interpreter.
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_a_nan_shows_in_its_own_image_and_in_no_other(device, tokens):
+    """Also where queries of both images would fill one tile."""
+    leaves = make_inputs((2, 4, tokens, 16), torch.float32, device=device)
+    with torch.no_grad():
+        leaves[0][0, 1, -1, 2] = float("nan")
+    found = run(kernels, leaves)
+    for name in ("out", "q"):
+        assert found[name].isnan().flatten(1).any(1).tolist() == [True, False]
 
 
-@pytest.mark.parametrize("part", ["forward", "backward"])
-def test_custom_ops_pass_opcheck(report, part):
-    """The backward pass with transposed weights: what is told to torch.compile must have the real strides."""
-    assert set(report["opcheck"][part].values()) == {"SUCCESS"}
+@pytest.mark.kernels
+def test_gradients_by_torch_func_are_those_of_the_reference(device):
+    leaves = make_inputs((1, 2, 9, 16), torch.float32, device=device)
+    q, *others = (x.detach() for x in leaves)
+    found = torch.func.grad(lambda q: talking_heads(q, *others, scale=0.25).square().sum())(q)
+    talking_heads(leaves[0], *others, scale=0.25).square().sum().backward()
+    torch.testing.assert_close(found, leaves[0].grad, rtol=0, atol=1e-5)
+    with pytest.raises(BackendError, match="torch.func needs a derivative"):
+        torch.func.grad(lambda q: kernels(q, *others).sum())(q)
 
 
-@pytest.mark.parametrize("tokens", SPOILED)
-def test_a_nan_shows_in_its_own_image_and_in_no_other(report, tokens):
-    assert report["spoiled"][str(tokens)] == [[True, False], [True, False]]
+@pytest.mark.kernels
+@pytest.mark.parametrize("place", range(len(NAMES)), ids=NAMES)
+def test_a_gradient_does_not_depend_on_which_others_are_needed(device, place):
+    leaves = make_inputs((1, 2, 9, 16), torch.float32, device=device)
+    together = run(kernels, leaves)
+    only = [x.detach().requires_grad_(place == index) for index, x in enumerate(leaves)]
+    assert torch.equal(run(kernels, only)[NAMES[place]], together[NAMES[place]])
 
 
-def test_gradients_by_function_are_those_of_the_reference(report):
-    error, said = report["by_function"]
-    assert error < 1e-5
-    assert "torch.func needs a derivative" in said
+@pytest.mark.kernels
+def test_gradients_of_second_order_are_refused(device):
+    leaves = make_inputs((1, 2, 9, 16), torch.float32, device=device)
+    (grad,) = torch.autograd.grad(kernels(*leaves).square().sum(), leaves[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        grad.sum().backward()
 
 
-def test_a_gradient_does_not_depend_on_who_else_asks_for_one(report):
-    assert report["alone"] == [0.0] * len(NAMES)
-
-
-def test_gradients_of_second_order_are_refused(report):
-    assert "no autograd formula was registered" in report["second_order"]
-
-
+@pytest.mark.kernels
 @pytest.mark.compile
-def test_compile_sees_through_the_custom_op(report):
-    assert all(error < 1e-6 for error in report["compiled"].values())
+def test_compile_sees_through_the_custom_op(device):
+    leaves = make_inputs((1, 2, 9, 16), torch.float32, device=device)
+    compiled = run(torch.compile(kernels, fullgraph=True, backend="aot_eager"), leaves)
+    assert all(error < 1e-6 for error in relative_errors(compiled, run(kernels, leaves)).values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -271,8 +221,8 @@ def test_autocast_takes_all_three_in_one_dtype(monkeypatch):
     assert [x.dtype for x in seen] == 3 * [torch.bfloat16]
 
 
-def test_kernel_on_cpu_is_refused_with_the_reason():
-    leaves = make_inputs((1, 2, 5, 8), torch.float32)
+def test_a_kernel_that_cannot_run_is_refused_with_the_reason():
+    leaves = make_inputs((1, 2, 5, 8), torch.float64)
     with pytest.raises(BackendError, match=r'talking_heads: impl="triton" cannot run: .*; use impl="auto"'):
         talking_heads(*leaves, scale=0.3, impl="triton")
     assert why_not_fused(leaves[0]) is not None
@@ -298,13 +248,13 @@ def test_wrong_shapes_are_refused():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("shape", [(2, 8, 196, 48), (3, 6, 77, 24), (1, 3, 65, 64), (2, 4, 50, 48)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_device_kernels_are_as_exact_as_the_unfused_form(shape, dtype):
+def test_device_kernels_are_as_exact_as_the_reference(shape, dtype):
     scale = shape[3] ** -0.5
     leaves = make_inputs(shape, dtype, device="cuda")
     exact = run(talking_heads_reference, doubled(leaves), scale=scale)
     fused = relative_errors(run(talking_heads, leaves, scale=scale, impl="triton"), exact)
     plain = relative_errors(run(talking_heads_reference, leaves, scale=scale), exact)
-    # The bias gradient is rounded once, at the end, in both forms: luck decides which one is nearer.
+    # The bias gradient is rounded once, at the end, in both: luck decides which one is nearer.
     once = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps / 2
     for name, error in fused.items():
         assert error < max(1.2 * plain[name], once if name == "prob_bias" else 1e-5), (
@@ -331,7 +281,3 @@ def test_device_op_compiles_without_graph_breaks():
     compiled = torch.compile(lambda *x: talking_heads(*x, scale=0.1, impl="auto"), fullgraph=True)
     eager = run(talking_heads, leaves, scale=0.1, impl="triton")
     assert all(torch.equal(run(compiled, leaves)[name], eager[name]) for name in eager)
-
-
-if __name__ == "__main__":
-    interpreted()
