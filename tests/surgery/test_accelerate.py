@@ -1,4 +1,4 @@
-"""Somebody else's models, faster on the same parameters."""
+"""Accelerate: timm's models, faster on the same parameters."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def assert_trains_alike(model, plain, x):
         assert (parameter.grad - theirs[name].grad).abs().max() < 1e-9 * largest, name
 
 
-def test_same_answers_gradients_and_names():
+def test_same_outputs_gradients_and_names():
     model = cait(drop_path_rate=0.3)
     plain = copy.deepcopy(model)
     report = accelerate(model)
@@ -157,7 +157,7 @@ def test_an_error_on_the_way_leaves_the_model_as_it_was(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_on_a_gpu_talking_heads_run_fused_with_the_same_answers_and_gradients(dtype):
+def test_on_a_gpu_talking_heads_run_fused_with_the_same_outputs_and_gradients(dtype):
     """In bfloat16 both are held to timm's own model in float32: neither may be worse than the other by far."""
     model = cait().cuda()
     exact, plain = copy.deepcopy(model), copy.deepcopy(model).to(dtype)
@@ -226,7 +226,7 @@ def test_what_is_compiled_already_is_left():
     assert accelerate(model).left == (("blocks.0.attn", "it is compiled already; accelerate first"),)
 
 
-def test_a_block_itself_stands_nowhere_and_is_not_said_to_be_replaced():
+def test_the_model_itself_is_not_reported_as_replaced():
     block = cait().blocks[0]
     report = accelerate(block, images=torch.randn(2, 4, 192))
     assert [row[0] for row in report.rows] == ["attn"]
@@ -323,7 +323,7 @@ def test_nothing_to_replace_is_an_error():
         accelerate(model)
 
 
-def test_a_wrong_replacement_is_taken_back(monkeypatch):
+def test_a_wrong_replacement_is_undone(monkeypatch):
     model = cait()
     before = model(images())
     monkeypatch.setattr(FusedTalkingHeads, "forward", lambda _, x: x)

@@ -1,4 +1,4 @@
-"""Folding: the same answers from a network without its scales, whoever built it."""
+"""Fold: the same outputs without the scales, for models of every library."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_folded_scaler_network_has_no_norm_and_is_a_plain_network(residual, re
         swap_norms(folded, "layernorm")
 
 
-def test_what_stays_says_why():
+def test_a_part_that_is_left_has_a_reason():
     reasons = dict(fold(vit(stem_norm="dual", qk_norm="layernorm", attn_placement="post"))[1].left)
     assert reasons["stem.ln1.weight, bias"] == "its output goes into an addition, as the residual stream is"
     assert "attention" in reasons["blocks.0.attn.q_norm.weight, bias"]
@@ -109,7 +109,7 @@ def test_the_norm_on_the_pixels_goes_into_the_patch_projection():
     assert [row.into for row in report if row.name == "stem.ln0.weight, bias"] == [("stem.proj.weight",)]
 
 
-def test_the_table_and_json_tell_what_was_saved():
+def test_the_table_and_the_json_report_what_was_saved():
     _, report = fold(vit(**CAIT))
     assert report.operations == 6
     assert report.table().splitlines()[-2:] == [
@@ -134,7 +134,7 @@ PEERS = {
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_timms_models_fold_wholly(name):
+def test_timm_models_fold_completely(name):
     model = moved(timm.create_model(name, num_classes=5, depth=1, **PEERS[name]))
     size = PEERS[name]["img_size"]
     folded, report = fold(model)
@@ -157,7 +157,7 @@ def test_transformers_models_fold(build):
     assert torch.allclose(folded(images()).logits, model.eval()(images()).logits, rtol=1e-3, atol=1e-4)
 
 
-def test_torchvisions_multihead_attention_takes_the_norm_before_it():
+def test_torchvision_multihead_attention_takes_the_norm_before_it():
     model = moved(torchvision.models.VisionTransformer(16, 8, 1, 2, 24, 48, num_classes=5))
     _, report = fold(model)
     assert report.rows[0].into == ("encoder.layers.encoder_layer_0.self_attention.in_proj_weight",)
@@ -232,24 +232,57 @@ def test_convolutions_take_scales_on_either_side_but_no_shift_under_padding():
         (
             nn.Sequential(nn.LayerNorm(4)),
             None,
-            "Sequential: the size of its images is not known; pass images=",
+            "Sequential: its image size is not known; pass images=",
         ),
         (vit(), torch.randn(1, 3, 8, 8), "images are 8x8, the model takes 16x16"),
-        (nn.Sequential(nn.LayerNorm(4)), torch.randn(1, 3), "Sequential: its run cannot be traced"),
+        (nn.Sequential(nn.LayerNorm(4)), torch.randn(1, 3), "Sequential: its forward pass cannot be traced"),
     ],
 )
-def test_what_cannot_be_folded_is_said(model, given, message):
+def test_a_model_that_cannot_be_folded_is_an_error(model, given, message):
     with pytest.raises(FathomsError, match=message):
         fold(model, images=given)
 
 
-def test_a_wrong_fold_is_never_given_out(monkeypatch):
-    monkeypatch.setattr("fathoms.surgery.fold.fold.neutralise", lambda *_: None)
-    monkeypatch.setattr("fathoms.surgery.fold.fold.clear", lambda *_: "set to one")
+def test_a_wrong_fold_is_never_returned(monkeypatch):
+    monkeypatch.setattr("fathoms.surgery.fold.arithmetic._absorb_into", lambda *_: None)
     with pytest.raises(FathomsError, match="the folded model differs by"):
         fold(vit())
     _, report = fold(vit(), verify=False)
     assert report.difference is None
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm", "scalenorm", "dyt", "derf"])
+def test_a_folded_norm_keeps_its_class_without_gain_and_shift_and_can_be_swapped(norm):
+    model = vit(norm=norm)
+    folded, report = fold(model)
+    assert {row.became for row in report if "norm" in row.name} == {"statistics only"}
+    kept = [site.module for site in find_sites(folded)]
+    assert {type(module) for module in kept} == {type(model.norm)}
+    assert not any(
+        hasattr(m, name) and getattr(m, name) is not None for m in kept for name in ("weight", "g")
+    )
+    assert folded.norm.flop_count(1) == model.norm.flop_count(1) - 24
+    swap_norms(folded, "learnable_scaler")
+    assert {site.kind for site in find_sites(folded)} == {"learnable_scaler"}
+
+
+class Affine(nn.Module):
+    """A scale and a shift of another library, as two parameters of one module."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        return x * self.scale + self.shift
+
+
+def test_parts_that_touch_once_another_has_gone_are_folded_too():
+    """The norm's tail goes first; the chain of scales behind it is found anew after each fold."""
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), Affine(), Affine(), Affine(), nn.Linear(4, 4))
+    folded, report = fold(moved(model), images=torch.randn(2, 4))
+    assert {row.name for row in report} == {"0.weight, bias", *[f"{i}.scale, shift" for i in (2, 3, 4)]}
+    assert [type(module) for module in folded[2:5]] == [nn.Identity] * 3
 
 
 def test_a_folded_model_saves_and_loads(tmp_path):

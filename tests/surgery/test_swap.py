@@ -1,4 +1,4 @@
-"""Norms swapped in fathoms' own models and in everybody else's."""
+"""Swap: norms of fathoms, timm, torchvision and transformers models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from fathoms.parts import NORMS, LearnableScaler, LearnableScaler2d
 from fathoms.surgery.swap.calibrate import fit
 from fathoms.surgery.swap.sites import find_sites
 from fathoms.surgery.swap.swap import swap_norms
-from fathoms.surgery.swap.taper import Tapered, taper
 
 SMALL = {"image_size": 16, "patch_size": 4, "dim": 24, "heads": 3, "depth": 2, "num_classes": 5}
 
@@ -40,7 +39,7 @@ def kinds(model):
 
 @pytest.mark.parametrize("to", [name for name in NORMS if name != "layernorm"])
 @pytest.mark.parametrize("how", ["keep", "reset", "calibrate"])
-def test_every_norm_can_take_a_layernorms_place_in_every_way(to, how):
+def test_every_norm_can_replace_a_layernorm_in_every_way(to, how):
     model = vit(stem_norm="none")
     report = swap_norms(model, to, calibrate=images(), how=how)
     assert len(report) == 5
@@ -76,7 +75,7 @@ def test_calibrate_recovers_an_affine_map_exactly():
     assert torch.allclose(model(images()), expected, atol=1e-5)
 
 
-def test_keep_carries_scale_and_shift_there_and_back():
+def test_keep_copies_scale_and_shift_there_and_back():
     model = vit()
     before = model(images())
     swap_norms(model, "learnable_scaler")
@@ -86,7 +85,7 @@ def test_keep_carries_scale_and_shift_there_and_back():
     assert model.config == vit().config
 
 
-def test_keep_says_what_has_no_place():
+def test_keep_reports_what_has_no_place():
     report = swap_norms(vit(), "rmsnorm")
     assert {row.note for row in report} == {"has no place for the old shift"}
     report = swap_norms(vit(), "scalenorm")
@@ -146,7 +145,7 @@ def test_all_norms_of_a_timm_model_are_found_and_swapped(name, to):
 @pytest.mark.parametrize(
     "build", [torchvision.models.vit_b_32, torchvision.models.swin_t], ids=["vit", "swin"]
 )
-def test_torchvisions_models_are_reached_too(build):
+def test_torchvision_models_are_swapped_too(build):
     with torch.device("meta"):
         model = build()
     names = [name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)]
@@ -156,7 +155,7 @@ def test_torchvisions_models_are_reached_too(build):
 
 
 @pytest.mark.parametrize("name", ["ViT", "Dinov2"])
-def test_transformers_models_are_reached_too(name):
+def test_transformers_models_are_swapped_too(name):
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     config = getattr(transformers, f"{name}Config")(**sizes, image_size=16, patch_size=8)
     model = getattr(transformers, f"{name}ForImageClassification")(config)
@@ -176,7 +175,7 @@ def test_only_takes_patterns_depths_and_functions():
     report = swap_norms(model, "dyt", only=lambda site: site.depth == 3)
     assert len(report) == 2
     assert report.notes == (
-        "config: no ViTConfig describes this mixture; model.config still tells of the old norms",
+        "config: no ViTConfig describes this mixture; model.config still names the old norms",
     )
 
 
@@ -225,8 +224,8 @@ class Mixed(Functional):
         ),
         (vit(), {"how": "kep"}, "no way is called 'kep'; did you mean 'keep'"),
         (vit(), {"how": "calibrate"}, "how='calibrate' needs batches; pass calibrate="),
-        (vit(), {"calibrate": []}, "batches: there is none"),
-        (vit(), {"calibrate": [3]}, "batches: int is no batch of images"),
+        (vit(), {"calibrate": []}, "batches: there are none"),
+        (vit(), {"calibrate": [3]}, "batches: int is not a batch of images"),
         (nn.Sequential(nn.LayerNorm([4, 4])), {}, "0: a LayerNorm over 2 axes"),
         (nn.Sequential(nn.BatchNorm2d(4)), {}, "0: a BatchNorm in training mode depends on the batch"),
         (
@@ -242,7 +241,7 @@ class Mixed(Functional):
     ],
 )
 @pytest.mark.plain
-def test_what_cannot_be_swapped_is_said(model, options, message):
+def test_a_model_that_cannot_be_swapped_is_an_error(model, options, message):
     with pytest.raises(FathomsError, match=message):
         swap_norms(model, **{"to": "learnable_scaler", **options})
 
@@ -294,44 +293,7 @@ def test_mode_dtype_and_trainability_are_kept():
     assert model.norm.a.requires_grad
 
 
-def test_a_norm_that_was_folded_away_is_followed_by_one_in_the_dtype_of_the_model():
+def test_the_successor_of_a_norm_without_parameters_has_the_dtype_of_the_model():
     model = nn.Sequential(nn.LayerNorm(4, elementwise_affine=False), nn.Linear(4, 4)).double()
     swap_norms(model, "learnable_scaler")
     assert model[0].a.dtype == torch.float64
-
-
-def test_taper_goes_from_the_old_norm_to_the_new_and_then_removes_the_old():
-    model, old, new = vit(), vit(), vit()
-    swap_norms(new, "learnable_scaler")
-    fading = taper(model, 4)
-    assert torch.allclose(model(images()), old(images()), atol=1e-6)
-    middle = [model(images()) for _ in range(3) if fading.step()]
-    assert not torch.allclose(middle[1], old(images()), atol=1e-3)
-    assert sum(isinstance(module, Tapered) for module in model.modules()) == 5
-    assert fading.progress == 0.75
-    assert fading.step() == fading.step() == 1.0
-    assert fading.done
-    assert torch.allclose(model(images()), new(images()), atol=1e-6)
-    assert model.state_dict().keys() == new.state_dict().keys()
-    assert model.config.norm == "learnable_scaler"
-
-
-def test_taper_trains_both_and_resumes_from_a_saved_model():
-    model = vit()
-    fading = taper(model, 10)
-    fading.resume(4)
-    model(images()).square().sum().backward()
-    pair = model.norm
-    assert pair.old.weight.grad is not None
-    assert pair.new.a.grad is not None
-    assert float(pair.t) == pytest.approx(0.4)
-    twin = vit()
-    again = taper(twin, 10)
-    twin.load_state_dict(model.state_dict())
-    again.resume(fading.taken)
-    assert torch.equal(twin(images()), model(images()))
-
-
-def test_taper_needs_a_step():
-    with pytest.raises(FathomsError, match="steps=0 is too few"):
-        taper(vit(), 0)

@@ -22,7 +22,7 @@ from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights, save_weights
 from fathoms.registry import check_name
 from fathoms.surgery.fold.fold import fold
-from fathoms.surgery.inputs import answers, example_images, image_shape
+from fathoms.surgery.inputs import example_images, image_shape, output_tensors
 
 # The ending of each format.
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors", "timm": ".safetensors"}
@@ -153,6 +153,6 @@ def _write_weights(model: ViT, path: Path, format: str) -> Runner:
 def _runner(module: Callable[[Tensor], Any]) -> Runner:
     @torch.no_grad()
     def run(images: Tensor) -> list[Tensor]:
-        return answers(module(images))
+        return output_tensors(module(images))
 
     return run

@@ -53,8 +53,8 @@ class DyT(nn.Module):
         return _affine(torch.tanh(x * self.alpha), self.weight, self.bias).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """Two multiplications an element: alpha and the weight."""
-        return 2 * num_tokens * self.dim
+        """Two multiplications an element: alpha, and the weight where there is one."""
+        return (1 if self.weight is None else 2) * num_tokens * self.dim
 
 
 @NORMS.add("derf")
@@ -91,5 +91,5 @@ class Derf(nn.Module):
         return _affine(torch.erf(x * self.alpha + self.shift), self.weight, self.bias).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """Two multiplications an element: alpha and the weight."""
-        return 2 * num_tokens * self.dim
+        """Two multiplications an element: alpha, and the weight where there is one."""
+        return (1 if self.weight is None else 2) * num_tokens * self.dim

@@ -25,18 +25,26 @@ def _widest(x: Tensor, weight: Tensor | None) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32 if weight is None else weight.dtype))
 
 
-def split_affine(norm: nn.Module) -> tuple[nn.Module, Tensor | None, Tensor | None]:
+def split_affine(
+    norm: nn.Module, names: tuple[str | None, str | None] | None = None
+) -> tuple[nn.Module, Tensor | None, Tensor | None]:
     """A norm in parts: y = gain * rest(x) + shift. The norm itself stays as it is.
 
-    What each norm calls its gain and its shift stands in its `affine_names`; one without such names is all rest.
+    Args:
+        norm: Any norm.
+        names: Its parameters for gain and shift. None reads them from the norm's `affine_names`; a norm without
+            those is all rest, for only its author knows what it does with its parameters.
     """
     rest = copy.copy(norm)
     rest._parameters = dict(norm._parameters)
-    names: tuple[str | None, str | None] = getattr(norm, "affine_names", (None, None))
+    names = names or getattr(norm, "affine_names", (None, None))
     gain, shift = (None if name is None else getattr(norm, name) for name in names)
     for name in names:
         if name is not None:
             rest.register_parameter(name, None)
+    if hasattr(rest, "elementwise_affine"):
+        # torch's norms reset and print their parameters by this flag.
+        rest.elementwise_affine = any(own is not None for own in rest._parameters.values())  # pyrefly: ignore
     return rest, gain, shift
 
 
@@ -63,8 +71,8 @@ class LayerNorm(nn.LayerNorm):
         return F.layer_norm(wide, self.normalized_shape, weight, bias, self.eps).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """Three multiplications an element: the square, the scale, the weight."""
-        return 3 * num_tokens * self.normalized_shape[0]
+        """Three multiplications an element: the square, the scale, and the weight where there is one."""
+        return (2 if self.weight is None else 3) * num_tokens * self.normalized_shape[0]
 
 
 @NORMS.add("rmsnorm")
@@ -87,8 +95,8 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(wide, self.normalized_shape, weight, self.eps).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """Three multiplications an element: the square, the scale, the weight."""
-        return 3 * num_tokens * self.normalized_shape[0]
+        """Three multiplications an element: the square, the scale, and the weight where there is one."""
+        return (2 if self.weight is None else 3) * num_tokens * self.normalized_shape[0]
 
 
 @NORMS.add("scalenorm")
@@ -121,8 +129,8 @@ class ScaleNorm(nn.Module):
         return (unit if own is None else unit * own).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """Three multiplications an element: the square, the division by the length, g."""
-        return 3 * num_tokens * self.dim
+        """Three multiplications an element: the square, the division by the length, and g where there is one."""
+        return (2 if self.g is None else 3) * num_tokens * self.dim
 
 
 @NORMS.add("none")

@@ -1,4 +1,4 @@
-"""Batches for a model that is operated on, and what it answers: any model's inputs and outputs as tensors."""
+"""Inputs and outputs of any model as tensors, and the difference between two outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fathoms.errors import FathomsError
 from fathoms.models.inference_mode import in_inference
 
-# Where libraries keep the side of the images a model takes; the first that is found counts.
+# Where libraries keep the image size of a model; the first that is found counts.
 _SIZES = (
     ("config", "image_size"),
     ("patch_embed", "img_size"),
@@ -20,8 +20,14 @@ _SIZES = (
 )
 
 
+def home_of(module: nn.Module) -> dict[str, torch.device | torch.dtype]:
+    """Device and dtype of a module's parameters, or nothing where it has none."""
+    tensor = next(module.parameters(), None)
+    return {} if tensor is None else {"device": tensor.device, "dtype": tensor.dtype}
+
+
 def as_batches(given: Any, model: nn.Module) -> list[Tensor]:
-    """Images from what a user calls batches: one tensor, or an iterable of tensors or (images, labels)."""
+    """The images of one tensor, or of an iterable of tensors or (images, labels), where the model's weights are."""
     listed: Iterable[Any] = [given] if isinstance(given, Tensor) else given
     home = next((p for p in model.parameters()), torch.empty(0))
     batches = []
@@ -30,23 +36,23 @@ def as_batches(given: Any, model: nn.Module) -> list[Tensor]:
         images = next(iter(images.values())) if isinstance(images, Mapping) else images
         if not isinstance(images, Tensor) or not len(images):
             raise FathomsError(
-                f"batches: {type(images).__name__} is no batch of images; give tensors or (images, labels)"
+                f"batches: {type(images).__name__} is not a batch of images; give tensors or (images, labels)"
             )
         batches.append(images.to(home.device, home.dtype if images.is_floating_point() else images.dtype))
     if not batches:
-        raise FathomsError("batches: there is none; give at least one batch of images")
+        raise FathomsError("batches: there are none; give at least one batch of images")
     return batches
 
 
 def _found(model: nn.Module, path: tuple[str, ...]) -> Any:
     value: Any = model
-    for step in path:
-        value = getattr(value, step, None)
+    for name in path:
+        value = getattr(value, name, None)
     return value
 
 
 def image_shape(model: nn.Module) -> tuple[int, int, int]:
-    """Channels, height and width of the images a model of fathoms, timm, torchvision or transformers takes."""
+    """Channels, height and width of the images that a model of fathoms, timm, torchvision or transformers takes."""
     config = getattr(model, "config", None)
     channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", None)
     timm = getattr(model, "pretrained_cfg", None) or {}
@@ -54,45 +60,47 @@ def image_shape(model: nn.Module) -> tuple[int, int, int]:
     size = next((value for path in _SIZES if (value := _found(model, path)) is not None), None)
     size = size if size is not None else (timm.get("input_size") or (None,))[-1]
     if size is None:
-        raise FathomsError(f"{type(model).__name__}: the size of its images is not known; pass images=")
+        raise FathomsError(f"{type(model).__name__}: its image size is not known; pass images=")
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
     return int(channels), int(height), int(width)
 
 
 def example_images(model: nn.Module, batch: int, seed: int = 0) -> Tensor:
-    """Random images of the size a model takes, in its dtype and on its device."""
+    """Random images of a model's image size, in its dtype and on its device."""
     home = next((p for p in model.parameters()), torch.empty(0))
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch, *image_shape(model), generator=generator).to(home.device, home.dtype)
 
 
-def answers(output: Any) -> list[Tensor]:
-    """The tensors in what a model gives back, in order."""
+def output_tensors(output: Any) -> list[Tensor]:
+    """The floating-point tensors of a model's output, in order."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     if isinstance(output, Mapping):
-        return [tensor for value in output.values() for tensor in answers(value)]
+        return [tensor for value in output.values() for tensor in output_tensors(value)]
     if isinstance(output, tuple | list):
-        return [tensor for value in output for tensor in answers(value)]
+        return [tensor for value in output for tensor in output_tensors(value)]
     return []
 
 
 @torch.no_grad()
 def run(model: nn.Module, images: Tensor) -> list[Tensor]:
-    """What a model answers in inference, whatever mode it is in."""
+    """The output tensors of a model in inference, whatever mode it is in."""
     with in_inference(model):
-        return [tensor.clone() for tensor in answers(model(images))]
+        return [tensor.clone() for tensor in output_tensors(model(images))]
 
 
 def difference(before: list[Tensor], after: list[Tensor]) -> float:
-    """The largest difference over the largest value, over all tensors of two answers."""
+    """The largest difference over the largest value, over all tensors of two outputs."""
     if len(before) != len(after) or any(a.shape != b.shape for a, b in zip(before, after, strict=True)):
-        raise FathomsError("difference: the two models answer in different shapes; they do not compare")
+        raise FathomsError(
+            "difference: the two outputs have different shapes; compare models of the same outputs"
+        )
     worst = 0.0
     for a, b in zip(before, after, strict=True):
         if a.numel():
             gap = (a.double() - b.double()).abs().max()
             ratio = float(gap / a.double().abs().max().clamp_min(torch.finfo(torch.float64).tiny))
-            # A NaN compares with nothing, and must not pass for a small number.
+            # A NaN is not larger than anything, and must not pass for a small number.
             worst = max(worst, ratio if ratio == ratio else float("inf"))
     return worst

@@ -1,4 +1,4 @@
-"""Put one module in another's place, under every name it has."""
+"""Replace one module by another, under every name that it has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> list[str]:
-    """Put `new` wherever `old` stands below `model`; a shared module stays shared. Gives back the paths."""
+    """Replace `old` by `new` everywhere in `model`; a shared module stays shared. Returns the paths."""
     paths = []
     for path, parent in list(model.named_modules(remove_duplicate=True)):
         for name, child in list(parent._modules.items()):
@@ -18,7 +18,7 @@ def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> list[str
 
 
 class ChannelsFirst(nn.Module):
-    """A norm made for channels-last tensors, on tensors whose channels are the second axis."""
+    """A channels-last norm applied to tensors whose channels are the second axis."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class ChannelsFirst(nn.Module):
 
 
 class ThenActivation(nn.Module):
-    """A norm followed by what the module it replaces did after its own, as timm's fused norms do."""
+    """A norm followed by the activation of the module it replaces, for timm's fused norms."""
 
     def __init__(self, norm: nn.Module, activation: nn.Module) -> None:
         super().__init__()
@@ -38,5 +38,5 @@ class ThenActivation(nn.Module):
         self.act = activation
 
     def forward(self, x: Float[Tensor, "B C *map"]) -> Float[Tensor, "B C *map"]:
-        """Normalise, then bend."""
+        """Normalise, then apply the activation."""
         return self.act(self.norm(x))

@@ -1,38 +1,30 @@
-"""What an operation did to a model, row by row, as a table or as JSON."""
+"""Reports of swap and fold: rows as plain data, a text table and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-
-def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text as columns of one width each."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in (header, *rows)
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+from fathoms.text_table import aligned
 
 
 def number(value: float | None) -> str:
-    """Three digits, or nothing where there is no number."""
+    """Three digits, or an empty cell for None."""
     return "" if value is None else f"{value:.3g}"
 
 
 @dataclass(frozen=True)
 class SwapRow:
-    """One site: what stood there, what stands there now.
+    """One swapped norm.
 
     Args:
         name: Path in the model.
-        old: Class of the norm that was taken out.
-        new: Name of the norm in its place.
-        parameters: Numbers learned there, before and after.
-        fit_error: What the new norm misses of the old one's output, relative, where batches were given.
-        note: What could not be carried over.
+        old: Class of the old norm.
+        new: Name of the new norm.
+        parameters: Number of its parameters, before and after.
+        fit_error: Relative error of the new norm's outputs on the batches; None without batches.
+        note: Which parameters of the old norm have no place in the new one.
     """
 
     name: str
@@ -45,13 +37,13 @@ class SwapRow:
 
 @dataclass(frozen=True)
 class SwapReport:
-    """What `swap_norms` did.
+    """The result of `swap_norms`.
 
     Args:
         how: "keep", "reset" or "calibrate".
         rows: One for each site, in the order of the modules.
         output_change: Largest difference of the model's output over its largest value, on the batches given.
-        notes: What is worth knowing beyond the sites.
+        notes: What the swap did not reach.
     """
 
     how: str
@@ -66,7 +58,7 @@ class SwapReport:
         return iter(self.rows)
 
     def table(self) -> str:
-        """One line for each site, then what changed at the output."""
+        """One line for each site, then the change of the output."""
         header = ("site", "old", "new", "parameters", "fit error", "note")
         rows = [
             (
@@ -85,5 +77,68 @@ class SwapReport:
         return "\n".join([*lines, *self.notes])
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """The report as plain data."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class FoldRow:
+    """One scale or shift that was folded.
+
+    Args:
+        name: Its parameters.
+        into: The weights that took it in.
+        became: "removed", "statistics only", or "set to one" where the model's own code multiplies by it.
+        operations: Elementwise operations that no longer run, in one forward pass.
+    """
+
+    name: str
+    into: tuple[str, ...]
+    became: str
+    operations: int
+
+
+@dataclass(frozen=True)
+class FoldReport:
+    """The result of `fold`.
+
+    Args:
+        rows: The parts that were folded, in the order of folding.
+        left: Parameters of parts that stay, each with the reason.
+        parameters: Number of the model's parameters, before and after.
+        drop_paths: Number of stochastic-depth modules that were removed.
+        difference: Largest difference of the output over its largest value; None if it was not checked.
+    """
+
+    rows: tuple[FoldRow, ...]
+    left: tuple[tuple[str, str], ...]
+    parameters: tuple[int, int]
+    drop_paths: int
+    difference: float | None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[FoldRow]:
+        return iter(self.rows)
+
+    @property
+    def operations(self) -> int:
+        """Elementwise operations saved in one forward pass."""
+        return sum(row.operations for row in self.rows)
+
+    def table(self) -> str:
+        """One line for each part, folded or left, then the savings and the difference."""
+        rows = [(row.name, ", ".join(row.into), row.became) for row in self.rows]
+        rows += [(name, "left", reason) for name, reason in self.left]
+        saved = f"{self.operations} operations and {self.parameters[0] - self.parameters[1]} parameters saved"
+        lines = [f"{len(self.rows)} parts folded, {len(self.left)} left, {saved}"]
+        if not self.rows:
+            lines.append("nothing was left to fold")
+        if self.difference is not None:
+            lines.append(f"output differs by {self.difference:.2g} of its largest value")
+        return "\n".join([aligned(("part", "into", "became"), rows), *lines])
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return {**asdict(self), "operations": self.operations}

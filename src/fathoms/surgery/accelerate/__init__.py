@@ -1,1 +1,5 @@
-"""Replace modules of other libraries by fused ones with the same parameters."""
+"""Replace modules of timm and DeiT by faster ones with the same parameters."""
+
+from fathoms.surgery.accelerate.accelerate import AccelerateReport, accelerate
+
+__all__ = ["AccelerateReport", "accelerate"]

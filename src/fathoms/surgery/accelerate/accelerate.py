@@ -14,7 +14,7 @@ from fathoms.parts.linear import has_hooks, is_bare, is_exact_gelu
 from fathoms.surgery.accelerate.modules import FusedMLP, FusedTalkingHeads, InPlaceOf, OneQueryAttention
 from fathoms.surgery.inputs import as_batches, difference, example_images, run
 from fathoms.surgery.replace import replace_module
-from fathoms.surgery.report import aligned
+from fathoms.text_table import aligned
 
 # The order of summation changes; what is left is rounding, over the largest value of the output.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -42,11 +42,11 @@ _NOTHING = nn.Identity()
 
 @dataclass(frozen=True)
 class AccelerateReport:
-    """What `accelerate` did.
+    """The result of `accelerate`.
 
     Args:
         rows: Path, old class and new class of each module that was replaced.
-        left: Path and reason of each that could have been.
+        left: Path of each that was recognised but left, and the reason.
         difference: Largest difference of the output over its largest value.
     """
 
@@ -58,13 +58,13 @@ class AccelerateReport:
         return len(self.rows)
 
     def table(self) -> str:
-        """One line for each module, and how far the output moved."""
+        """One line for each module, then the difference of the output."""
         rows = [*self.rows, *[(name, "left", reason) for name, reason in self.left]]
         moved = f"output differs by {self.difference:.2g} of its largest value"
         return f"{aligned(('module', 'old', 'new'), rows)}\n{moved}"
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """The report as plain data."""
         return asdict(self)
 
 
@@ -121,12 +121,12 @@ def _candidates(
 
 
 def _install(model: nn.Module, pairs: list[tuple[nn.Module, nn.Module]], images: Tensor) -> float:
-    """Put the second of each pair in the first one's place; taken back if that moves the output."""
-    before = _answers(model, images)
+    """Replace the first of each pair by the second; undone if that changes the output."""
+    before = _outputs(model, images)
     try:
         for old, new in pairs:
             replace_module(model, old, new)
-        gap = max(map(difference, before, _answers(model, images)))
+        gap = max(map(difference, before, _outputs(model, images)))
         allowed = TOLERANCE.get(images.dtype, 1e-4)
         if not gap <= allowed:
             raise FathomsError(
@@ -141,8 +141,8 @@ def _install(model: nn.Module, pairs: list[tuple[nn.Module, nn.Module]], images:
 
 
 @torch.no_grad()
-def _answers(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """What a model answers as it is, and with every LayerScale at one.
+def _outputs(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """The outputs of a model as it is, and with every LayerScale at one.
 
     Scales that have barely left their start hide what the branches do, and so also a wrong replacement.
     """
@@ -159,7 +159,7 @@ def _answers(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[Tenso
 
 
 def _why_left(module: nn.Module, new: type[nn.Module]) -> str | None:
-    """The reason why a module must stay as it is, or None; what is not called any more must not matter to anybody."""
+    """The reason why a module must stay, or None: whatever is no longer called must not have an effect."""
     parts = dict(module.named_children())
     if "forward" in module.__dict__:
         return "something has given it a forward of its own"
@@ -182,7 +182,7 @@ def _why_left(module: nn.Module, new: type[nn.Module]) -> str | None:
 
 
 def _faster(module: nn.Module) -> type[InPlaceOf] | None:
-    """The class that replaces a module, told by its name and those of its parts; None for anything else."""
+    """The class that replaces a module, recognised by its name and those of its parts; None for anything else."""
     if isinstance(module, InPlaceOf):
         return None
     children = set(dict(module.named_children()))

@@ -35,7 +35,7 @@ class FusedTalkingHeads(InPlaceOf):
     proj_drop: nn.Module
 
     def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """Let every token look at every token, with heads that confer."""
+        """Attention over all tokens whose heads are mixed before and after the softmax."""
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         mixers = self.proj_l.weight, self.proj_l.bias, self.proj_w.weight, self.proj_w.bias
@@ -44,9 +44,9 @@ class FusedTalkingHeads(InPlaceOf):
 
 
 class OneQueryAttention(InPlaceOf):
-    """timm's and DeiT's class attention through `fathoms.ops.class_attention`: no keys and no values are made.
+    """timm's and DeiT's class attention through `fathoms.ops.class_attention`, without computing keys and values.
 
-    Where probabilities are dropped in training, the same is written out, for they no longer sum to one.
+    With attention dropout in training the reference formula is used: dropped probabilities do not sum to one.
 
     Args:
         old: A module with `q`, `k`, `v`, `proj`, `num_heads` and `scale`, whose query is the first token.
@@ -63,13 +63,13 @@ class OneQueryAttention(InPlaceOf):
     proj_drop: nn.Module
 
     def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B 1 D"]:
-        """What the first token gathers from all tokens."""
+        """Attention of the first token over all tokens."""
         q = self.q(x[:, :1]).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         if self.training and getattr(self.attn_drop, "p", 0.0) > 0.0:
             out = self._dropped(q * self.scale, x)
         else:
             weights = self.k.weight, self.k.bias, self.v.weight, self.v.bias
-            # The operation divides by sqrt K; whoever built the module may have another scale.
+            # The operation divides by sqrt K; the module may have another scale.
             factor = self.scale * q.shape[-1] ** 0.5
             out = class_attention(q if factor == 1.0 else q * factor, None, x, *weights, impl=self.impl)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))

@@ -1,7 +1,11 @@
-"""The arithmetic of folding: take a scale and a shift into a matrix, a convolution or another affine part.
+"""Absorb a scale and a shift into a matrix, a convolution or another affine part.
 
-With y = a * x + b: W y + c = (W diag a) x + (W b + c), and a * (W x + c) + b = (diag a W) x + (a * c + b).
-All of it is done in float64 and rounded once.
+A gain and a shift on the input of W x + c and a scale on its output are the same as
+
+    W' = scale W gain,  c' = scale (c + W shift)
+
+computed here in float64 and rounded once. `train/precision/absorb_affine.py` evaluates this formula after every
+update of a run, in the dtype of training and with the gradients of all five.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ class Weights:
         self.model = model
 
     def owner(self, name: str) -> tuple[nn.Module, str]:
-        """The module that holds a parameter, and what it calls it."""
+        """The module that holds a parameter, and its attribute there."""
         path, _, attribute = name.rpartition(".")
         return self.model.get_submodule(path), attribute
 
@@ -36,12 +40,13 @@ class Weights:
         return None if name is None else self.get(name).detach().to(torch.float64, copy=True)
 
     @torch.no_grad()
-    def put(self, name: str, value: Tensor) -> None:
+    def put(self, name: str, value: Tensor | float) -> None:
         """Round new numbers into a parameter."""
-        self.get(name).copy_(value.reshape(self.get(name).shape))
+        own = self.get(name)
+        own.copy_(value.reshape(own.shape) if isinstance(value, Tensor) else torch.full_like(own, value))
 
     def bias_name(self, weight: str) -> str | None:
-        """Where a bias would go beside a weight that has none; None if its owner would not read it."""
+        """The name of the bias a weight without one could get; None if its owner would not read it."""
         module, attribute = self.owner(weight)
         path = weight.removesuffix(attribute)
         if isinstance(module, nn.MultiheadAttention) and attribute == "in_proj_weight":
@@ -50,21 +55,43 @@ class Weights:
         return f"{path}bias" if own else None
 
     def add_bias(self, name: str, value: Tensor, like: str) -> None:
-        """Give a matrix that had no bias one."""
+        """Register a bias for a matrix that has none."""
         module, attribute = self.owner(name)
         weight = self.get(like)
         bias = nn.Parameter(value.to(weight.dtype), requires_grad=weight.requires_grad)
         module.register_parameter(attribute, bias)
 
 
-def check(part: AffinePart, target: Target, weights: Weights) -> None:
-    """Refuse, before anything is changed, what the arithmetic cannot do."""
+def is_neutral(part: AffinePart, weights: Weights) -> bool:
+    """Whether a part is all ones and zeros already."""
+    values = ((part.weight, 1.0), (part.bias, 0.0))
+    return all(name is None or bool((weights.get(name) == value).all()) for name, value in values)
+
+
+def absorb_permanently(part: AffinePart, targets: list[Target], weights: Weights, traced: Traced) -> None:
+    """Move a part into all of its targets, and take it out of the graph.
+
+    Its parameters become ones and zeros. What the arithmetic cannot do is refused before anything has changed.
+    """
+    for target in targets:
+        _check(part, target, weights)
+    for target in targets:
+        made = _absorb_into(part, target, weights)
+        if made is not None:
+            _show_bias(target, made, traced)
+    for name, neutral in ((part.weight, 1.0), (part.bias, 0.0)):
+        if name is not None:
+            weights.put(name, neutral)
+    _take_out(part, traced)
+
+
+def _check(part: AffinePart, target: Target, weights: Weights) -> None:
     if target.kind == "conv":
         for node in target.nodes:
             groups = _conv_argument(node, 6, 1)
             if groups != 1:
                 raise NoRouteError(f"{target.weight} is a convolution in {groups} groups")
-            if target.side == "before" and part.bias is not None and _padded(node):
+            if target.side == "input" and part.bias is not None and _padded(node):
                 raise NoRouteError(f"{target.weight} pads with zeros, which a shift would have to change too")
     if target.kind == "affine":
         sizes = [weights.get(name).numel() for name in part.parameters]
@@ -89,17 +116,17 @@ def _padded(node: Any) -> bool:
     return any(value not in (0, "valid") for value in values)
 
 
-def absorb(part: AffinePart, target: Target, weights: Weights) -> str | None:
-    """Take a part into one target; the name of the bias that had to be made for it, or None."""
+def _absorb_into(part: AffinePart, target: Target, weights: Weights) -> str | None:
+    """Absorb a part into one target; the name of the bias that had to be made for it, or None."""
     scale, shift = weights.value(part.weight), weights.value(part.bias)
     weight, bias = weights.value(target.weight), weights.value(target.bias)
     scale = None if scale is None else scale.flatten()
     shift = None if shift is None else shift.flatten()
-    if target.side == "before":
+    if target.side == "input":
         assert weight is not None
         assert target.weight is not None
         if shift is not None:
-            # What the shift adds: each output sums its weights over every pixel of the kernel.
+            # Each output sums the shift times its weights over every pixel of the kernel.
             columns = weight.flatten(2).sum(2) if weight.ndim > 2 else weight
             extra = target.factor * (columns @ shift.expand(columns.shape[1]))
             bias = extra if bias is None else bias + extra
@@ -125,7 +152,19 @@ def absorb(part: AffinePart, target: Target, weights: Weights) -> str | None:
     return made
 
 
-def take_out(part: AffinePart, traced: Traced) -> None:
+def _show_bias(target: Target, name: str, traced: Traced) -> None:
+    """Show in the graph that a matrix has a bias now, for the next part that it absorbs."""
+    first = next(iter(traced.graph.nodes))
+    with traced.graph.inserting_before(first):
+        placeholder = traced.graph.placeholder(name.replace(".", "_"))
+    weight = target.nodes[0].args[1]
+    placeholder.meta["val"] = weight.meta["val"].new_empty(weight.meta["val"].shape[0])  # pyrefly: ignore
+    traced.sources[placeholder] = name
+    for node in target.nodes:
+        node.args = (*node.args[:2], placeholder, *node.args[3:])
+
+
+def _take_out(part: AffinePart, traced: Traced) -> None:
     """Rewrite the graph as if the part had never been there."""
     for use in part.uses:
         if use.entry is None:
@@ -139,15 +178,3 @@ def take_out(part: AffinePart, traced: Traced) -> None:
             for user in list(node.users):
                 traced.graph.erase_node(user)
             traced.graph.erase_node(node)
-
-
-def note_bias(target: Target, name: str, traced: Traced) -> None:
-    """Show in the graph that a matrix has got a bias, for whatever is folded into it next."""
-    first = next(iter(traced.graph.nodes))
-    with traced.graph.inserting_before(first):
-        placeholder = traced.graph.placeholder(name.replace(".", "_"))
-    weight = target.nodes[0].args[1]
-    placeholder.meta["val"] = weight.meta["val"].new_empty(weight.meta["val"].shape[0])  # pyrefly: ignore
-    traced.sources[placeholder] = name
-    for node in target.nodes:
-        node.args = (*node.args[:2], placeholder, *node.args[3:])

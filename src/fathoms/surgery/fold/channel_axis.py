@@ -1,7 +1,7 @@
-"""Follow one channel axis through operations that treat every channel alike.
+"""Follow a channel axis through operations that treat every channel alike.
 
-An operation that only moves, drops, copies or averages whole vectors of channels commutes with a map that
-acts on each channel alone. Here is which operations those are, and where the channel axis goes in them.
+An operation that only moves, drops, copies or averages whole vectors of channels commutes with a map that acts on
+each channel alone. This file lists those operations, and where each puts the channel axis.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def _argument(node: fx.Node, place: int, name: str, default: Any) -> Any:
 
 
 def _view_axis(before: tuple[int, ...], after: tuple[int, ...], axis: int) -> int | None:
-    """Where a channel axis is once a tensor has another shape: same length, as much behind it."""
-    behind = math.prod(before[axis + 1 :])
+    """Where a reshape puts a channel axis: the axis of the same length with as many elements after it."""
+    inner = math.prod(before[axis + 1 :])
     for place, size in enumerate(after):
-        if size == before[axis] and math.prod(after[place + 1 :]) == behind:
+        if size == before[axis] and math.prod(after[place + 1 :]) == inner:
             return place
     return None
 
 
 def _after_permute(node: fx.Node, rank: int, axis: int) -> int:
     if operation(node) == "permute":
-        order = [step % rank for step in node.args[1]]  # pyrefly: ignore
+        order = [old % rank for old in node.args[1]]  # pyrefly: ignore
         return order.index(axis)
     if operation(node) == "movedim":
         probe = list(range(rank))
@@ -50,7 +50,7 @@ def _after_permute(node: fx.Node, rank: int, axis: int) -> int:
 
 
 def through(node: fx.Node, source: fx.Node, axis: int) -> int | None:
-    """The channel axis behind `node`, given the one of `source`, which it reads; None if it mixes channels."""
+    """The channel axis after `node`, given that of its input `source`; None if it mixes channels."""
     name = operation(node)
     if name == "getitem":
         return axis

@@ -1,105 +1,109 @@
-"""Take modules out of a folded model whose scales and shifts have become ones and zeros."""
+"""Clean a folded model: remove the modules, parameters and config fields whose scales are ones by now."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
 from fathoms.models.vit import ViT
+from fathoms.parts.norm import NoNorm, split_affine
+from fathoms.parts.residual import LayerScale, ReZero, Scalar, Unscaled
+from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
 from fathoms.surgery.fold.affine_parts import AffinePart
 from fathoms.surgery.fold.arithmetic import Weights
-from fathoms.surgery.fold.bare import bare_of
 from fathoms.surgery.fold.graph import shape_of
 from fathoms.surgery.inputs import difference, run
 from fathoms.surgery.replace import replace_module
 from fathoms.surgery.swap.sites import kind_of, layout_of
 
-REMOVED, BARE, NEUTRAL = "removed", "statistics only", "set to one"
-
-
-def neutralise(part: AffinePart, weights: Weights) -> None:
-    """Ones for the scale, zeros for the shift."""
-    for name, value in ((part.weight, 1.0), (part.bias, 0.0)):
-        if name is not None:
-            weights.put(name, torch.full_like(weights.get(name), value))
+# What became of a folded part; "set to one" where the model's own code multiplies by it.
+Fate = Literal["removed", "statistics only", "set to one"]
+# What a module of another library raises when it cannot do without its parameters.
+_REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError)
 
 
 @torch.no_grad()
-def clear(model: nn.Module, part: AffinePart, weights: Weights) -> str:
-    """Replace the module a part belonged to, as far as its own code allows; what became of it."""
+def clean(
+    model: nn.Module, parts: list[AffinePart], weights: Weights, images: Tensor
+) -> dict[AffinePart, Fate]:
+    """Remove what the folded `parts` leave behind, in place; the fate of each part."""
+    fates = {part: _clear(model, part, weights) for part in parts}
+    ones = [name for part, fate in fates.items() if fate == "set to one" for name in part.parameters]
+    dropped = _drop_ones(model, ones, weights, images)
+    _drop_scales_of_one(model)
+    _follow_config(model, images)
+    return {part: "removed" if dropped.issuperset(part.parameters) else fate for part, fate in fates.items()}
+
+
+def _clear(model: nn.Module, part: AffinePart, weights: Weights) -> Fate:
+    """Replace the module that a part belonged to, as far as its own code allows."""
     owners = {weights.owner(name)[0] for name in part.parameters}
     if len(owners) != 1:
-        return NEUTRAL
+        return "set to one"
     owner = owners.pop()
-    bare = bare_of(owner)
-    if bare is not None:
-        replace_module(model, owner, bare)
-        return BARE if bare.__class__.__name__.startswith("Bare") else REMOVED
-    own = {name.rpartition(".")[2] for name in part.parameters}
-    if list(owner.children()) or own != {name for name, _ in owner.named_parameters()}:
-        return NEUTRAL
-    use = part.uses[0]
-    x = torch.randn(shape_of(use.last), device=weights.get(part.parameters[0]).device)
-    x = x.to(weights.get(part.parameters[0]).dtype)
-    # A norm for maps works on channels-last tensors inside, and is called with the channels second.
-    x = (
-        x.movedim(-1, 1)
-        if use.entry is None and use.axis == x.ndim - 1 and layout_of(owner) == "first"
-        else x
-    )
-    if use.entry is not None and _gives_back(owner, x):
-        replace_module(model, owner, nn.Identity())
-        return REMOVED
-    if kind_of(owner) in ("layernorm", "rmsnorm") and _without_parameters(owner, x):
-        return BARE
-    return NEUTRAL
+    identity = _identity_for(owner)
+    if identity is not None:
+        replace_module(model, owner, identity)
+        return "removed"
+    if getattr(owner, "affine_names", None) == _attributes(part):
+        replace_module(model, owner, split_affine(owner)[0])
+        return "statistics only"
+    return _clear_foreign(model, owner, part, weights)
 
 
-def _gives_back(module: nn.Module, x: torch.Tensor) -> bool:
-    """Whether a module with ones and zeros inside is the identity, to the last bit."""
+def _attributes(part: AffinePart) -> tuple[str | None, str | None]:
+    """What the owner of a part calls its scale and its shift."""
+    names = [None if name is None else name.rpartition(".")[2] for name in (part.weight, part.bias)]
+    return names[0], names[1]
+
+
+def _identity_for(module: nn.Module) -> nn.Module | None:
+    """The module of fathoms that does nothing, in the place of one that only scales and shifts."""
+    if isinstance(module, LearnableScaler2d):
+        return nn.Identity()
+    if isinstance(module, LearnableScaler):
+        return NoNorm(module.num_channels)
+    if isinstance(module, LayerScale):
+        return Unscaled(module.gamma.shape[0])
+    return Unscaled(module.dim) if isinstance(module, Scalar) else None
+
+
+def _clear_foreign(model: nn.Module, owner: nn.Module, part: AffinePart, weights: Weights) -> Fate:
+    """Replace a module of another library, if a trial shows that it then computes the same."""
+    names = _attributes(part)
+    if list(owner.children()) or {*names} - {None} != {name for name, _ in owner.named_parameters()}:
+        return "set to one"
+    use, like = part.uses[0], weights.get(part.parameters[0])
+    is_norm = kind_of(owner) in ("layernorm", "rmsnorm")
+    if use.entry is None and not is_norm:
+        return "set to one"
+    x = torch.randn(shape_of(use.last), device=like.device).to(like.dtype)
+    if use.entry is None and use.axis == x.ndim - 1 and layout_of(owner) == "first":
+        # A norm for maps works on channels-last tensors inside, and is called with the channels second.
+        x = x.movedim(-1, 1)
     try:
-        return torch.equal(module(x.clone()), x)
-    except (RuntimeError, TypeError, ValueError):
-        return False
-
-
-def _without_parameters(norm: nn.Module, x: torch.Tensor) -> bool:
-    """Take weight and bias out of a norm of another library, if it then does the same; whether it does."""
-    try:
-        expected = norm(x)
-    except (RuntimeError, TypeError, ValueError):
-        return False
-    kept = dict(norm.named_parameters())
-    flag = getattr(norm, "elementwise_affine", None)
-    for name in kept:
-        setattr(norm, name, None)
-    if flag is not None:
-        norm.elementwise_affine = False  # pyrefly: ignore
-    try:
-        if torch.allclose(norm(x), expected, rtol=1e-5, atol=1e-6):
-            return True
-    except (RuntimeError, TypeError, ValueError, AttributeError):
+        y = owner(x.clone())
+        if use.entry is not None and torch.equal(y, x):
+            replace_module(model, owner, nn.Identity())
+            return "removed"
+        if is_norm:
+            rest = split_affine(owner, names)[0]
+            if torch.allclose(rest(x), y, rtol=1e-5, atol=1e-6):
+                replace_module(model, owner, rest)
+                return "statistics only"
+    except _REFUSALS:
         pass
-    for name, parameter in kept.items():
-        setattr(norm, name, parameter)
-    if flag is not None:
-        norm.elementwise_affine = flag  # pyrefly: ignore
-    return False
+    return "set to one"
 
 
-def is_neutral(part: AffinePart, weights: Weights) -> bool:
-    """Whether a part is ones and zeros already."""
-    values = ((part.weight, 1.0), (part.bias, 0.0))
-    return all(name is None or bool((weights.get(name) == value).all()) for name, value in values)
-
-
-def drop_ones(model: nn.Module, names: list[str], images: torch.Tensor) -> set[str]:
-    """Set scales that a block multiplies by itself to None, where its code allows for that; which ones.
+def _drop_ones(model: nn.Module, names: list[str], weights: Weights, images: Tensor) -> set[str]:
+    """Set scales that a block multiplies by itself to None, where its code allows for that; returns which.
 
     BEiT, EVA and ConvNeXt ask whether there is a scale; CaiT does not, and keeps its ones.
     """
-    weights = Weights(model)
     groups: dict[tuple[type, str], list[str]] = {}
     for name in names:
         owner, attribute = weights.owner(name)
@@ -115,7 +119,7 @@ def drop_ones(model: nn.Module, names: list[str], images: torch.Tensor) -> set[s
             if difference(expected, run(model, images)) <= 1e-6:
                 dropped.update(group)
                 continue
-        except (RuntimeError, TypeError, ValueError, AttributeError):
+        except _REFUSALS:
             pass
         for name, parameter in kept.items():
             owner, attribute = weights.owner(name)
@@ -123,10 +127,17 @@ def drop_ones(model: nn.Module, names: list[str], images: torch.Tensor) -> set[s
     return dropped
 
 
-def follow_config(model: nn.Module, images: torch.Tensor) -> bool:
-    """Let a folded fathoms model carry the config of the plain network it has become, if it has."""
-    if not isinstance(model, ViT):
-        return False
+def _drop_scales_of_one(model: nn.Module) -> None:
+    """Replace residual scales of exactly one, folded or not, by fathoms' own module for "none"."""
+    for module in [m for m in model.modules() if isinstance(m, ReZero)]:
+        if bool((module.alpha == 1).all()):
+            replace_module(model, module, Unscaled(module.dim))
+
+
+def _follow_config(model: nn.Module, images: Tensor) -> None:
+    """Give a folded fathoms model the config of the plain network that it has become, if it has."""
+    if not isinstance(model, ViT) or not isinstance(model.norm, NoNorm):
+        return
     plain = {"norm": "none", "norm_init": None, "norm_by_depth": None, "final_norm": None, "drop_path": 0.0}
     plain |= {"residual": "none", "residual_init": None, "attn_placement": "pre", "mlp_placement": "pre"}
     for more in ({}, {"qkv_bias": True}):
@@ -136,8 +147,6 @@ def follow_config(model: nn.Module, images: torch.Tensor) -> bool:
             twin.load_state_dict(model.state_dict())
         except (FathomsError, RuntimeError):
             continue
-        with torch.no_grad():
-            if torch.equal(twin(images), model(images)):
-                model.config = config
-                return True
-    return False
+        if torch.equal(twin(images), model(images)):
+            model.config = config
+            return

@@ -1,4 +1,4 @@
-"""One run of a model as a graph of torch operations, with its parameters as named inputs."""
+"""Trace one forward pass into a graph of torch operations whose inputs are the model's named parameters."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fathoms.errors import FathomsError
 from fathoms.parts.attention import ClassAttention
-from fathoms.surgery.accelerate.modules import OneQueryAttention
-from fathoms.surgery.inputs import answers
+from fathoms.parts.squash import Derf, DyT
+from fathoms.surgery.accelerate.modules import InPlaceOf
+from fathoms.surgery.inputs import output_tensors
 
 # Operations on a parameter that change its shape or dtype and none of its numbers.
 _RESHAPES = {
@@ -30,11 +31,6 @@ _RESHAPES = {
 }
 
 
-def _scale_then_add(x: Tensor, scale: Tensor, branch: Tensor, *, value: float = 1) -> Tensor:
-    """What a fused join does, in the steps that folding reads."""
-    return x + scale * branch if value == 1 else x + value * (scale * branch)
-
-
 def operation(node: fx.Node) -> str:
     """The name of a node's operation, such as "linear", or "output"."""
     target = node.target
@@ -44,7 +40,7 @@ def operation(node: fx.Node) -> str:
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
-    """The shape of what a node gives."""
+    """The shape of a node's value."""
     return tuple(node.meta["val"].shape)
 
 
@@ -53,19 +49,19 @@ class Traced:
     """A graph, and the model's parameters in it.
 
     Args:
-        graph: What ran; folding rewrites it as it goes.
-        sources: The name of the parameter behind each node that is one, or one in another shape.
+        graph: The forward pass; folding rewrites it as it proceeds.
+        sources: The parameter's name for each node that is one, or a view of one.
     """
 
     graph: fx.Graph
     sources: dict[fx.Node, str]
 
     def source(self, node: Any) -> str | None:
-        """The parameter behind an argument, or None if it is something else."""
+        """The parameter that an argument is, or None if it is something else."""
         return self.sources.get(node) if isinstance(node, fx.Node) else None
 
     def users(self, node: fx.Node) -> list[fx.Node]:
-        """The nodes that read a node, without those that only assert something of it."""
+        """The nodes that read a node, without those that only assert something about it."""
         return [user for user in node.users if not operation(user).startswith("_assert")]
 
     def readers(self, parameter: str) -> Iterator[fx.Node]:
@@ -77,22 +73,22 @@ class Traced:
 
 @torch.no_grad()
 def trace(model: nn.Module, images: Tensor) -> Traced:
-    """Run a model in inference on `images` and keep what it did.
+    """Record a model's forward pass in inference on `images`.
 
     A model whose parameters are tied has one input for each parameter, not for each of its names.
     """
     # functional_call leaves its inputs behind in a module that has two names, so it gets a copy.
     model = copy.deepcopy(model)
     for module in model.modules():
-        if isinstance(module, ClassAttention | OneQueryAttention):
-            # Where no key and no value is made, there is no linear for a scale to go into.
-            module.impl = "reference"
+        if isinstance(module, ClassAttention | InPlaceOf) and hasattr(module, "impl"):
+            # A kernel that reads the weights itself leaves no linear in the graph for a scale to go into.
+            module.impl = "reference"  # pyrefly: ignore
     parameters = dict(model.named_parameters())
 
     def forward(weights: dict[str, Tensor], batch: Tensor) -> list[Tensor]:
-        return answers(torch.func.functional_call(model, weights, (batch,)))
+        return output_tensors(torch.func.functional_call(model, weights, (batch,)))
 
-    # torch's multi-head attention has a fused form in inference that hides its linears.
+    # torch's multi-head attention has a fused path in inference that hides its linears.
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -109,13 +105,33 @@ def trace(model: nn.Module, images: Tensor) -> Traced:
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FathomsError(
-            f"{type(model).__name__}: its run cannot be traced ({reason}); pass images= it takes"
+            f"{type(model).__name__}: its forward pass cannot be traced ({reason}); pass images= that it accepts"
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
-    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-    sources = dict(zip(inputs, parameters, strict=False))
-    for node in module.graph.nodes:
+    return Traced(module.graph, _sources(module.graph, list(parameters), _inside_curves(model)))
+
+
+def _scale_then_add(x: Tensor, scale: Tensor, branch: Tensor, *, value: float = 1) -> Tensor:
+    """A fused scale and add as the two operations that folding looks for."""
+    return x + scale * branch if value == 1 else x + value * (scale * branch)
+
+
+def _inside_curves(model: nn.Module) -> set[str]:
+    """The slope and shift inside each DyT's or Derf's curve: not scales of channels, and not for folding."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, DyT | Derf)
+        for name in ("alpha", "shift")
+    }
+
+
+def _sources(graph: fx.Graph, names: list[str], without: set[str]) -> dict[fx.Node, str]:
+    """The parameter's name for each node that is one, or a view of one."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    sources = {node: name for node, name in zip(inputs, names, strict=False) if name not in without}
+    for node in graph.nodes:
         if operation(node) in _RESHAPES and node.args and node.args[0] in sources:
             sources[node] = sources[node.args[0]]
-    return Traced(module.graph, sources)
+    return sources

@@ -1,20 +1,28 @@
-"""Bring a copy of a model into the plain form that folding reads; what it computes stays the same."""
+"""Prepare a copy of a model for folding: the same function, in operations that folding recognises."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from fathoms.parts.residual import LayerNormScaling, ReZero, Unscaled
+from fathoms.parts.residual import LayerNormScaling, ReZero
+from fathoms.surgery.inputs import home_of
 from fathoms.surgery.replace import replace_module
-from fathoms.surgery.swap.new_norm import home_of
 
-# Stochastic depth of fathoms and timm, torchvision, and transformers: all do nothing in inference.
+# Stochastic depth of fathoms and timm, torchvision, and transformers: the identity in inference.
 _DROP_PATHS = ("DropPath", "StochasticDepth")
 
 
-def remove_drop_path(model: nn.Module) -> int:
-    """Put identities in the place of stochastic depth; how many."""
+def prepare(model: nn.Module) -> int:
+    """Bring a model in inference mode into normal form, in place; returns how many drop paths were removed."""
+    drop_paths = _remove_drop_path(model)
+    _join_biases(model)
+    _learn_constants(model)
+    return drop_paths
+
+
+def _remove_drop_path(model: nn.Module) -> int:
+    """Replace stochastic depth by identities; returns how many."""
     found = [m for m in model.modules() if type(m).__name__.endswith(_DROP_PATHS)]
     for module in found:
         replace_module(model, module, nn.Identity())
@@ -22,11 +30,11 @@ def remove_drop_path(model: nn.Module) -> int:
 
 
 @torch.no_grad()
-def join_biases(model: nn.Module) -> None:
-    """Put the separate q and v biases of BEiT and EVA into one bias of their packed projection.
+def _join_biases(model: nn.Module) -> None:
+    """Pack the separate q and v biases of BEiT and EVA into one bias of their packed projection.
 
-    Those models add a bias that is concatenated in every run, with zeros for k that are not saved. A packed
-    bias is what their own code takes when there is no `q_bias`.
+    Those models concatenate a bias in every forward pass, with zeros for k that are not saved. A packed bias is
+    what their own code uses when there is no `q_bias`.
     """
     for module in model.modules():
         parts = [getattr(module, f"{letter}_bias", None) for letter in "qkv"]
@@ -38,15 +46,8 @@ def join_biases(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def learn_constants(model: nn.Module) -> None:
-    """Make LayerNorm Scaling's constants parameters, which fold as any other scale does."""
+def _learn_constants(model: nn.Module) -> None:
+    """Turn LayerNorm Scaling's constants into parameters, which fold like any other scale."""
     for module in [m for m in model.modules() if isinstance(m, LayerNormScaling)]:
         scale = ReZero(module.dim, init_value=module.factor).to(**home_of(model))  # pyrefly: ignore
         replace_module(model, module, scale)
-
-
-def plain_scales(model: nn.Module) -> None:
-    """Drop scales of ones that a name still leads to: fathoms' own module for "none"."""
-    for module in [m for m in model.modules() if isinstance(m, ReZero)]:
-        if bool((module.alpha == 1).all()):
-            replace_module(model, module, Unscaled(module.dim))

@@ -1,28 +1,28 @@
-"""Start a new norm where it best repeats what the old one put out: least squares, channel by channel.
+"""Calibrate a new norm: the least-squares fit of the old norm's outputs, channel by channel.
 
-Sites are fitted in the order in which they run, each on what the network with the earlier sites already
-swapped sends in, against what the old network's norm put out there. So a site also makes up for the
-error of those before it, at the price of a pass of both networks over the batches for each site.
+Sites are fitted in the order in which they run. The inputs of each fit come from the network whose earlier sites
+are swapped already, the outputs from the old network. So a site also compensates for the error of those before it,
+at the price of one forward pass of both networks over the batches for each site.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
+from fathoms.models.hooks import hooked
 from fathoms.parts.dyt import Derf, DyT
 from fathoms.parts.norm import NoNorm, ScaleNorm
 from fathoms.parts.scaler import LearnableScaler
 from fathoms.surgery.inputs import run
 from fathoms.surgery.swap.sites import Layout
 
-# Slopes that are tried for DyT and Derf, over one by the deviation of what comes in: from nearly straight
-# to nearly a step, and then between the neighbours of the best.
+# Slopes tried for DyT and Derf, in units of one over the standard deviation of the inputs: from nearly straight
+# to nearly a step function, and then between the neighbours of the best.
 _COARSE = torch.logspace(-1.5, 1.0, 16, dtype=torch.float64)
 _FINE = torch.linspace(0.7, 1.4, 15, dtype=torch.float64)
 
@@ -35,7 +35,7 @@ class Moments:
         self.sums: dict[str, Tensor] = {}
 
     def add(self, u: Tensor, y: Tensor) -> None:
-        """Take in tokens u and what should come of them, both (tokens, channels)."""
+        """Add inputs u and their desired outputs y, both (tokens, channels)."""
         self.count += len(u)
         for name, value in {"u": u, "y": y, "uu": u * u, "uy": u * y, "yy": y * y}.items():
             total = value.sum(0)
@@ -51,7 +51,7 @@ class Moments:
         return slope, y - slope * u
 
     def error(self, slope: Tensor, shift: Tensor) -> float:
-        """Root mean square of what the fit misses, over that of y."""
+        """Root mean square of the residual, over that of y."""
         s, n = self.sums, self.count
         missed = s["yy"] - 2 * slope * s["uy"] - 2 * shift * s["y"]
         missed = missed + slope**2 * s["uu"] + 2 * slope * shift * s["u"] + n * shift**2
@@ -64,15 +64,6 @@ def _rows(x: Tensor, layout: Layout) -> Tensor:
     return last.detach().flatten(0, -2).double()
 
 
-@contextmanager
-def _hooked(module: nn.Module, hook: Callable[..., None]) -> Iterator[None]:
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def record_pairs(
     teacher: nn.Module,
     student: nn.Module,
@@ -80,35 +71,33 @@ def record_pairs(
     batches: list[Tensor],
     layout: Layout,
 ) -> list[tuple[Tensor, Tensor]]:
-    """For each call of a site: what came in under the student, and what the teacher's norm put out."""
-    came: list[Tensor] = []
-    put: list[Tensor] = []
+    """For each call of a site: its input in the student, and the output of the teacher's norm."""
+    inputs: list[Tensor] = []
+    outputs: list[Tensor] = []
 
-    def keep_input(_module: nn.Module, inputs: Any, _output: Any) -> None:
-        came.append(_rows(inputs[0], layout))
+    def keep_input(_module: nn.Module, given: Any, _output: Any) -> None:
+        inputs.append(_rows(given[0], layout))
 
-    def keep_output(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        put.append(_rows(output, layout))
+    def keep_output(_module: nn.Module, _given: Any, output: Any) -> None:
+        outputs.append(_rows(output, layout))
 
-    with _hooked(sites[0], keep_output), _hooked(sites[1], keep_input):
+    handles = (sites[0].register_forward_hook(keep_output), sites[1].register_forward_hook(keep_input))
+    with hooked(*handles):
         for batch in batches:
             run(teacher, batch)
             run(student, batch)
-    return list(zip(came, put, strict=True))
+    return list(zip(inputs, outputs, strict=True))
 
 
 def running_order(model: nn.Module, modules: dict[str, nn.Module], batch: Tensor) -> list[str]:
-    """The names in the order in which their modules first run; one that never runs is an error."""
+    """The names in the order in which their modules first run; a module that never runs is an error."""
     order: list[str] = []
     handles = [
         module.register_forward_pre_hook(lambda *_, name=name: order.append(name))
         for name, module in modules.items()
     ]
-    try:
+    with hooked(*handles):
         run(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
     unused = [name for name in modules if name not in order]
     if unused:
         raise FathomsError(
@@ -117,10 +106,10 @@ def running_order(model: nn.Module, modules: dict[str, nn.Module], batch: Tensor
     return list(dict.fromkeys(order))
 
 
-def _moments(pairs: list[tuple[Tensor, Tensor]], bend: Callable[[Tensor], Tensor]) -> Moments:
+def _moments(pairs: list[tuple[Tensor, Tensor]], before_affine: Callable[[Tensor], Tensor]) -> Moments:
     moments = Moments()
     for x, y in pairs:
-        moments.add(bend(x), y)
+        moments.add(before_affine(x), y)
     return moments
 
 
@@ -153,8 +142,8 @@ def _fit_line(weight: Tensor, bias: Tensor, moments: Moments) -> float:
     return moments.error(slope, shift)
 
 
-def _standard(part: nn.Module) -> Callable[[Tensor], Tensor]:
-    """What a LayerNorm or RMSNorm does before its learned scale and shift."""
+def _without_affine(part: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A LayerNorm or RMSNorm without its learned scale and shift."""
     eps = float(getattr(part, "eps", None) or 1e-6)
     if isinstance(part, nn.LayerNorm):
         return lambda x: (x - x.mean(-1, True)) * torch.rsqrt(x.var(-1, unbiased=False, keepdim=True) + eps)
@@ -163,23 +152,23 @@ def _standard(part: nn.Module) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def fit(part: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> float:
-    """Set a new part's parameters to the least-squares fit of the pairs.
+    """Set a new norm's parameters to the least-squares fit of the pairs.
 
     Args:
         part: A norm from the registry.
-        pairs: What comes in and what should come out, (tokens, channels), call by call.
+        pairs: Inputs and desired outputs, (tokens, channels), call by call.
 
     Returns:
-        Root mean square of what the fit misses, over that of what should come out.
+        Root mean square of the residual, over that of the desired outputs.
     """
     if isinstance(part, DyT | Derf):
         return _fit_curve(part, pairs)
     if isinstance(part, LearnableScaler) and part.a is not None and part.b is not None:
         return _fit_line(part.a, part.b, _moments(pairs, lambda x: x))
     if isinstance(part, nn.LayerNorm):
-        return _fit_line(part.weight, part.bias, _moments(pairs, _standard(part)))
+        return _fit_line(part.weight, part.bias, _moments(pairs, _without_affine(part)))
     if isinstance(part, nn.RMSNorm):
-        moments = _moments(pairs, _standard(part))
+        moments = _moments(pairs, _without_affine(part))
         slope = moments.sums["uy"] / moments.sums["uu"].clamp_min(1e-30)
         part.weight.copy_(slope)
         return moments.error(slope, torch.zeros_like(slope))

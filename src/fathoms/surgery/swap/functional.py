@@ -1,4 +1,4 @@
-"""Norms that a model calls as functions, which no swap of modules can reach."""
+"""Find norms that a model calls as functions, which cannot be swapped as modules."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fathoms.models.hooks import hooked
 from fathoms.surgery.inputs import run
 from fathoms.surgery.swap.sites import kind_of
 
@@ -16,8 +17,8 @@ _NORMS = {F.layer_norm, F.rms_norm, F.batch_norm, F.group_norm, F.instance_norm}
 _NORMS |= {torch.layer_norm, torch.rms_norm, torch.batch_norm, torch.group_norm, torch.instance_norm}
 
 
-class _Watch(TorchFunctionMode):
-    """Note each call of a norm function outside of a module that is a norm."""
+class _NormCalls(TorchFunctionMode):
+    """Records each call of a norm function outside of a norm module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,19 +33,15 @@ class _Watch(TorchFunctionMode):
 
 
 def functional_norms(model: nn.Module, images: Tensor) -> dict[str, str]:
-    """Path of each module that calls a norm function itself, and the function, as one batch shows it."""
-    watch = _Watch()
+    """Path of each module that calls a norm function itself, and the function's name, observed on one batch."""
+    calls = _NormCalls()
     handles = []
     for name, module in model.named_modules():
         enter = module.register_forward_pre_hook(
-            lambda module, _inputs, name=name: watch.stack.append((name, module))
+            lambda module, _inputs, name=name: calls.stack.append((name, module))
         )
-        leave = module.register_forward_hook(lambda *_: watch.stack.pop() and None, always_call=True)
+        leave = module.register_forward_hook(lambda *_: calls.stack.pop() and None, always_call=True)
         handles += [enter, leave]
-    try:
-        with watch:
-            run(model, images)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return watch.seen
+    with hooked(*handles), calls:
+        run(model, images)
+    return calls.seen

@@ -1,4 +1,4 @@
-"""Build the norm that takes another's place, and carry over what the old one had learned."""
+"""Build the norm that replaces another, and copy the learned scale and shift into it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from torch import Tensor, nn
 from fathoms.errors import FathomsError
 from fathoms.parts.norm import NORMS
 from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
+from fathoms.surgery.inputs import home_of
 from fathoms.surgery.replace import ChannelsFirst, ThenActivation
-from fathoms.surgery.swap.sites import Site
+from fathoms.surgery.swap.sites import NormSite
 
 
 @dataclass(frozen=True)
-class NewPart:
-    """A new norm, and the module that stands in the model around it.
+class NewNorm:
+    """A new norm, and the module that goes into the model.
 
     Args:
         part: The norm itself, from the registry.
-        module: What goes into the model: the part, or the part behind a change of layout.
-        note: What of the old norm could not be carried over.
+        module: The part, or a wrapper that changes the layout or keeps an activation.
+        note: Which parameters of the old norm have no place in the new one.
     """
 
     part: nn.Module
@@ -29,19 +30,13 @@ class NewPart:
     note: str = ""
 
 
-def home_of(module: nn.Module) -> dict[str, torch.device | torch.dtype]:
-    """Device and dtype of a module's parameters, or torch's defaults where it has none."""
-    tensor = next(module.parameters(), None)
-    return {} if tensor is None else {"device": tensor.device, "dtype": tensor.dtype}
+def build_part(site: NormSite, to: str, model: nn.Module) -> NewNorm:
+    """The norm `to` for a site, at its own init, in the dtype and on the device of the old one.
 
-
-def build_part(site: Site, to: str, model: nn.Module) -> NewPart:
-    """The norm `to` for a site, at its own start, in the dtype and on the device of the old one.
-
-    A norm whose gain and shift have been folded away has neither: there the model says.
+    A norm whose gain and shift have been folded away has no parameters; then those of the model decide.
     """
     eps = getattr(site.module, "eps", None) if to in ("layernorm", "rmsnorm") else None
-    # A map in the place of trained norms starts at the identity, not at the random scales of a new network.
+    # In place of a trained norm it starts at the identity, not at the random scales of a new network.
     start = {"init": "ones"} if to == "learnable_scaler" else {}
     if to == "learnable_scaler" and site.layout == "first" and _is_map(site.module):
         part: nn.Module = LearnableScaler2d(site.dim, init="ones")
@@ -53,7 +48,7 @@ def build_part(site: Site, to: str, model: nn.Module) -> NewPart:
     if site.kind in ("batchnorm", "groupnorm", "layernorm") and isinstance(activation, nn.Module):
         module = ThenActivation(module, activation)
     part.to(**(home_of(site.module) or home_of(model)))  # pyrefly: ignore
-    return NewPart(part, module)
+    return NewNorm(part, module)
 
 
 def _is_map(module: nn.Module) -> bool:
@@ -61,8 +56,8 @@ def _is_map(module: nn.Module) -> bool:
     return not isinstance(module, nn.BatchNorm1d | nn.BatchNorm3d)
 
 
-def learned_affine(site: Site, exact: bool) -> tuple[Tensor | None, Tensor | None]:
-    """What a norm multiplies and adds; with `exact`, a BatchNorm's running statistics are part of it."""
+def learned_affine(site: NormSite, exact: bool) -> tuple[Tensor | None, Tensor | None]:
+    """A norm's scale and shift; with `exact`, they include a BatchNorm's running statistics."""
     module = site.module
     if site.kind == "learnable_scaler":
         return _tensor(module, "a"), _tensor(module, "b")
@@ -72,7 +67,7 @@ def learned_affine(site: Site, exact: bool) -> tuple[Tensor | None, Tensor | Non
     mean, var = _tensor(module, "running_mean"), _tensor(module, "running_var")
     if mean is None or var is None:
         raise FathomsError(
-            f"{site.name}: a BatchNorm without running statistics is no fixed map; use how='reset'"
+            f"{site.name}: a BatchNorm without running statistics is not a fixed map; use how='reset'"
         )
     slope = torch.rsqrt(var.double() + float(module.eps))  # pyrefly: ignore
     slope = slope if weight is None else slope * weight.double()
@@ -86,8 +81,8 @@ def _tensor(module: nn.Module, name: str) -> Tensor | None:
 
 
 @torch.no_grad()
-def carry(site: Site, new: NewPart) -> NewPart:
-    """Put the old norm's learned scale and shift into the new part, where it has a place for them."""
+def carry(site: NormSite, new: NewNorm) -> NewNorm:
+    """Copy the old norm's learned scale and shift into the new part, where it has parameters for them."""
     scaler = isinstance(new.part, LearnableScaler)
     weight, bias = learned_affine(site, exact=scaler)
     places = ("a", "b") if scaler else ("weight", "bias")
@@ -101,4 +96,4 @@ def carry(site: Site, new: NewPart) -> NewPart:
         elif bool((value != (1.0 if name in ("a", "weight") else 0.0)).any()):
             lost.append({"a": "scale", "weight": "scale", "b": "shift", "bias": "shift"}[name])
     note = f"has no place for the old {' and '.join(lost)}" if lost else ""
-    return NewPart(new.part, new.module, note)
+    return NewNorm(new.part, new.module, note)

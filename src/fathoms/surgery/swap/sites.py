@@ -1,4 +1,4 @@
-"""Where the norms of a model stand: which modules they are, over which axis, how deep, and which are meant."""
+"""Find the norms of a model: their kind, channel axis and depth, and the choice among them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Layout = Literal["last", "first"]
 
 
 @dataclass(frozen=True)
-class Site:
+class NormSite:
     """One norm of a model.
 
     Args:
         name: Its path in the model.
         module: The module there.
-        kind: What it is, in the words of the norm registry, or "batchnorm" or "groupnorm".
+        kind: Its name in the norm registry, or "batchnorm" or "groupnorm".
         dim: Number of channels.
         layout: Whether the channels are the last axis or the second.
-        depth: Which block it stands in, counting from 0 the blocks that hold a norm; None outside of all.
+        depth: Index of its block among the blocks that hold a norm; None outside of blocks.
     """
 
     name: str
@@ -51,11 +51,11 @@ _KINDS = {
     "groupnorm": nn.GroupNorm,
 }
 
-Choice = str | Sequence[str] | range | Callable[[Site], bool]
+Choice = str | Sequence[str] | range | Callable[[NormSite], bool]
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """What kind of norm a module is, or None; norms of other libraries are told by class name."""
+    """The kind of norm a module is, or None; other libraries' own norms are recognised by class name."""
     for kind, cls in _KINDS.items():
         if isinstance(module, cls):
             return kind
@@ -67,7 +67,7 @@ def kind_of(module: nn.Module) -> str | None:
 
 
 def layout_of(module: nn.Module) -> Layout:
-    """Where the channels are: second in maps (B, C, H, W), last in tokens."""
+    """The channel axis: second in maps (B, C, H, W), last in tokens."""
     if isinstance(module, LearnableScaler2d | nn.GroupNorm | nn.modules.batchnorm._BatchNorm):
         return "first"
     if getattr(module, "data_format", None) == "channels_first" or "2d" in type(module).__name__:
@@ -94,12 +94,14 @@ def width_of(module: nn.Module, name: str) -> int:
 
 def _block_of(name: str) -> str | None:
     """The path up to the last numbered container, such as "layers.0.blocks.1" of "layers.0.blocks.1.norm2"."""
-    steps = name.split(".")
-    numbered = [i for i, step in enumerate(steps) if step.isdigit() or re.fullmatch(r".*layer_?\d+", step)]
-    return ".".join(steps[: numbered[-1] + 1]) if numbered else None
+    pieces = name.split(".")
+    numbered = [
+        i for i, piece in enumerate(pieces) if piece.isdigit() or re.fullmatch(r".*layer_?\d+", piece)
+    ]
+    return ".".join(pieces[: numbered[-1] + 1]) if numbered else None
 
 
-def find_sites(model: nn.Module) -> list[Site]:
+def find_sites(model: nn.Module) -> list[NormSite]:
     """Every norm of a model, in the order of its modules; a norm that is shared is one site."""
     found = [(name, module) for name, module in model.named_modules() if kind_of(module) is not None]
     blocks: dict[str, int] = {}
@@ -108,11 +110,11 @@ def find_sites(model: nn.Module) -> list[Site]:
         block = _block_of(name)
         depth = None if block is None else blocks.setdefault(block, len(blocks))
         kind = kind_of(module) or ""
-        sites.append(Site(name, module, kind, width_of(module, name), layout_of(module), depth))
+        sites.append(NormSite(name, module, kind, width_of(module, name), layout_of(module), depth))
     return sites
 
 
-def _by_pattern(sites: list[Site], patterns: Iterable[str]) -> list[Site]:
+def _by_pattern(sites: list[NormSite], patterns: Iterable[str]) -> list[NormSite]:
     names = [site.name for site in sites]
     chosen: set[str] = set()
     for pattern in patterns:
@@ -125,11 +127,11 @@ def _by_pattern(sites: list[Site], patterns: Iterable[str]) -> list[Site]:
     return [site for site in sites if site.name in chosen]
 
 
-def choose_sites(sites: list[Site], only: Choice | None) -> list[Site]:
+def choose_sites(sites: list[NormSite], only: Choice | None) -> list[NormSite]:
     """The sites that `only` picks: all for None; a choice that picks nothing is an error.
 
     Args:
-        sites: What there is to choose from; not empty.
+        sites: The candidates; not empty.
         only: Shell patterns over names, a range of depths, or a function of a site.
     """
     if only is None:
@@ -139,12 +141,12 @@ def choose_sites(sites: list[Site], only: Choice | None) -> list[Site]:
     if isinstance(only, range):
         depths = sorted({site.depth for site in sites if site.depth is not None})
         chosen = [site for site in sites if site.depth in only]
-        told = f"only={only} holds no norm; the blocks with norms are {depths[:1]} to {depths[-1:]}"
+        problem = f"only={only} holds no norm; the blocks with norms are {depths[:1]} to {depths[-1:]}"
     elif callable(only):
         chosen = [site for site in sites if only(site)]
-        told = f"the function given as only= picks none of {len(sites)} norms"
+        problem = f"the function given as only= picks none of {len(sites)} norms"
     else:
         return _by_pattern(sites, only)
     if not chosen:
-        raise FathomsError(f"swap_norms: {told}; see fathoms.surgery.swap.sites.find_sites(model)")
+        raise FathomsError(f"swap_norms: {problem}; see fathoms.surgery.swap.sites.find_sites(model)")
     return chosen

@@ -1,4 +1,4 @@
-"""Swap the norms of a model for others, keeping as much of what it has learned as can be kept."""
+"""Swap the norms of a model: keep, reset or calibrate their learned scales and shifts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fathoms.surgery.replace import replace_module
 from fathoms.surgery.report import SwapReport, SwapRow
 from fathoms.surgery.swap.calibrate import fit, record_pairs, running_order
 from fathoms.surgery.swap.functional import functional_norms
-from fathoms.surgery.swap.new_norm import NewPart, build_part, carry
-from fathoms.surgery.swap.sites import Choice, Site, choose_sites, find_sites
+from fathoms.surgery.swap.new_norm import NewNorm, build_part, carry
+from fathoms.surgery.swap.sites import Choice, NormSite, choose_sites, find_sites
 
 WAYS = ("keep", "reset", "calibrate")
 
@@ -32,20 +32,20 @@ def swap_norms(
     calibrate: Any = None,
     how: str | None = None,
 ) -> SwapReport:
-    """Put the norm `to` in the place of a model's norms, in the model itself.
+    """Replace a model's norms by the norm `to`, in place.
 
-    "keep" carries each norm's learned scale and shift into the new part; a BatchNorm's running statistics
-    go along into a LearnableScaler, which makes that swap exact. "reset" starts the new parts afresh.
-    "calibrate" fits each new part to what the old norm put out on the batches.
+    "keep" copies each norm's learned scale and shift into the new one; a LearnableScaler also takes in a
+    BatchNorm's running statistics, which makes that swap exact. "reset" starts the new norms afresh.
+    "calibrate" fits each new norm to the old norm's outputs on the batches.
 
     Args:
         model: Any module, of fathoms or not.
         to: Name of a norm: see `fathoms parts norm`.
         only: Shell patterns over the names of modules, a range of block indices, or a function of a
-            `Site`; None takes every norm that is not a `to` already.
+            `NormSite`; None takes every norm that is not a `to` already.
         calibrate: A batch of images, or an iterable of batches. With how="keep" or "reset" they only
-            measure how far the output moves.
-        how: "keep", "reset" or "calibrate"; None calibrates where there are batches, and else keeps.
+            measure how much the output changes.
+        how: "keep", "reset" or "calibrate"; None calibrates if there are batches, and keeps otherwise.
 
     >>> from fathoms import create_model
     >>> vit = create_model("vit_digits", depth=2, num_classes=10)
@@ -79,8 +79,8 @@ def swap_norms(
     return SwapReport(how, rows, change, notes)
 
 
-def _sites(model: nn.Module, to: str, only: Choice | None, batches: list[Tensor] | None) -> list[Site]:
-    """The norms to be swapped; none at all is an error that says why."""
+def _sites(model: nn.Module, to: str, only: Choice | None, batches: list[Tensor] | None) -> list[NormSite]:
+    """The norms to be swapped; an error with the reason if there are none."""
     found = find_sites(model)
     sites = [site for site in found if site.kind != to]
     if sites:
@@ -104,15 +104,15 @@ def _functions(model: nn.Module, batches: list[Tensor] | None) -> dict[str, str]
     try:
         return functional_norms(model, batches[0] if batches else example_images(model, 1))
     except (FathomsError, RuntimeError, TypeError, ValueError):
-        # This look is for a better message only: a model that cannot be run here has no functions to show.
+        # This only improves an error message; a model that cannot be run here gets the plain one.
         return {}
 
 
-def _refuse_training_batchnorm(sites: list[Site]) -> None:
+def _refuse_training_batchnorm(sites: list[NormSite]) -> None:
     for site in sites:
         if site.kind == "batchnorm" and site.module.training:
             raise FathomsError(
-                f"{site.name}: a BatchNorm in training mode depends on the batch and is no fixed map; "
+                f"{site.name}: a BatchNorm in training mode depends on the batch and is not a fixed map; "
                 "call model.eval() first, or use how='reset'"
             )
 
@@ -120,14 +120,14 @@ def _refuse_training_batchnorm(sites: list[Site]) -> None:
 def _install_in_order(
     model: nn.Module,
     teacher: nn.Module,
-    sites: list[Site],
-    new: dict[str, NewPart],
+    sites: list[NormSite],
+    new: dict[str, NewNorm],
     batches: list[Tensor],
     fitted: bool,
 ) -> dict[str, float]:
-    """Swap site after site as they run, each fitted if asked for; what each misses on the batches.
+    """Swap the sites in the order in which they run, fitted if `fitted`; the error of each on the batches.
 
-    A site that fails leaves the model as it was.
+    A failure leaves the model unchanged.
     """
     originals = dict(teacher.named_modules())
     by_name = {site.name: site for site in sites}
@@ -137,7 +137,7 @@ def _install_in_order(
             site, part = by_name[name], new[name]
             modules = (originals[name], site.module)
             pairs = record_pairs(teacher, model, modules, batches, site.layout)
-            errors[name] = fit(part.part, pairs) if fitted else _missed(part, pairs)
+            errors[name] = fit(part.part, pairs) if fitted else _error_of(part, pairs)
             replace_module(model, site.module, part.module)
     except BaseException:
         for site in sites:
@@ -147,8 +147,8 @@ def _install_in_order(
 
 
 @torch.no_grad()
-def _missed(new: NewPart, pairs: list[tuple[Tensor, Tensor]]) -> float:
-    """What the new part, as it stands, misses of the old norm's output."""
+def _error_of(new: NewNorm, pairs: list[tuple[Tensor, Tensor]]) -> float:
+    """Relative error of the new norm, as it is, against the old norm's outputs."""
     part = copy.deepcopy(new.part).double()
     missed = sum(float((y - _on_rows(part, x)).square().sum()) for x, y in pairs)
     whole = sum(float(y.square().sum()) for _, y in pairs)
@@ -156,22 +156,22 @@ def _missed(new: NewPart, pairs: list[tuple[Tensor, Tensor]]) -> float:
 
 
 def _on_rows(part: nn.Module, x: Tensor) -> Tensor:
-    """A part on tokens (rows, channels), also one that is made for maps."""
+    """A norm applied to tokens (rows, channels), also one for maps."""
     if isinstance(part, LearnableScaler2d):
         return part(x[:, :, None, None])[:, :, 0, 0]
     return part(x)
 
 
-def _row(site: Site, to: str, new: NewPart, error: float | None) -> SwapRow:
+def _row(site: NormSite, to: str, new: NewNorm, error: float | None) -> SwapRow:
     counts = [sum(p.numel() for p in module.parameters()) for module in (site.module, new.part)]
     return SwapRow(site.name, type(site.module).__name__, to, (counts[0], counts[1]), error, new.note)
 
 
 def _after(model: nn.Module, to: str, batches: list[Tensor] | None) -> tuple[str, ...]:
-    """Bring a fathoms model's config up to date, and say what a swap of modules did not reach."""
+    """Update a fathoms model's config; the notes name what a swap of modules did not reach."""
     notes = []
     if isinstance(model, ViT) and not _follow(model, to):
-        notes.append("config: no ViTConfig describes this mixture; model.config still tells of the old norms")
+        notes.append("config: no ViTConfig describes this mixture; model.config still names the old norms")
     if batches is not None:
         for place, function in functional_norms(model, batches[0]).items():
             notes.append(f"{place or 'the model'} calls {function} as a function: not swapped")

@@ -1,4 +1,4 @@
-"""Swap norms gradually while a model is fine-tuned: each norm fades into its successor over many steps."""
+"""Swap norms gradually during fine-tuning: each norm fades into its successor over many updates."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fathoms.surgery.swap.swap import swap_norms
 
 
 class Tapered(nn.Module):
-    """A norm on its way out: y = (1 - t) old(x) + t new(x).
+    """A norm that fades into another: y = (1 - t) old(x) + t new(x).
 
-    `t` is a buffer, so that it is saved with the model, and a compiled model sees it change.
+    `t` is a buffer, so it is saved with the model, and a compiled model sees it change.
     """
 
     t: Tensor
@@ -29,19 +29,19 @@ class Tapered(nn.Module):
         self.register_buffer("t", torch.zeros((), device=tensor.device))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix what both make of x."""
+        """Interpolate between both outputs."""
         return torch.lerp(self.old(x).float(), self.new(x).float(), self.t.float()).to(x.dtype)
 
 
 class Taper:
-    """The norms of a model that fade into others, moved on by `step` once per training step.
+    """The norms of a model that fade into others; call `step` after every update.
 
-    After the last step only the new norms are left in the model, under the names of the old ones. Give
-    the optimiser the model's parameters after this is made: the new parts' are among them.
+    After the last call only the new norms are left in the model, under the names of the old ones. Create the
+    optimizer after this: the parameters of the new norms are among the model's.
 
     Args:
-        report: What will have been swapped.
-        steps: How many calls of `step` it takes.
+        report: The norms that are being swapped.
+        steps: Number of updates from all old to all new.
     """
 
     def __init__(self, model: nn.Module, pairs: list[Tapered], report: SwapReport, steps: int) -> None:
@@ -50,7 +50,7 @@ class Taper:
 
     @property
     def progress(self) -> float:
-        """How much of the way is behind, 0 to 1."""
+        """The weight of the new norms, 0 to 1."""
         return self.taken / self.steps
 
     @property
@@ -59,13 +59,15 @@ class Taper:
         return self.taken >= self.steps
 
     def step(self) -> float:
-        """Move every norm on by one step; the last step takes the old norms out. Gives the progress."""
+        """Advance every norm by one update; the last one removes the old norms. Returns the progress."""
         return self.resume(self.taken + 1)
 
     def resume(self, taken: int) -> float:
-        """Go to where a run stood after so many steps, when it goes on from a checkpoint."""
+        """Set the number of updates taken, when a run resumes from a checkpoint. Returns the progress."""
         if taken < 0:
-            raise FathomsError(f"taper: {taken} steps cannot have been taken; give 0 or more")
+            raise FathomsError(
+                f"taper: taken={taken} is negative; give the number of updates so far, 0 or more"
+            )
         if not self.done:
             self.taken = min(taken, self.steps)
             for pair in self.pairs:
@@ -85,12 +87,12 @@ def taper(
     calibrate: Any = None,
     how: str | None = None,
 ) -> Taper:
-    """Let a model's norms fade into `to` over `steps` training steps, in the model itself.
+    """Let a model's norms fade into `to` over `steps` updates, in place.
 
     Args:
         model: Any module.
-        steps: Calls of `step` from all old to all new.
-        to: As for `swap_norms`, like `only`, `calibrate` and `how`, which set where the new parts start.
+        steps: Number of updates from all old to all new.
+        to: As for `swap_norms`, like `only`, `calibrate` and `how`, which set the init of the new norms.
 
     >>> from fathoms import create_model
     >>> fading = taper(create_model("vit_digits", depth=1, num_classes=10), steps=100)

@@ -1,4 +1,4 @@
-"""Any chain of affine parts and linears, any order of fold and swap: the function stays what it was."""
+"""Fold and swap keep the function of any chain of affine parts and linears, in any order."""
 
 from __future__ import annotations
 
