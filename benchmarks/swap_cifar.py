@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.data import ArraySource
-from fathoms.evaluate.load import load_trained
+from fathoms.evaluate.load import load_run
 from fathoms.evaluate.loader import eval_loader
 from fathoms.evaluate.metrics import evaluate
 from fathoms.models.config import ViTConfig
@@ -108,7 +108,7 @@ def measure(bench: Bench, seed: int, base_epochs: int, lr: float) -> list[dict[s
     rows = []
     for to, how in ARMS:
         began = time.monotonic()
-        model = load_trained(str(base)).model.to(bench.world.device)
+        model = load_run(str(base)).model.to(bench.world.device)
         assert isinstance(model, ViT)
         row: dict[str, Any] = {"seed": seed, "to": to, "how": how, "before": bench.accuracy(model)}
         if how != "not swapped":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fathoms.errors import WeightsError
 from fathoms.models.config import ViTConfig
@@ -87,10 +88,15 @@ def build_for(config: ViTConfig, path: str | Path) -> ViT:
         raise WeightsError(f"{path}: holds {len(shapes)} tensors, too few for a model of {blocks} blocks")
     with torch.device("meta"):
         described = ViT(config)
+    check_size(described, held, path)
+    return ViT(config)
+
+
+def check_size(described: nn.Module, held: int, path: str | Path) -> None:
+    """Refuse a model, built without memory on the meta device, that is far larger than its weights file."""
     needed = sum(value.numel() for value in [*described.parameters(), *described.buffers()])
     if needed > 2 * held + _ROOM:
         raise WeightsError(
             f"{path}: holds {held:,} numbers, but the config describes a model of {needed:,}; "
             "they do not belong together"
         )
-    return ViT(config)

@@ -41,7 +41,7 @@ CONTENTS = {
     "deep": (deep(1500), "nested too deeply"),
     "double": ({"a.b": torch.ones(1), "a": {"b": torch.ones(2)}}, "is the name of two things"),
     "metadata": ({"__metadata__": torch.ones(1)}, "is the name of two things"),
-    "sparse": ({"w": torch.eye(3).to_sparse()}, "is no plain tensor"),
+    "sparse": ({"w": torch.eye(3).to_sparse()}, "is not a plain tensor"),
     "meta": ({"w": torch.empty(10**6, 10**6, device="meta")}, ""),
     "nothing": ({}, "it holds no tensors"),
     "numbers": ({"epoch": 10**5000}, ""),
