@@ -102,7 +102,7 @@ def run(args: Args) -> int:
 
 def table(rows: list[Prediction]) -> str:
     """A line for each image: its classes with their probabilities, or why it could not be read."""
-    from fathoms.surgery.report import aligned
+    from fathoms.text_table import aligned
 
     width = max((len(row.classes) for row in rows), default=0) or 1
     lines = []
