@@ -20,7 +20,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any, Literal
 
-from fathoms.errors import FathomsError
+from fathoms.errors import FathomsError, reason
 from fathoms.registry import check_name
 
 # A recipe or a config is a page of text. A megabyte is a mistake or an attack.
@@ -68,7 +68,7 @@ def read_toml(path: str | Path, error: type[FathomsError]) -> dict[str, Any]:
         _check_dots(text)
         return tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as fault:
-        raise error(f"{path}: no readable TOML ({_reason(fault)}); mend the file") from fault
+        raise error(f"{path}: no readable TOML ({reason(fault)}); mend the file") from fault
 
 
 def _check_dots(text: str) -> None:
@@ -85,7 +85,7 @@ def read_json(path: str | Path, error: type[FathomsError], most: int = MAX_JSON)
     try:
         value = json.loads(read_plain(path, most).decode("utf-8"), parse_constant=_no_constant)
     except (OSError, ValueError, RecursionError) as fault:
-        raise error(f"{path}: not readable as JSON ({_reason(fault)}); make it again") from fault
+        raise error(f"{path}: not readable as JSON ({reason(fault)}); make it again") from fault
     if not isinstance(value, dict):
         raise error(f"{path}: a JSON object is expected; make it again")
     return value
@@ -113,7 +113,7 @@ def read_names(path: str | Path, error: type[FathomsError] = FathomsError) -> tu
         text = read_plain(path, MAX_CLASSES * MAX_NAME).decode("utf-8")
     except (OSError, ValueError) as fault:
         raise error(
-            f"{path}: no readable list of names ({_reason(fault)}); give one a line, in UTF-8"
+            f"{path}: no readable list of names ({reason(fault)}); give one a line, in UTF-8"
         ) from fault
     lines = (line.strip(" \t\r") for line in text.split("\n"))
     return check_names([line for line in lines if line], str(path), error)
@@ -121,14 +121,6 @@ def read_names(path: str | Path, error: type[FathomsError] = FathomsError) -> tu
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
-
-
-def _reason(fault: BaseException) -> str:
-    if isinstance(fault, RecursionError):
-        return "nested too deeply"
-    if isinstance(fault, OSError):
-        return fault.strerror or type(fault).__name__
-    return " ".join(str(fault).split())[:160]
 
 
 @functools.cache

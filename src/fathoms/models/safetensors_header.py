@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fathoms.errors import WeightsError
+from fathoms.errors import WeightsError, reason
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 
@@ -49,12 +49,11 @@ def check_header(path: Path, name: str) -> dict[str, tuple[int, ...]]:
         entries = {key: value for key, value in header.items() if key != "__metadata__"}
         return {key: _shape(value) for key, value in entries.items()}
     except (ValueError, RecursionError) as error:
-        reason = "its header is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise _unreadable(name, " ".join(reason.split())[:160]) from error
+        raise _unreadable(name, reason(error)) from error
 
 
-def _unreadable(name: str, reason: str) -> WeightsError:
-    return WeightsError(f"{name}: not a readable safetensors file ({reason}); fetch it again")
+def _unreadable(name: str, why: str) -> WeightsError:
+    return WeightsError(f"{name}: not a readable safetensors file ({why}); fetch it again")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fathoms.atomic import replacing
-from fathoms.errors import WeightsError
+from fathoms.errors import WeightsError, reason
 from fathoms.models import hub
 from fathoms.models.safetensors_header import check_header
 from fathoms.models.timm_names import State, from_timm, layout_of, resize_positions, to_timm, unwrap
@@ -46,8 +46,9 @@ def read_tensors(path: Path, name: str) -> State:
     try:
         return load_file(path)
     except (safetensors.SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise WeightsError(f"{name}: not a readable safetensors file ({reason}); fetch it again") from error
+        raise WeightsError(
+            f"{name}: not a readable safetensors file ({reason(error)}); fetch it again"
+        ) from error
 
 
 def _read(source: str | Path | Mapping[str, object]) -> tuple[str, Mapping[str, object]]:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
+from fathoms.models.hooks import hooked
 from fathoms.models.inference_mode import in_inference
 from fathoms.models.vit import ViT
 from fathoms.parts.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
@@ -65,12 +66,8 @@ def attention_maps(model: nn.Module, images: Float[Tensor, "B C H W"]) -> Float[
 
     kinds = (ClassAttention, SelfAttention)
     handles = [m.register_forward_pre_hook(keep) for m in model.modules() if isinstance(m, kinds)]
-    try:
-        with in_inference(model):
-            model(images)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(*handles), in_inference(model):
+        model(images)
     if reads:
         maps = torch.stack(reads).mean(0)
     elif blocks:
