@@ -38,7 +38,7 @@ def test_int8_that_costs_too_much_is_not_written(digits_run, tmp_path):
     source = digit_sources()[1]
     from fathoms.evaluate.loader import eval_loader
 
-    loader = eval_loader(source, 8, 64, **Preprocessing().to_dict())
+    loader = eval_loader(source, 8, 64, Preprocessing())
     judge = Judge("digits", lambda: loader.epoch(0), 10, max_drop=-101.0)
     with pytest.raises(FathomsError, match="int8 takes top1 on digits from .* nothing was written"):
         export_model(model, tmp_path / "m.onnx", int8=judge)

@@ -122,7 +122,7 @@ def judge(args: Args, loaded: LoadedModel) -> Judge:
 
     assert args.int8 is not None
     source = open_held_out(args.int8, None)
-    loader = eval_loader(source, loaded.image_size, 32, **loaded.preprocessing.to_dict())
+    loader = eval_loader(source, loaded.image_size, 32, loaded.preprocessing)
     labels = None if loaded.classes is None else match_classes(source.classes, loaded.classes, args.int8)
     drop = {} if args.max_drop is None else {"max_drop": args.max_drop}
     return Judge(args.int8, lambda: loader.epoch(0), len(source.classes), labels, **drop)

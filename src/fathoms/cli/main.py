@@ -99,7 +99,8 @@ def command() -> NoReturn:
     """Entry point of the process that a shell or a launcher starts."""
     try:
         code = main()
-    except Exception as error:
+    # As the interpreter would, and then leave the other ranks in order.
+    except Exception as error:  # noqa: BLE001
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     # Ranks can have been joined only if the module has been imported.

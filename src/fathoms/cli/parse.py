@@ -20,11 +20,14 @@ from fathoms.cli.parse_errors import one_line
 from fathoms.errors import FathomsError
 from fathoms.models.config import ViTConfig
 
+# tyro's type of what `tyro.conf.arg` returns.
+_ARG = type(tyro.conf.arg())
+
 
 def parse(module: ModuleType, name: str, words: Sequence[str]) -> Any:
     """The `Args` of a command module from the words after the command; a mistake raises FathomsError."""
     summary = (module.__doc__ or "").strip()
-    spell_unions(module.Args)
+    annotate(module.Args)
 
     spelled = spell_out(words, module.Args, getattr(module, "ALIASES", {}))
 
@@ -65,21 +68,29 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def spell_unions(cls: type) -> None:
-    """Write every `X | None` of a dataclass as typing's Union with None first, in nested dataclasses too.
+def annotate(cls: type) -> None:
+    """Rewrite the annotations of a dataclass for tyro, in nested dataclasses too.
 
-    tyro resolves a Union itself. For `X | None`, or where X comes before None, it loads a type checker, which
-    takes a fifth of the time allowed for --help.
+    `X | None` becomes typing's Union with None first, which tyro resolves itself; otherwise it loads a type
+    checker, which takes a fifth of the time allowed for --help. A default of None is not shown, since the help
+    text says what it stands for, and a positional argument is shown under its name.
     """
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     for name, hint in typing.get_type_hints(cls, include_extras=True).items():
-        plain, extras = (hint.__origin__, hint.__metadata__) if hasattr(hint, "__metadata__") else (hint, ())
-        if dataclasses.is_dataclass(plain):
-            spell_unions(typing.cast(type, plain))
-        options = typing.get_args(plain)
+        kind, extras = (hint.__origin__, hint.__metadata__) if hasattr(hint, "__metadata__") else (hint, ())
+        if dataclasses.is_dataclass(kind):
+            annotate(typing.cast(type, kind))
+            continue
+        options = typing.get_args(kind)
         if type(None) in options:
-            made, noted = typing.cast(Any, Union), typing.cast(Any, Annotated)
-            union = made[(None, *(option for option in options if option is not type(None)))]
-            cls.__annotations__[name] = noted[(union, *extras)] if extras else union
+            kind = typing.cast(Any, Union)[
+                (None, *(option for option in options if option is not type(None)))
+            ]
+        if not any(isinstance(extra, _ARG) for extra in extras):
+            metavar = name.upper() if tyro.conf.Positional in extras else None
+            hint_text = "" if defaults[name] is None else None
+            extras = (*extras, tyro.conf.arg(metavar=metavar, help_behavior_hint=hint_text))
+        cls.__annotations__[name] = typing.cast(Any, Annotated)[(kind, *extras)]
 
 
 def optional(cls: type, name: str, doc: str) -> Any:

@@ -53,7 +53,7 @@ class Args:
     interpolation: Literal["bilinear", "bicubic"] | None = None
     """Filter of the resize; default: the recipe's."""
     use_ema: bool = True
-    """Use the averaged (EMA) weights where there are any."""
+    """Prefer the averaged (EMA) weights; --no-use-ema takes the plain ones."""
     robustness: tuple[str, ...] = ()
     """Further data sets to evaluate."""
     real_labels: str | None = None
@@ -132,10 +132,7 @@ def make_loader(args: Args, loaded: Any, source: Any, world: Any) -> Any:
         source,
         loaded.image_size,
         args.batch_size,
-        crop_pct=preprocessing.crop_pct,
-        interpolation=preprocessing.interpolation,
-        mean=preprocessing.mean,
-        std=preprocessing.std,
+        preprocessing,
         workers=args.workers,
         device=world.device,
         share=(world.rank, world.size),

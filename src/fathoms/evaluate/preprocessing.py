@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 from fathoms.data import IMAGENET_MEAN, IMAGENET_STD
 from fathoms.errors import ConfigError
-from fathoms.evaluate.loader import FILE_CROP
 from fathoms.reading import check_choices, check_types
+
+FILE_CROP = 0.9
+"""Default share of each side of an image file that the centre crop keeps."""
 
 
 @dataclass(frozen=True)
