@@ -24,7 +24,7 @@ from fathoms import ViT, ViTConfig
 from fathoms.data import choose_decoder, open_source
 from fathoms.data.tools.manifest import verify_manifest
 from fathoms.report.page import render
-from fathoms.report.read import read_run
+from fathoms.report.run_files import read_run
 from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.checkpoint.migrate import GUARD_COUNTS
 from fathoms.train.recipe.files import read_recipe, recipe_names, recipe_options

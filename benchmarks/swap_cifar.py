@@ -24,9 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.data import ArraySource
-from fathoms.evaluate.load import load_trained
+from fathoms.evaluate.load import load_run
 from fathoms.evaluate.loader import eval_loader
 from fathoms.evaluate.metrics import evaluate
+from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 from fathoms.models.weights import save_weights
@@ -67,9 +68,9 @@ class Bench:
     def views(self, source: ArraySource, batch: int) -> Any:
         """A split as evaluation sees it, on the device."""
         recipe = self.recipe
-        look = {"crop_pct": recipe.crop_pct, "interpolation": recipe.interpolation}
-        look |= {"mean": recipe.mean, "std": recipe.std, "device": self.world.device}
-        return eval_loader(source, self.config.image_size, batch, **look).epoch(0)  # pyrefly: ignore
+        preprocessing = Preprocessing.of(recipe.to_dict())
+        loader = eval_loader(source, self.config.image_size, batch, preprocessing, device=self.world.device)
+        return loader.epoch(0)
 
     def accuracy(self, model: nn.Module) -> float:
         """Percent right of the test images, in the precision of training."""
@@ -108,7 +109,7 @@ def measure(bench: Bench, seed: int, base_epochs: int, lr: float) -> list[dict[s
     rows = []
     for to, how in ARMS:
         began = time.monotonic()
-        model = load_trained(str(base)).model.to(bench.world.device)
+        model = load_run(str(base)).model.to(bench.world.device)
         assert isinstance(model, ViT)
         row: dict[str, Any] = {"seed": seed, "to": to, "how": how, "before": bench.accuracy(model)}
         if how != "not swapped":

@@ -18,6 +18,17 @@ def _same_numbers():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory):
+    """One block, trained on the digits for a moment."""
+    from fathoms.cli.main import main
+
+    output = tmp_path_factory.mktemp("runs")
+    words = ["--epochs", "3", "--depth", "1", "--lr", "3e-3", "--warmup-epochs", "0", "--device", "cpu"]
+    assert main(["train", "--output", str(output), "--experiment", "digits", *words]) == 0
+    return output / "digits"
+
+
 @pytest.fixture(scope="module")
 def report(request):
     """What the test's own file prints as a script, with Triton's interpreter on from the first import."""

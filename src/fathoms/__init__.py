@@ -1,6 +1,6 @@
-"""fathoms: build, train, compare, understand and ship deep Vision Transformers.
+"""fathoms: build, train, understand and ship deep Vision Transformers.
 
-Names are imported when first used, so that `import fathoms` and the command line stay quick.
+Names are imported on first use, so that `import fathoms` and the command line start quickly.
 """
 
 from __future__ import annotations
@@ -11,37 +11,24 @@ from typing import TYPE_CHECKING, Any
 from fathoms.errors import FathomsError
 
 if TYPE_CHECKING:
-    from fathoms import parts
-    from fathoms.models.config import ViTConfig
-    from fathoms.models.param_groups import param_groups
-    from fathoms.models.vit import ViT
-    from fathoms.models.weights import load_weights, save_weights
-    from fathoms.models.zoo import create_model, list_models
-    from fathoms.probes.signal import probe
-    from fathoms.surgery.accelerate.accelerate import accelerate
-    from fathoms.surgery.fold.fold import fold
-    from fathoms.surgery.swap.swap import swap_norms
-    from fathoms.surgery.swap.taper import taper
+    from fathoms import parts as parts
+    from fathoms.evaluate.load import load_run as load_run
+    from fathoms.models.config import ViTConfig as ViTConfig
+    from fathoms.models.param_groups import param_groups as param_groups
+    from fathoms.models.vit import ViT as ViT
+    from fathoms.models.weights import load_weights as load_weights
+    from fathoms.models.weights import save_weights as save_weights
+    from fathoms.models.zoo import create_model as create_model
+    from fathoms.models.zoo import list_models as list_models
+    from fathoms.probes.signal import probe as probe
+    from fathoms.surgery.accelerate.accelerate import accelerate as accelerate
+    from fathoms.surgery.fold.fold import fold as fold
+    from fathoms.surgery.swap.swap import swap_norms as swap_norms
+    from fathoms.surgery.swap.taper import taper as taper
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "FathomsError",
-    "ViT",
-    "ViTConfig",
-    "accelerate",
-    "create_model",
-    "fold",
-    "list_models",
-    "load_weights",
-    "param_groups",
-    "parts",
-    "probe",
-    "save_weights",
-    "swap_norms",
-    "taper",
-]
-
+# The module of each public name. The imports above say the same to type checkers.
 _HOMES = {
     "ViT": "fathoms.models.vit",
     "ViTConfig": "fathoms.models.config",
@@ -49,6 +36,7 @@ _HOMES = {
     "create_model": "fathoms.models.zoo",
     "fold": "fathoms.surgery.fold.fold",
     "list_models": "fathoms.models.zoo",
+    "load_run": "fathoms.evaluate.load",
     "load_weights": "fathoms.models.weights",
     "param_groups": "fathoms.models.param_groups",
     "probe": "fathoms.probes.signal",
@@ -56,6 +44,8 @@ _HOMES = {
     "swap_norms": "fathoms.surgery.swap.swap",
     "taper": "fathoms.surgery.swap.taper",
 }
+
+__all__ = ["FathomsError", "parts", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

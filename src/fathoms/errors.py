@@ -1,15 +1,15 @@
-"""Errors a user can cause. Each message is one line: where, what is wrong, what to do."""
+"""Errors that a user can cause. Each message is one line: where, what is wrong, what to do."""
 
 from __future__ import annotations
 
-# A name out of a file may be as long as the file; an error is still one line that a person can read.
+# A name out of a file may be as long as the file; an error is still one readable line.
 MAX_MESSAGE = 2000
 
 
 def printable(text: str) -> str:
-    r"""A text that is safe to print: what is not a visible character is written as its escape.
+    r"""Text that is safe to print: characters that are not printable are written as escapes.
 
-    Names of classes, files and tensors come from strangers. Printed raw they could move the cursor, recolour
+    Names of classes, files and tensors are untrusted. Printed raw they could move the cursor, recolour
     the terminal, forge a line of a log, or stop the print with an undecodable byte.
 
     >>> printable("cat\x1b[2J\n")
@@ -22,8 +22,23 @@ def printable(text: str) -> str:
     )
 
 
+def reason(error: BaseException, most: int = 160) -> str:
+    r"""The reason of an exception on one line of at most `most` characters, for use inside a message.
+
+    >>> reason(ValueError("no\n  such key"))
+    'no such key'
+    >>> reason(FileNotFoundError(2, "No such file or directory", "a.txt"))
+    'No such file or directory'
+    """
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split())[:most] or type(error).__name__
+
+
 class FathomsError(Exception):
-    """Something the caller can put right; the message says how, on one printable line."""
+    """An error that the caller can correct; the message says how, on one printable line."""
 
     def __init__(self, message: str = "") -> None:
         line = printable(message[: MAX_MESSAGE + 1])
@@ -31,7 +46,7 @@ class FathomsError(Exception):
 
 
 class UnknownNameError(FathomsError):
-    """A name that is in no registry."""
+    """A name that is not in its registry."""
 
 
 class ConfigError(FathomsError):
@@ -47,4 +62,4 @@ class WeightsError(FathomsError):
 
 
 class BackendError(FathomsError):
-    """A kernel that was asked for by name and cannot run here."""
+    """A kernel that was requested by name and cannot run here."""

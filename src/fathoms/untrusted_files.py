@@ -16,7 +16,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-from fathoms.errors import FathomsError
+from fathoms.errors import FathomsError, reason
 
 # A recipe or a config is a page of text. A megabyte is a mistake or an attack.
 MAX_TOML = 1 << 20
@@ -60,7 +60,7 @@ def read_toml(path: str | Path, error: type[FathomsError]) -> dict[str, Any]:
         _check_dots(text)
         return tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as fault:
-        raise error(f"{path}: not readable as TOML ({_reason(fault)}); correct the file") from fault
+        raise error(f"{path}: not readable as TOML ({reason(fault)}); correct the file") from fault
 
 
 def _check_dots(text: str) -> None:
@@ -77,7 +77,7 @@ def read_json(path: str | Path, error: type[FathomsError], most: int = MAX_JSON)
     try:
         value = json.loads(read_plain(path, most).decode("utf-8"), parse_constant=_no_constant)
     except (OSError, ValueError, RecursionError) as fault:
-        raise error(f"{path}: not readable as JSON ({_reason(fault)}); create it again") from fault
+        raise error(f"{path}: not readable as JSON ({reason(fault)}); create it again") from fault
     if not isinstance(value, dict):
         raise error(f"{path}: a JSON object is expected; create it again")
     return value
@@ -105,7 +105,7 @@ def read_names(path: str | Path, error: type[FathomsError] = FathomsError) -> tu
         text = read_plain(path, MAX_CLASSES * MAX_NAME).decode("utf-8")
     except (OSError, ValueError) as fault:
         raise error(
-            f"{path}: not readable as a list of names ({_reason(fault)}); write one per line, in UTF-8"
+            f"{path}: not readable as a list of names ({reason(fault)}); write one per line, in UTF-8"
         ) from fault
     lines = (line.strip(" \t\r") for line in text.split("\n"))
     return check_names([line for line in lines if line], str(path), error)
@@ -113,11 +113,3 @@ def read_names(path: str | Path, error: type[FathomsError] = FathomsError) -> tu
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-def _reason(fault: BaseException) -> str:
-    if isinstance(fault, RecursionError):
-        return "nested too deeply"
-    if isinstance(fault, OSError):
-        return fault.strerror or type(fault).__name__
-    return " ".join(str(fault).split())[:160]

@@ -11,7 +11,7 @@ from torch import nn
 from fathoms import FathomsError
 from fathoms.data import Batch
 from fathoms.evaluate.metrics import FewerChannels, Tally, evaluate
-from fathoms.evaluate.robustness import match_classes, picture_number, read_real
+from fathoms.evaluate.robustness import image_number, match_classes, read_real
 
 
 class Fixed(nn.Module):
@@ -53,11 +53,11 @@ def test_numbers_agree_with_a_count_by_hand():
     assert told.calibration_error == pytest.approx(100 * error, rel=1e-4)
 
 
-def test_a_picture_that_could_not_be_read_is_counted_apart():
+def test_an_image_that_could_not_be_read_is_counted_apart():
     logits = torch.eye(3)
     told = evaluate(Fixed(), batches(logits, torch.tensor([0, -1, 1])), 3)
     assert (told.images, told.skipped, told.top1) == (2, 1, 50.0)
-    with pytest.raises(FathomsError, match="no picture could be read"):
+    with pytest.raises(FathomsError, match="no image could be read"):
         evaluate(Fixed(), batches(logits, torch.tensor([-1, -1, -1])), 3)
 
 
@@ -102,20 +102,20 @@ def test_classes_are_matched_by_name_by_number_or_refused():
     assert match_classes(["n10", "n01"], wordnet, "imagenet-r") == [2, 0]
     assert match_classes(["0", "1", "2"], wordnet, "imagenetv2") == [0, 1, 2]
     assert match_classes(["10", "2"], [f"n{i}" for i in range(11)], "imagenetv2") == [10, 2]
-    with pytest.raises(FathomsError, match="imagenet-a: the model knows no class 'n03'; the nearest is 'n"):
+    with pytest.raises(FathomsError, match="imagenet-a: the model has no class 'n03'; the nearest is 'n"):
         match_classes(["n03"], wordnet, "imagenet-a")
-    with pytest.raises(FathomsError, match="knows no class '7'"):
+    with pytest.raises(FathomsError, match="has no class '7'"):
         match_classes(["7"], wordnet, "imagenetv2")
 
 
-def test_real_labels_are_read_by_picture_number(tmp_path):
+def test_real_labels_are_read_by_image_number(tmp_path):
     path = tmp_path / "real.json"
     path.write_text(json.dumps([[3], [], [1, 2]]))
     assert read_real(path) == {1: (3,), 3: (1, 2)}
-    assert picture_number("val/n01/ILSVRC2012_val_00000003.JPEG") == 3
+    assert image_number("val/n01/ILSVRC2012_val_00000003.JPEG") == 3
     for bad in ("{}", "[1]", '[["a"]]', "["):
         path.write_text(bad)
         with pytest.raises(FathomsError, match="ReaL"):
             read_real(path)
-    with pytest.raises(FathomsError, match="no number at the end"):
-        picture_number("cat.jpg")
+    with pytest.raises(FathomsError, match="ReaL labels need a number at the end"):
+        image_number("cat.jpg")

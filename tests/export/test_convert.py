@@ -73,7 +73,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path):
     ("source", "target", "message"),
     [
         ("no.pth", "x.safetensors", "no such file"),
-        ("x.safetensors", "y.safetensors", "safetensors file already"),
+        ("x.safetensors", "y.safetensors", "already a safetensors file"),
         ("x.pth", "x.bin", "written as .safetensors; change the ending"),
         ("x.pth", "no/x.safetensors", "the folder does not exist"),
     ],
@@ -87,7 +87,7 @@ def test_mistakes_are_said_before_anything_is_opened(tmp_path, source, target, m
 
 def test_junk_is_no_checkpoint_and_the_process_has_no_network_and_a_limit(tmp_path):
     (tmp_path / "junk.pth").write_bytes(b"hello")
-    with pytest.raises(FathomsError, match="it is no readable checkpoint"):
+    with pytest.raises(FathomsError, match="it is not a readable checkpoint"):
         convert(tmp_path / "junk.pth", tmp_path / "junk.safetensors")
     code = (
         "import resource, socket; from fathoms.export import unpickle; unpickle.cut_network(); "
@@ -95,4 +95,4 @@ def test_junk_is_no_checkpoint_and_the_process_has_no_network_and_a_limit(tmp_pa
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "1000\n"
-    assert "no network while a stranger's file is open" in done.stderr
+    assert "no network while an untrusted file is open" in done.stderr

@@ -97,10 +97,10 @@ def test_a_folded_scaler_network_is_saved_with_the_config_that_rebuilds_it(tmp_p
         ({"path": "m.onx"}, "a onnx file ends in .onnx; change the name"),
         ({"format": "onxx"}, "no format is called 'onxx'; did you mean 'onnx'"),
         ({"path": "no/m.onnx"}, "the folder does not exist"),
-        ({"opset": 9}, "opset 9 is not offered; use 18 to 23"),
+        ({"opset": 9}, "--opset 9 is not supported; use 18 to 23"),
         (
             {"path": "m.pt2", "format": "torch-export", "opset": 18},
-            "opset is for onnx only, not for torch-export; leave it out",
+            "--opset is for --format onnx only, not for torch-export; leave it out",
         ),
         (
             {"path": "m.safetensors", "format": "safetensors", "folded": True},

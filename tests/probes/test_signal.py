@@ -70,7 +70,7 @@ def test_the_model_is_left_as_it_was():
 def test_labels_are_optional_and_foreign_models_refused():
     images, _ = batch()
     assert fathoms.probe(vit(), images) == fathoms.probe(vit(), images)
-    with pytest.raises(FathomsError, match="Linear has no fathoms blocks inside"):
+    with pytest.raises(FathomsError, match="Linear has no fathoms blocks; give a fathoms model"):
         fathoms.probe(torch.nn.Linear(3, 3), images)
 
 

@@ -1,1 +1,1 @@
-"""The command line: one file per command, none of which imports torch before it has work to do."""
+"""The command line: one file per command."""

@@ -1,6 +1,6 @@
-"""Turn a .pth file from somebody else into safetensors, and say what is inside.
+"""Convert an untrusted .pth file to safetensors, and list its contents.
 
-The file is opened in another process, weights-only, with limits on memory, time and size; one that wants to
+The file is opened in another process, weights-only, with limits on memory, time and size; a file that would
 run code is refused.
 """
 
@@ -22,36 +22,35 @@ fathoms convert checkpoint.pth ema.safetensors --key model_ema
 
 @dataclass(frozen=True)
 class Args:
-    """What to convert, and under which limits."""
+    """Files and limits."""
 
     source: tyro.conf.Positional[Path]
     """A .pth, .pt or .bin file."""
     target: tyro.conf.Positional[Path]
     """The .safetensors file to write."""
     key: str = ""
-    """Which entry of the checkpoint to take; found by itself where it is called model or state_dict."""
+    """Entry of the checkpoint to take; default: model or state_dict, where there is one."""
     max_gb: float = 16.0
-    """Most gigabytes the contents may take."""
+    """Limit on the size of the contents, in GB."""
     seconds: int = 300
-    """Most seconds of processor time."""
+    """Limit on CPU time, in seconds."""
     json: bool = False
     """Print one JSON object."""
 
 
 def run(args: Args) -> int:
-    """Convert, then print what was found."""
+    """Convert, and print the contents."""
     from fathoms.export.convert import convert
 
-    told = convert(args.source, args.target, key=args.key, max_gb=args.max_gb, seconds=args.seconds)
+    converted = convert(args.source, args.target, key=args.key, max_gb=args.max_gb, seconds=args.seconds)
     if args.json:
-        print(json_format.dumps(asdict(told)))
+        print(json_format.dumps(asdict(converted)))
         return 0
-    place = f" under {told.taken!r}" if told.taken else ""
-    lines = [
-        f"{args.source}: {told.tensors} tensors{place}, {told.parameters:,} numbers, {', '.join(told.dtypes)}"
-    ]
-    lines += [f"  holds {line}" for line in told.top]
-    lines += [f"  left out {line}" for line in told.left_out]
-    for line in [*lines, f"written to {told.target}"]:
+    place = f" under {converted.taken!r}" if converted.taken else ""
+    counts = f"{converted.tensors} tensors{place}, {converted.parameters:,} numbers"
+    lines = [f"{args.source}: {counts}, {', '.join(converted.dtypes)}"]
+    lines += [f"  holds {line}" for line in converted.top]
+    lines += [f"  left out {line}" for line in converted.left_out]
+    for line in [*lines, f"written to {converted.target}"]:
         print(printable(line))
     return 0

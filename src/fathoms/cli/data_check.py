@@ -5,7 +5,6 @@ Exit status: 0 nothing bad, 1 bad files were found, 2 the check could not run.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +47,7 @@ class Args:
 
 def run(args: Args) -> int:
     """Check, print, write the manifest; 1 if a file is bad."""
+    from fathoms.cli.progress import progress_bar
     from fathoms.data import ArraySource, list_splits, open_source
     from fathoms.data.tools.check import check_sources
     from fathoms.data.tools.manifest import default_manifest
@@ -75,21 +75,6 @@ def run(args: Args) -> int:
     if args.json:
         print(json.dumps(result))
     return 1 if report.bad or damaged else 0
-
-
-@contextlib.contextmanager
-def progress_bar(title: str, total: int) -> Any:
-    """A progress bar on a terminal, nothing elsewhere; yields a function that takes the count so far."""
-    import sys
-
-    from rich.console import Console
-    from rich.progress import Progress
-
-    # Progress goes to standard error, so that standard output holds only results.
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda done: bar.update(task, completed=done)
 
 
 def _facts(source: Source | ArraySource, bad: list[list[str]]) -> dict[str, Any]:

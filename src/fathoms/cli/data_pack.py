@@ -45,7 +45,7 @@ class Args:
 
 def run(args: Args) -> int:
     """Pack every split; 1 if files had to be left out."""
-    from fathoms.cli.data_check import progress_bar
+    from fathoms.cli.progress import progress_bar
     from fathoms.data import ArraySource, DataError, list_splits, open_source
     from fathoms.data.tools.pack import PackOptions, pack_split, write_index
     from fathoms.data.workers.threads import available_cores

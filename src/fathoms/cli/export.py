@@ -1,7 +1,7 @@
-"""Write a model for use elsewhere: ONNX, torch.export, safetensors or timm's names.
+"""Export a model: ONNX, torch.export, safetensors or timm's parameter names.
 
-The batch stays free. What was written is run at batch 1 and 5 and compared with the original before it gets
-its name. A card lies beside it: config, recipe and metrics of its run, how pictures are prepared, class names.
+The batch size stays dynamic. The file is run at batch sizes 1 and 5 and compared with the original; one that
+differs is not kept. A card is written next to it: config, recipe, metrics, preprocessing, class names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fathoms.cli.parse import Switches, given
 from fathoms.errors import FathomsError, printable
 
 if TYPE_CHECKING:
-    from fathoms.evaluate.load import Trained
+    from fathoms.evaluate.load import LoadedModel
     from fathoms.export.export import Exported
     from fathoms.export.quantise import Judge
 
@@ -31,90 +31,90 @@ fathoms export runs/NAME --format safetensors --push OWNER/NAME
 
 @dataclass(frozen=True)
 class Args:
-    """What to export, and as what."""
+    """Model and format."""
 
     checkpoint: tyro.conf.Positional[str]
     """A run folder, a checkpoint folder, a weights file, or OWNER/NAME[@REVISION] on the Hub."""
     model: str | None = None
-    """Name of the model; without it, what the run or the card beside the weights says."""
+    """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
     format: Literal["onnx", "torch-export", "safetensors", "timm"] = "onnx"
-    """What to write."""
+    """Format of the file; timm: safetensors with timm's parameter names."""
     output: Path | None = None
-    """Where to; without it, into the run folder, or beside the weights, with the ending of the format."""
+    """File to write; default: model.onnx, .pt2 or .safetensors in the run folder or next to the weights."""
     fold: bool = False
     """Fold scales and shifts into the matrices first."""
     opset: int | None = None
-    """Version of ONNX's operators; without it 18."""
+    """ONNX opset; default 18."""
     int8: str | None = None
-    """Round ONNX's matrices to eight bits, and show the accuracy before and after on this data."""
+    """Quantise the matrices of an ONNX file to int8, and report the accuracy on this data before and after."""
     max_drop: float | None = None
-    """Points of accuracy that --int8 may cost, else nothing is written; without it 1."""
+    """Largest loss of top-1 accuracy that --int8 may cost, in percentage points; default 1."""
     push: str | None = None
-    """Then upload it with its card to this repository of the Hub, OWNER/NAME."""
+    """Upload it with its card to this Hub repository, OWNER/NAME."""
     visibility: Literal["private", "public"] | None = None
-    """Who sees a repository that --push makes; without it private."""
+    """Visibility of a repository that --push creates; default private."""
     json: bool = False
     """Print one JSON object."""
     switches: Switches = field(default_factory=Switches)
 
 
 def run(args: Args) -> int:
-    """Load, export, push if asked to, and print what came of it."""
+    """Load, export, push if requested, and print the result."""
     for name, needed in {"max_drop": "int8", "visibility": "push"}.items():
         if getattr(args, name) is not None and getattr(args, needed) is None:
-            raise FathomsError(f"--{name.replace('_', '-')} belongs to --{needed}; give both or neither")
-    from fathoms.evaluate.load import load_trained
+            raise FathomsError(f"--{name.replace('_', '-')} needs --{needed}; give both or neither")
+    from fathoms.evaluate.load import load_run
     from fathoms.export.export import FORMATS, export_model
     from fathoms.export.publish import publish
 
-    trained = load_trained(args.checkpoint, args.model, **given(args.switches))
-    target = args.output or default_output(args.checkpoint, trained, FORMATS[args.format])
-    if target.resolve() == Path(trained.source).resolve():
+    loaded = load_run(args.checkpoint, args.model, **given(args.switches))
+    target = args.output or default_output(args.checkpoint, loaded, FORMATS[args.format])
+    if target.resolve() == Path(loaded.source).resolve():
         raise FathomsError(f"{target}: this would overwrite the checkpoint; give another --output")
-    told = export_model(
-        trained.model,
+    exported = export_model(
+        loaded.model,
         target,
         args.format,
         folded=args.fold,
         opset=args.opset,
-        int8=None if args.int8 is None else judge(args, trained),
-        name=trained.name,
-        about=about(trained),
+        int8=None if args.int8 is None else judge(args, loaded),
+        name=loaded.name,
+        about=about(loaded),
     )
     pushed = None
     if args.push is not None:
-        pushed = publish(told, args.push, public=args.visibility == "public")
+        pushed = publish(exported, args.push, public=args.visibility == "public")
     if args.json:
-        print(json_format.dumps({"model": trained.name, **told.to_json(), "pushed": pushed}))
+        print(json_format.dumps({"model": loaded.name, **exported.to_json(), "pushed": pushed}))
     else:
-        print("\n".join(map(printable, lines(told, pushed))))
+        print("\n".join(map(printable, lines(exported, pushed))))
     return 0
 
 
-def default_output(checkpoint: str, trained: Trained, ending: str) -> Path:
-    """Where an export goes when nobody says: into its run, beside its file, or here."""
+def default_output(checkpoint: str, loaded: LoadedModel, ending: str) -> Path:
+    """Default output file: in its run folder, next to its weights file, or here."""
     path = Path(checkpoint)
     if path.is_file():
         return path.with_suffix(ending)
-    if trained.run is not None:
-        return trained.run / f"model{ending}"
+    if loaded.run is not None:
+        return loaded.run / f"model{ending}"
     return Path(f"{Path(checkpoint.partition('@')[0]).name}{ending}")
 
 
-def about(trained: Trained) -> dict[str, object]:
-    """What a card says of a model beyond its config."""
+def about(loaded: LoadedModel) -> dict[str, object]:
+    """Entries of the card beyond the config."""
     return {
-        "weights": trained.source,
-        "classes": trained.classes,
-        "preprocessing": trained.look.to_dict(),
-        "data": trained.data,
-        "recipe": trained.recipe,
-        "metrics": trained.metrics,
+        "weights": loaded.source,
+        "classes": loaded.classes,
+        "preprocessing": loaded.preprocessing.to_dict(),
+        "data": loaded.data,
+        "recipe": loaded.recipe,
+        "metrics": loaded.metrics,
     }
 
 
-def judge(args: Args, trained: Trained) -> Judge:
-    """The pictures on which int8 is measured, prepared as the model's recipe says."""
+def judge(args: Args, loaded: LoadedModel) -> Judge:
+    """The images on which int8 is measured, preprocessed as in the model's recipe."""
     from fathoms.cli.validate import open_held_out
     from fathoms.evaluate.loader import eval_loader
     from fathoms.evaluate.robustness import match_classes
@@ -122,21 +122,23 @@ def judge(args: Args, trained: Trained) -> Judge:
 
     assert args.int8 is not None
     source = open_held_out(args.int8, None)
-    loader = eval_loader(source, trained.config.image_size, 32, **trained.look.to_dict())
-    labels = None if trained.classes is None else match_classes(source.classes, trained.classes, args.int8)
+    loader = eval_loader(source, loaded.image_size, 32, loaded.preprocessing)
+    labels = None if loaded.classes is None else match_classes(source.classes, loaded.classes, args.int8)
     drop = {} if args.max_drop is None else {"max_drop": args.max_drop}
     return Judge(args.int8, lambda: loader.epoch(0), len(source.classes), labels, **drop)
 
 
-def lines(told: Exported, pushed: str | None) -> list[str]:
-    """What happened, for people."""
-    said = [] if told.folded is None else [f"{told.folded} scales and shifts folded"]
-    said += [f"batch {n}: differs by {gap:.2g} of the largest output" for n, gap in told.differences.items()]
-    if told.int8 is not None:
-        (before, after), (large, small) = told.int8.top1, told.int8.bytes
-        said.append(
-            f"int8: top1 {before:.2f} -> {after:.2f} on {told.int8.images} pictures of {told.int8.data}"
+def lines(exported: Exported, pushed: str | None) -> list[str]:
+    """The result as lines of text."""
+    report = [] if exported.folded is None else [f"{exported.folded} scales and shifts folded"]
+    report += [
+        f"batch {n}: differs by {gap:.2g} of the largest output" for n, gap in exported.differences.items()
+    ]
+    if exported.int8 is not None:
+        (before, after), (large, small) = exported.int8.top1, exported.int8.bytes
+        report.append(
+            f"int8: top1 {before:.2f} -> {after:.2f} on {exported.int8.images} images of {exported.int8.data}"
         )
-        said.append(f"int8: {large:,} -> {small:,} bytes, {1 - small / large:.0%} saved")
-    said.append(f"written to {told.path}, card in {told.card}")
-    return said if pushed is None else [*said, f"pushed to {pushed}"]
+        report.append(f"int8: {large:,} -> {small:,} bytes, {1 - small / large:.0%} saved")
+    report.append(f"written to {exported.path}, card in {exported.card}")
+    return report if pushed is None else [*report, f"pushed to {pushed}"]

@@ -1,4 +1,4 @@
-"""The `fathoms` command: finds the command's module, and turns a user's mistake into one line."""
+"""The `fathoms` command: runs the module of a subcommand, and prints a user's mistake as one line."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from fathoms.errors import FathomsError, printable
 from fathoms.registry import nearest
 
 COMMANDS = {
-    "train": "train a model; run the same command again to go on",
+    "train": "train a model; run the same command again to resume",
     "compare": "train variants over seeds and say which differences hold",
-    "validate": "measure a trained model",
-    "report": "write a page about a run: curves, settings, norms by layer",
+    "validate": "evaluate a trained model: accuracy, calibration, robustness",
+    "report": "write the report page of a run: curves, settings, norms by layer",
     "recipes": "list the training recipes, or show one",
-    "data check": "decode a whole data set and name every bad file",
-    "data pack": "re-encode a data set once, into shards that load faster",
-    "data info": "what a data set holds and which decoder reads it",
-    "export": "write a model for use elsewhere: ONNX, torch.export, safetensors, timm",
-    "predict": "classify pictures, and show where the model looked",
-    "convert": "turn a stranger's .pth into safetensors, safely",
+    "data check": "decode a whole data set and list every bad file",
+    "data pack": "re-encode a data set once into shards that load faster",
+    "data info": "show the contents of a data set and its decoder",
+    "export": "export a model: ONNX, torch.export, safetensors, timm",
+    "predict": "classify images, and draw attention maps",
+    "convert": "convert an untrusted .pth to safetensors",
     "models": "list the models, or show one",
-    "parts": "list the parts that each switch picks from",
-    "bench": "measure how fast a model trains or answers, also beside timm's",
-    "probe": "see, before training, whether the signal survives the depth",
+    "parts": "list the parts that each model option selects from",
+    "bench": "measure training and inference throughput, also against timm",
+    "probe": "check signal propagation through the depth before training",
 }
 
 USAGE_ERROR = 2
 
 
 def overview() -> str:
-    """The help of the command itself."""
+    """The text of `fathoms --help`."""
     width = max(len(name) for name in COMMANDS)
     rows = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
     return (
         "usage: fathoms COMMAND [...]\n\n"
-        "Build, train, compare, understand and ship deep Vision Transformers.\n\n"
+        "Build, train, understand and ship deep Vision Transformers.\n\n"
         f"commands:\n{rows}\n\n"
         "examples:\n"
         "  fathoms probe --depth 48 --residual layerscale\n"
@@ -79,31 +79,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except FathomsError as error:
         with contextlib.suppress(OSError):
-            # Some errors begin with the name of the function, which is that of the command.
-            told = str(error).removeprefix(f"{name}: ")
-            print(f"fathoms {name}: {told}".replace("fathoms : ", "fathoms: "), file=sys.stderr)
+            # Some messages begin with the name of the function, which is that of the command.
+            message = str(error).removeprefix(f"{name}: ")
+            print(f"fathoms {name}: {message}".replace("fathoms : ", "fathoms: "), file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone, as `| head` does. Nothing more can be said there.
+        # The reader of our output has exited, as `| head` does; there is nobody to report to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        # A folder without permission, a full disk: the system's word on it, and the place, say enough.
+        # No permission, a full disk: the system's message with the path is enough.
         place = f"{error.filename}: " if error.filename else ""
         print(printable(f"fathoms {name}: {place}{error.strerror or error}"), file=sys.stderr)
         return USAGE_ERROR
 
 
 def command() -> NoReturn:
-    """The process of its own that a shell or a launcher starts."""
+    """Entry point of the process that a shell or a launcher starts."""
     try:
         code = main()
-    except Exception as error:
+    # As the interpreter would, and then leave the other ranks in order.
+    except Exception as error:  # noqa: BLE001
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
-    # Only what has been imported can have joined other processes.
+    # Ranks can have been joined only if the module has been imported.
     distributed = sys.modules.get("fathoms.train.distributed")
     if distributed is not None and "RANK" in os.environ:
         distributed.exit_rank(code)

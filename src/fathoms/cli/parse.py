@@ -1,14 +1,11 @@
-"""Flags of a command, and what is wrong with them in one line."""
+"""Parse the flags of a command with tyro; a mistake is an error of one line."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import inspect
-import io
 import itertools
-import re
 import sys
 import textwrap
 import typing
@@ -17,51 +14,46 @@ from types import ModuleType
 from typing import Annotated, Any, Union
 
 import tyro
+import tyro._errors
 
+from fathoms.cli.parse_errors import one_line
 from fathoms.errors import FathomsError
 from fathoms.models.config import ViTConfig
-from fathoms.registry import nearest
+
+# tyro's type of what `tyro.conf.arg` returns.
+_ARG = type(tyro.conf.arg())
 
 
 def parse(module: ModuleType, name: str, words: Sequence[str]) -> Any:
-    """The `Args` of a command module from the words behind the command; a mistake raises FathomsError."""
+    """The `Args` of a command module from the words after the command; a mistake raises FathomsError."""
     summary = (module.__doc__ or "").strip()
-    said = io.StringIO()
-    spell_unions(module.Args)
+    annotate(module.Args)
+
+    spelled = spell_out(words, module.Args, getattr(module, "ALIASES", {}))
+
+    def refuse(event: tyro._errors.ParseErrorEvent) -> None:
+        raise FathomsError(one_line(event, spelled, flags_of(module.Args)))
+
     try:
-        with contextlib.redirect_stderr(said):
+        with tyro._errors.on_parse_error(refuse):
             return tyro.cli(
                 module.Args,
                 prog=f"fathoms {name}",
-                args=spell_out(words, module.Args, getattr(module, "ALIASES", {})),
+                args=spelled,
                 description=f"{summary}\n\nexamples:\n{textwrap.indent(module.EXAMPLES.strip(), '  ')}",
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone),
             )
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            sys.stdout.flush()
-            raise
-        raise FathomsError(one_line(said.getvalue())) from None
+    except SystemExit:
+        sys.stdout.flush()
+        raise
 
 
-def one_line(boxed: str) -> str:
-    """The sentence inside the parser's framed message, with the nearest valid choice."""
-    lines = [line.strip("│ ").strip() for line in boxed.splitlines() if line[:1] not in "╭╰"]
-    text = " ".join(line for line in lines if line and set(line) != {"─"})
-    text = re.sub(r"For full helptext, (run|see) .*", "", text).strip()
-    choice = re.search(r"invalid choice '(.*?)' for argument '(.*?)'\. Expected one of \((.*?)\)", text)
-    if choice:
-        options = re.findall(r"'([^']*)'", choice[3])
-        return f"{choice[2]}: no value is called {choice[1]!r}; did you mean {nearest(choice[1], options)!r}?"
-    unknown = re.search(r"Unrecognized options: (\S+?),? (?:.*?Perhaps you meant: (\S+))?", text + " ")
-    if unknown:
-        meant = re.search(r"Perhaps you meant: (?:\S+, )?(--\S+)", text)
-        hint = f"did you mean {meant[1]!r}?" if meant else "see --help"
-        return f"no option is called {unknown[1]!r}; {hint}"
-    value = re.search(r"Error parsing (\S+): no type matching (\S+) could .*? from \['?(.*?)'?\]", text)
-    if value:
-        return f"{value[1]}: {value[3]!r} is no {value[2].lower()}; see --help"
-    return text or "the arguments cannot be read; see --help"
+def flags_of(cls: type) -> list[str]:
+    """Every flag of a dataclass of arguments, nested dataclasses included."""
+    flags: list[str] = []
+    for name, hint in typing.get_type_hints(cls).items():
+        flags += flags_of(hint) if dataclasses.is_dataclass(hint) else [f"--{name.replace('_', '-')}"]
+    return flags
 
 
 def field_docs(cls: type) -> dict[str, str]:
@@ -76,38 +68,44 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def spell_unions(cls: type) -> None:
-    """Write every `X | None` of a dataclass as typing's Union with None first, here and below.
+def annotate(cls: type) -> None:
+    """Rewrite the annotations of a dataclass for tyro, in nested dataclasses too.
 
-    tyro looks into a Union by itself. For the same type with a bar, or where X is asked before None, it loads a
-    type checker, which takes a fifth of the time that --help has.
+    `X | None` becomes typing's Union with None first, which tyro resolves itself; otherwise it loads a type
+    checker, which takes a fifth of the time allowed for --help. A default of None is not shown, since the help
+    text says what it stands for, and a positional argument is shown under its name.
     """
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     for name, hint in typing.get_type_hints(cls, include_extras=True).items():
-        plain, extras = (hint.__origin__, hint.__metadata__) if hasattr(hint, "__metadata__") else (hint, ())
-        if dataclasses.is_dataclass(plain):
-            spell_unions(typing.cast(type, plain))
-        options = typing.get_args(plain)
+        kind, extras = (hint.__origin__, hint.__metadata__) if hasattr(hint, "__metadata__") else (hint, ())
+        if dataclasses.is_dataclass(kind):
+            annotate(typing.cast(type, kind))
+            continue
+        options = typing.get_args(kind)
         if type(None) in options:
-            made, noted = typing.cast(Any, Union), typing.cast(Any, Annotated)
-            union = made[(None, *(option for option in options if option is not type(None)))]
-            cls.__annotations__[name] = noted[(union, *extras)] if extras else union
+            kind = typing.cast(Any, Union)[
+                (None, *(option for option in options if option is not type(None)))
+            ]
+        if not any(isinstance(extra, _ARG) for extra in extras):
+            metavar = name.upper() if tyro.conf.Positional in extras else None
+            hint_text = "" if defaults[name] is None else None
+            extras = (*extras, tyro.conf.arg(metavar=metavar, help_behavior_hint=hint_text))
+        cls.__annotations__[name] = typing.cast(Any, Annotated)[(kind, *extras)]
 
 
 def optional(cls: type, name: str, doc: str) -> Any:
-    """A dataclass with every field of `cls` as an optional flag: what is not given is not changed."""
+    """A dataclass with every field of `cls` as an optional flag; a flag that is not given is None."""
     hints, docs = typing.get_type_hints(cls), field_docs(cls)
     fields: list[Any] = []
     for field, hint in hints.items():
         help_text = tyro.conf.arg(help=docs[field], help_behavior_hint="")
-        # A yes-or-no flag keeps its value: "not given" is a third state, which `spell_out` keeps apart.
+        # A boolean flag takes a value here: "not given" is a third state, which `spell_out` handles.
         kind = Annotated[hint | None, help_text, tyro.conf.FlagConversionOff]
         fields.append((field, kind, dataclasses.field(default=None)))
     return dataclasses.make_dataclass(name, fields, frozen=True, namespace={"__doc__": doc})
 
 
-Switches: Any = optional(
-    ViTConfig, "Switches", "Any field of ViTConfig; what is not given stays as the model has it."
-)
+Switches: Any = optional(ViTConfig, "Switches", "Any field of ViTConfig; default: the model's own.")
 
 
 def given(flags: Any) -> dict[str, Any]:
@@ -116,7 +114,7 @@ def given(flags: Any) -> dict[str, Any]:
 
 
 def spell_out(words: Sequence[str], args: type, aliases: dict[str, str]) -> list[str]:
-    """The words as the parser wants them: other spellings replaced, and optional yes-or-no flags with a value.
+    """The words as the parser takes them: aliases replaced, and optional boolean flags given a value.
 
     `--amp` becomes `--amp True` and `--no-amp` becomes `--amp False` where "not given" is a third state.
     """

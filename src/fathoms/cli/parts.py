@@ -1,4 +1,4 @@
-"""List the parts that each switch of a model picks from."""
+"""List the parts that each model option selects from."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ fathoms parts --json
 
 @dataclass(frozen=True)
 class Args:
-    """What to list."""
+    """Families to list."""
 
     family: tyro.conf.Positional[str | None] = None
-    """One family, such as norm; without it, all."""
+    """One family, such as norm; default: all."""
     json: bool = False
     """Print one JSON object."""
 
 
 def run(args: Args) -> int:
-    """Print each family's names with the first line of what they do."""
+    """Print the names of each family with their summaries."""
     from fathoms.parts import families
     from fathoms.registry import check_name
 

@@ -1,7 +1,7 @@
-"""See, before training, whether the signal survives the depth: one batch forward and back.
+"""Check signal propagation through the depth before training: one batch forward and backward.
 
-Without --model it looks at a deep, narrow ViT for scikit-learn's handwritten digits; larger models see
-the same digits, resized. Every switch of the model is a flag.
+The default model is a deep, narrow ViT for scikit-learn's handwritten digits; larger models get the same digits,
+resized. Every model option is a flag.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ fathoms probe --model cait_s24_224 --norm dyt --batch-size 8 --json
 
 @dataclass(frozen=True)
 class Args:
-    """What to look at."""
+    """Model and batch."""
 
     model: str = "vit_digits"
     """A name from `fathoms models`."""
     batch_size: int = 64
     """Images in the batch."""
     seed: int = 0
-    """Seed of the weights."""
+    """Random seed of the weights."""
     json: bool = False
     """Print one JSON object."""
     switches: Switches = field(default_factory=Switches)
 
 
 def run(args: Args) -> int:
-    """Build the model, probe it and print what was seen."""
+    """Build the model, probe it and print the signal."""
     import torch
 
     from fathoms.data.sources.digits import digits
@@ -61,8 +61,8 @@ def run(args: Args) -> int:
 
 
 def describe(model: str, depth: int, signal: Any) -> str:
-    """Two sentences on how the signal fares."""
+    """A sentence on growth and gradients."""
     return (
-        f"{model}, {depth} blocks: the stream grows {signal.growth:.3g} times on its way up, "
-        f"and the gradient at the first block is {signal.gradient_ratio:.3g} times that at the last."
+        f"{model}, {depth} blocks: the stream grows by a factor of {signal.growth:.3g}; "
+        f"the gradient at the first block is {signal.gradient_ratio:.3g} times that at the last."
     )

@@ -1,7 +1,7 @@
-"""Write report.html: a page about one run, with its curves, its settings and the norms of its layers.
+"""Write report.html, the report page of a run: curves, settings, norms by layer.
 
-The page is one file. It opens anywhere, in light and dark, and loads nothing from anywhere. `fathoms train` writes
-it at the end; this command writes it again, also while a run goes on.
+The page is one file, for light and dark screens, and loads nothing from the network. `fathoms train` writes it at
+the end; this command writes it again, also during a run.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ fathoms report runs/NAME --output page.html
 
 @dataclass(frozen=True)
 class Args:
-    """Which run."""
+    """Run folder and output."""
 
     run: tyro.conf.Positional[str]
-    """The run's folder."""
+    """The run folder."""
     output: str | None = None
-    """Where the page goes; without it, report.html in the run's folder."""
+    """File to write; default: report.html in the run folder."""
     json: bool = False
     """Print one JSON object."""
 
 
 def run(args: Args) -> int:
-    """Write the page, and say where it is."""
+    """Write the page, and print its path."""
     from fathoms.report.page import write_report
 
     target = write_report(Path(args.run), None if args.output is None else Path(args.output))

@@ -18,7 +18,8 @@ import tyro
 
 from fathoms.cli.parse import Switches, given, optional
 from fathoms.errors import printable
-from fathoms.train.job import TIMM, Job, RunOptions
+from fathoms.models.build_timm import TIMM
+from fathoms.train.job import Job, RunOptions
 from fathoms.train.recipe.files import read_recipe, recipe_options
 from fathoms.train.recipe.recipe import Recipe
 

@@ -1,7 +1,7 @@
-"""Measure a trained model: accuracy, loss, calibration, each class, confusions.
+"""Evaluate a trained model: accuracy, loss, calibration, per-class accuracy, confusion matrix.
 
-DATA is what the model was trained on, or another set with the same classes. With --robustness, every further
-folder (ImageNet-V2, -A, -R, -Sketch) is matched by class names or numbers and measured too.
+DATA is the data set of its training, or another with the same classes. With --robustness, further data sets
+(ImageNet-V2, -A, -R, -Sketch) are matched by class names or numbers and evaluated too.
 """
 
 from __future__ import annotations
@@ -24,53 +24,53 @@ fathoms validate imagenet/ --checkpoint runs/NAME --robustness imagenetv2/ image
 
 @dataclass(frozen=True)
 class Args:
-    """What to measure, on what."""
+    """Model and data."""
 
     checkpoint: str
-    """A run folder, a checkpoint folder or a weights file."""
+    """A run folder, a checkpoint folder, a weights file, or OWNER/NAME[@REVISION] on the Hub."""
     data: tyro.conf.Positional[str | None] = None
-    """Where the data is; without it, what the run was trained on."""
+    """The data set; default: the one the model was trained on."""
     model: str | None = None
-    """Name of the model; without it, the run's."""
+    """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
     split: str | None = None
-    """The split to measure; without it, val, validation or test, or all of a folder without splits."""
+    """The split to evaluate; default: val, validation or test, or all of a folder without splits."""
     batch_size: int = 256
-    """Images at a time."""
+    """Images per batch."""
     device: str = "auto"
     """auto, cpu or cuda."""
     workers: int = 0
-    """Decoding threads; 0: one per core."""
+    """Number of decoding threads; 0: one per core."""
     amp: bool = False
     """Mixed precision."""
     amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
-    """The low precision of --amp."""
+    """Autocast dtype of --amp."""
     torchcompile: str | None = None
     """Compile with this backend of torch, such as inductor."""
     image_size: int | None = None
-    """Another image size than the model's; positions are resized."""
+    """Image size other than the model's; position embeddings are resized."""
     crop_pct: float | None = None
-    """Share of the picture to keep; without it, the run's."""
+    """Share of each side that the centre crop keeps; default: the recipe's."""
     interpolation: Literal["bilinear", "bicubic"] | None = None
-    """Filter of the resize; without it, the run's."""
+    """Filter of the resize; default: the recipe's."""
     use_ema: bool = True
-    """Take the averaged weights where there are any."""
+    """Prefer the averaged (EMA) weights; --no-use-ema takes the plain ones."""
     robustness: tuple[str, ...] = ()
-    """Further data sets to measure."""
+    """Further data sets to evaluate."""
     real_labels: str | None = None
-    """ReaL's file of label lists for the validation pictures."""
+    """ReaL labels of the validation images: a JSON list of label lists."""
     confusion: str | None = None
-    """Write the table of confusions to this .csv."""
+    """Write the confusion matrix to this .csv."""
     per_class: str | None = None
-    """Write each class's accuracy to this .csv."""
+    """Write the per-class accuracy to this .csv."""
     results_file: str | None = None
-    """Write all numbers to this .json, or a row for each data set to this .csv."""
+    """Write all metrics to this .json, or a row for each data set to this .csv."""
     json: bool = False
     """Print one JSON object on the last line."""
 
 
 def run(args: Args) -> int:
-    """Measure, and print."""
-    from fathoms.evaluate.load_run import load_run
+    """Evaluate, and print the metrics."""
+    from fathoms.evaluate.load import load_run
     from fathoms.evaluate.result_files import check_target
     from fathoms.evaluate.robustness import read_real
     from fathoms.train.distributed import join_world, leave_world, naming_lost_ranks
@@ -80,11 +80,11 @@ def run(args: Args) -> int:
     check_target("--results-file", args.results_file, (".json", ".csv"))
     real = None if args.real_labels is None else read_real(args.real_labels)
     size = {} if args.image_size is None else {"image_size": args.image_size}
-    trained = load_run(args.checkpoint, args.model, ema=args.use_ema, **size)
+    loaded = load_run(args.checkpoint, args.model, ema=args.use_ema, **size)
     world = join_world(args.device)
     try:
         with naming_lost_ranks(world):
-            results = measure_all(args, trained, world, real)
+            results = measure_all(args, loaded, world, real)
     finally:
         leave_world()
     if world.is_main:
@@ -93,27 +93,27 @@ def run(args: Args) -> int:
 
 
 def measure_all(
-    args: Args, trained: Any, world: Any, real: dict[int, Any] | None
+    args: Args, loaded: Any, world: Any, real: dict[int, Any] | None
 ) -> dict[str, dict[str, Any]]:
-    """Every data set's numbers by path; all sets are opened before the first is measured."""
+    """Metrics by data set; all are opened before the first is evaluated."""
     import torch
 
     from fathoms.evaluate.metrics import FewerChannels
     from fathoms.evaluate.robustness import match_classes
 
-    data = args.data if args.data is not None else trained.data
+    data = args.data if args.data is not None else loaded.data
     if data is None:
-        raise ConfigError("which data? the checkpoint does not say; give DATA")
+        raise ConfigError("the checkpoint does not record its data; give DATA")
     places = (data, *args.robustness)
     sources = {place: open_held_out(place, args.split if place == data else None) for place in places}
-    loaders = {place: make_loader(args, trained, source, world) for place, source in sources.items()}
+    loaders = {place: make_loader(args, loaded, source, world) for place, source in sources.items()}
     maps: dict[str, Any] = dict.fromkeys(places)
-    if trained.classes is not None:
-        maps = {place: match_classes(sources[place].classes, trained.classes, place) for place in places}
-    model = trained.model.to(world.device)
+    if loaded.classes is not None:
+        maps = {place: match_classes(sources[place].classes, loaded.classes, place) for place in places}
+    model = loaded.model.to(world.device)
     if args.torchcompile is not None:
         model = torch.compile(model, backend=args.torchcompile)
-    seen = FewerChannels(model, trained.in_channels)
+    seen = FewerChannels(model, loaded.in_channels)
     results = {}
     for place in places:
         results[place] = measure(args, seen, loaders[place], maps[place], world)
@@ -122,20 +122,17 @@ def measure_all(
     return results
 
 
-def make_loader(args: Args, trained: Any, source: Any, world: Any) -> Any:
-    """The pictures of a set as the run evaluated its own, but for what the flags say."""
+def make_loader(args: Args, loaded: Any, source: Any, world: Any) -> Any:
+    """The images of a data set, preprocessed as in the run except for the flags."""
     from fathoms.evaluate.loader import eval_loader
-    from fathoms.evaluate.preprocessing import Look
+    from fathoms.evaluate.preprocessing import Preprocessing
 
-    look = Look.of(trained.recipe, crop_pct=args.crop_pct, interpolation=args.interpolation)
+    preprocessing = Preprocessing.of(loaded.recipe, crop_pct=args.crop_pct, interpolation=args.interpolation)
     return eval_loader(
         source,
-        trained.image_size,
+        loaded.image_size,
         args.batch_size,
-        crop_pct=look.crop_pct,
-        interpolation=look.interpolation,
-        mean=look.mean,
-        std=look.std,
+        preprocessing,
         workers=args.workers,
         device=world.device,
         share=(world.rank, world.size),
@@ -143,7 +140,7 @@ def make_loader(args: Args, trained: Any, source: Any, world: Any) -> Any:
 
 
 def measure(args: Args, model: Any, loader: Any, label_map: Any, world: Any) -> dict[str, Any]:
-    """One data set's numbers."""
+    """Metrics of one data set."""
     import torch
 
     from fathoms.evaluate.metrics import evaluate
@@ -151,16 +148,16 @@ def measure(args: Args, model: Any, loader: Any, label_map: Any, world: Any) -> 
     dtype = getattr(torch, args.amp_dtype) if args.amp else None
     classes = loader.source.classes
     options = {"device": world.device, "amp_dtype": dtype, "label_map": label_map}
-    told = evaluate(model, loader.epoch(0), len(classes), **options)
-    per_class = dict(zip(classes, told.per_class, strict=True))
-    return {**told.summary(), "per_class": per_class, "confusion": told.confusion}
+    result = evaluate(model, loader.epoch(0), len(classes), **options)
+    per_class = dict(zip(classes, result.per_class, strict=True))
+    return {**result.summary(), "per_class": per_class, "confusion": result.confusion}
 
 
 def real_accuracy(args: Args, model: Any, loader: Any, labels: dict[int, Any], world: Any) -> float:
-    """Percent of pictures whose answer is among ReaL's labels; pictures without labels do not count."""
+    """Percent of images whose prediction is among their ReaL labels; images without labels do not count."""
     import torch
 
-    from fathoms.evaluate.robustness import picture_number
+    from fathoms.evaluate.robustness import image_number
     from fathoms.models.inference_mode import in_inference
     from fathoms.train.distributed import sum_over_ranks
 
@@ -169,16 +166,16 @@ def real_accuracy(args: Args, model: Any, loader: Any, labels: dict[int, Any], w
     with torch.no_grad(), in_inference(model):
         for batch in loader.epoch(0):
             with torch.autocast(world.device.type, dtype=dtype, enabled=dtype is not None):
-                answers = model(batch.images).argmax(dim=1).tolist()
-            for index, answer in zip(batch.ids.tolist(), answers, strict=True):
-                allowed = labels.get(picture_number(loader.source.where(index)))
+                predicted = model(batch.images).argmax(dim=1).tolist()
+            for index, label in zip(batch.ids.tolist(), predicted, strict=True):
+                allowed = labels.get(image_number(loader.source.where(index)))
                 if allowed is not None:
                     counted += 1
-                    right += answer in allowed
+                    right += label in allowed
     sums = sum_over_ranks(world, torch.tensor([right, counted], dtype=torch.float64, device=world.device))
     right, counted = (int(value) for value in sums.tolist())
     if not counted:
-        raise ConfigError(f"{args.real_labels}: has labels for none of the pictures")
+        raise ConfigError(f"{args.real_labels}: has labels for none of the images")
     return 100 * right / counted
 
 
@@ -195,26 +192,26 @@ def open_held_out(place: str, split: str | None) -> Any:
 
 
 def report(args: Args, results: dict[str, dict[str, Any]]) -> None:
-    """Print the numbers, and write them where that was asked for."""
-    from fathoms.evaluate import result_files as tables
+    """Print the metrics, and write the requested files."""
+    from fathoms.evaluate import result_files
 
     if args.confusion is not None:
-        tables.write_confusion(args.confusion, results)
+        result_files.write_confusion(args.confusion, results)
     if args.per_class is not None:
-        tables.write_per_class(args.per_class, results)
+        result_files.write_per_class(args.per_class, results)
     if args.results_file is not None:
-        tables.write_results(args.results_file, results)
+        result_files.write_results(args.results_file, results)
     if args.json:
         print(json_format.dumps({"results": results}))
         return
-    for place, told in results.items():
+    for place, result in results.items():
         print(
-            f"{printable(place)}: top1 {told['top1']:.2f}  top5 {told['top5']:.2f}  loss {told['loss']:.4f}  "
-            f"calibration error {told['calibration_error']:.2f}  images {told['images']}"
+            f"{printable(place)}: top1 {result['top1']:.2f}  top5 {result['top5']:.2f}  loss {result['loss']:.4f}  "
+            f"calibration error {result['calibration_error']:.2f}  images {result['images']}"
         )
-        if told["skipped"]:
-            print(f"  {told['skipped']} pictures could not be read", file=sys.stderr)
-        if "real_top1" in told:
-            print(f"  ReaL top1 {told['real_top1']:.2f}")
-        worst = sorted((v, k) for k, v in told["per_class"].items() if v is not None)[:3]
+        if result["skipped"]:
+            print(f"  {result['skipped']} images could not be read", file=sys.stderr)
+        if "real_top1" in result:
+            print(f"  ReaL top1 {result['real_top1']:.2f}")
+        worst = sorted((v, k) for k, v in result["per_class"].items() if v is not None)[:3]
         print(printable("  hardest: " + ", ".join(f"{name} {value:.1f}" for value, name in worst)))

@@ -87,21 +87,10 @@ class Plan:
             raise ConfigError(f"--seeds {self.seeds}: use 1 or more")
         if not self.axes and not self.arms:
             raise ConfigError("--axis: nothing is compared; give an axis, such as --axis norm=layernorm,dyt")
-        for name in self.tune:
-            tied = next((arm for arm, settings in self.arms.items() if name in settings), None)
-            if name in self.axes or tied is not None:
-                raise ConfigError(f"--tune {name}: it is an axis already; tune it or compare it")
-        for name in self.axes:
-            for arm, settings in self.arms.items():
-                if name in settings:
-                    raise ConfigError(f"--arm {arm!r}: {name} is an axis already; leave one of the two out")
-        for kind, table in (("--axis", self.axes), ("--tune", self.tune)):
+        _refuse_clashes(self)
+        for kind, table, least in (("--axis", self.axes, 1), ("--tune", self.tune, 2)):
             for name, values in table.items():
-                if (len(values) < 2 and kind == "--tune") or not values:
-                    raise ConfigError(f"{kind} {name}: give values, such as {name}=a,b")
-                double = next((value for value in values if list(values).count(value) > 1), None)
-                if double is not None:
-                    raise ConfigError(f"{kind} {name}: {double!r} is there twice; leave one out")
+                _check_values(f"{kind} {name}", values, least)
         cells = len(self.variants()) * self.seeds
         if cells > MAX_CELLS:
             raise ConfigError(f"--seeds {self.seeds}: {cells} runs are too many; {MAX_CELLS} are the most")
@@ -146,6 +135,25 @@ class Plan:
             seeds=seeds,
             tune={name: _texts(values, f"{where}: {name}") for name, values in tune.items()},
         )
+
+
+def _refuse_clashes(plan: Plan) -> None:
+    """Refuse an option that is set in two places."""
+    tied = {name: arm for arm, settings in plan.arms.items() for name in settings}
+    for name in plan.axes:
+        if name in tied:
+            raise ConfigError(f"--arm {tied[name]!r}: {name} is an axis already; leave one of the two out")
+    for name in plan.tune:
+        if name in plan.axes or name in tied:
+            raise ConfigError(f"--tune {name}: it is an axis already; tune it or compare it")
+
+
+def _check_values(flag: str, values: Sequence[str], least: int) -> None:
+    if len(values) < least:
+        raise ConfigError(f"{flag}: give {least} values or more")
+    double = next((value for value in values if list(values).count(value) > 1), None)
+    if double is not None:
+        raise ConfigError(f"{flag}: {double!r} is there twice; leave one out")
 
 
 def _texts(values: Any, where: str) -> list[str]:

@@ -132,6 +132,27 @@ class Rules:
     paired: bool = False
 
 
+@dataclass(frozen=True)
+class Tested:
+    """A difference among those of a comparison: the level it is tested at, and what came of it.
+
+    Args:
+        difference: The difference a - b.
+        level: Holm's alpha for this pair; its interval has level 1 - alpha.
+        rejected: Whether there is a difference.
+        p: Holm's adjusted p.
+        pairs: Pairs that are tested together.
+        needed: Seeds that would show the smallest difference of interest; None if too many.
+    """
+
+    difference: Difference
+    level: float
+    rejected: bool
+    p: float
+    pairs: int
+    needed: int | None
+
+
 def pairs_of(names: Sequence[str], baseline: str | None) -> list[tuple[str, str]]:
     """The pairs that are tested: all of them, or each arm against the baseline."""
     if baseline is None:
@@ -143,8 +164,8 @@ def judge(arms: Iterable[Arm], rules: Rules) -> list[Verdict]:
     """The verdict of every pair, corrected by Holm over all pairs that can be tested."""
     known = {arm.name: arm for arm in arms}
     pairs = pairs_of(list(known), rules.baseline)
-    tested = {pair: _difference(known[pair[0]], known[pair[1]], rules) for pair in pairs}
-    differences = {pair: value for pair, value in tested.items() if value is not None}
+    found = {pair: _difference(known[pair[0]], known[pair[1]], rules) for pair in pairs}
+    differences = {pair: value for pair, value in found.items() if value is not None}
     ps = [value.p for value in differences.values()]
     corrected = dict(zip(differences, zip(holm_levels(ps), holm(ps), strict=True), strict=True))
     needed = seeds_for(rules.margin, _planning_sd(known.values(), rules), ALPHA / max(len(pairs), 1))
@@ -154,8 +175,8 @@ def judge(arms: Iterable[Arm], rules: Rules) -> list[Verdict]:
         if pair not in differences:
             made.append(_too_few(a, b))
             continue
-        (level, rejected), p = corrected[pair]
-        made.append(_verdict(a, b, differences[pair], level, rejected, p, len(pairs), needed, rules))
+        tested = Tested(differences[pair], *corrected[pair][0], corrected[pair][1], len(pairs), needed)
+        made.append(_verdict(a, b, tested, rules))
     return made
 
 
@@ -182,20 +203,11 @@ def _too_few(a: Arm, b: Arm) -> Verdict:
     return Verdict(a.name, b.name, gap, nan, nan, nan, n, "too few seeds", said, "none", nan, None)
 
 
-def _verdict(
-    a: Arm,
-    b: Arm,
-    difference: Difference,
-    level: float,
-    rejected: bool,
-    p: float,
-    pairs: int,
-    needed: int | None,
-    rules: Rules,
-) -> Verdict:
-    low, high = difference.interval(level)
+def _verdict(a: Arm, b: Arm, tested: Tested, rules: Rules) -> Verdict:
+    difference = tested.difference
+    low, high = difference.interval(tested.level)
     metric, size = rules.metric, abs(difference.value)
-    if rejected:
+    if tested.rejected:
         winner, loser = (a, b) if metric.sign * difference.value > 0 else (b, a)
         word = "a better" if winner is a else "b better"
         said = f"{winner.name} is better than {loser.name} by {_amount(size, metric)}"
@@ -204,18 +216,18 @@ def _verdict(
         )
         if winner.diverged:
             said += f"; but {winner.diverged} of its {winner.ended} runs diverged"
-    elif difference.equivalent(rules.margin, ALPHA / pairs):
+    elif difference.equivalent(rules.margin, ALPHA / tested.pairs):
         word = "equivalent"
         said = f"{a.name} and {b.name}: no difference above {_amount(rules.margin, metric)}"
     else:
         word = "not separated"
-        said = f"{a.name} and {b.name} are not separated; {_more_seeds(difference.n, needed, rules)}"
+        said = f"{a.name} and {b.name} are not separated; {_more_seeds(difference.n, tested.needed, rules)}"
     said += _divergence(a, b)
     share = win_share(a.values, b.values) if difference.n >= WIN_SHARE_SEEDS else None
     if share is not None and metric.sign < 0:
         share = 1 - share
     test = "paired t, Holm" if rules.paired else "Welch, Holm"
-    numbers = (difference.value, low, high, p, difference.n)
+    numbers = (difference.value, low, high, tested.p, difference.n)
     return Verdict(a.name, b.name, *numbers, word, said, test, difference.correlation, share)
 
 

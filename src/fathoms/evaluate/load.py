@@ -1,46 +1,51 @@
-"""From a run folder, a checkpoint folder, a weights file or a Hub repository to a model that answers."""
+"""Load a trained model from a run folder, a checkpoint folder, a weights file or a Hub repository."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fathoms.errors import ConfigError, WeightsError
-from fathoms.evaluate.preprocessing import Look
-from fathoms.models import hub
-from fathoms.models.config import FIELDS, ViTConfig
-from fathoms.models.safetensors_header import build_for
-from fathoms.models.vit import ViT
-from fathoms.models.weights import load_weights
-from fathoms.models.zoo import model_config
-from fathoms.registry import check_name
-from fathoms.untrusted_files import check_names, read_json, read_toml
+import torch
+from torch import nn
 
-TIMM = "timm/"
-# A card holds the names of all classes; a summary names every picture that could not be read.
-MAX_CARD = 64 << 20
+from fathoms.errors import ConfigError, WeightsError
+from fathoms.evaluate.preprocessing import Preprocessing
+from fathoms.evaluate.training_record import TrainingRecord, record_of_card, record_of_run
+from fathoms.models import hub
+from fathoms.models.build_timm import TIMM, build_timm, timm_size
+from fathoms.models.config import ViTConfig
+from fathoms.models.safetensors_header import build_for, check_header, check_size
+from fathoms.models.weights import load_weights, put_weights, read_tensors
+from fathoms.models.zoo import model_config
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A model with its weights, and what is known of its training.
+class LoadedModel:
+    """A model in evaluation mode, with the record of its training.
 
     Args:
-        model: Ready for inference.
-        config: What it is built from.
-        name: What it is called.
-        classes: Their names; None where nobody wrote them down.
-        recipe: How it was trained; empty where that is not known.
-        metrics: What it achieved; empty where that is not known.
+        model: A fathoms or a timm model.
+        name: Its name, "timm/NAME" for a timm model.
+        config: The config it is built from; None for a timm model.
+        image_size: Side of its images.
+        in_channels: Channels of its images; further channels of the data are dropped.
+        num_classes: Number of its outputs.
+        classes: Names of the outputs; None where they are not recorded.
+        recipe: How it was trained; empty where that is not recorded.
+        metrics: What it achieved; empty where that is not recorded.
         data: What it was trained on.
         source: The weights file, or the Hub repository with the commit that was read.
-        run: The folder of its run, if it has one.
+        run: Its run folder, if it has one.
     """
 
-    model: ViT
-    config: ViTConfig
+    model: nn.Module
     name: str
+    config: ViTConfig | None
+    image_size: int
+    in_channels: int
+    num_classes: int
     classes: tuple[str, ...] | None
     recipe: dict[str, Any]
     metrics: dict[str, Any]
@@ -49,86 +54,13 @@ class Trained:
     run: Path | None
 
     @property
-    def look(self) -> Look:
-        """How pictures were brought into its form."""
-        return Look.of(self.recipe)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """What the card beside some weights, or the run they come from, says of them."""
-
-    config: dict[str, Any] = field(default_factory=dict)
-    name: str | None = None
-    classes: tuple[str, ...] | None = None
-    recipe: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    data: str | None = None
-    swap_norms: str | None = None
-    run: Path | None = None
-
-
-def _checked(table: dict[str, Any], path: Path) -> _Known:
-    """What a card or a config.toml says, with everything that is read from it checked."""
-    tables: dict[str, Any] = {key: table.get(key) or {} for key in ("config", "recipe", "metrics")}
-    for key, value in tables.items():
-        if not isinstance(value, dict):
-            raise ConfigError(f"{path}: {key} is a table; make the file again")
-    texts: dict[str, Any] = {key: table.get(key) for key in ("name", "data", "swap_norms")}
-    for key, value in texts.items():
-        if value is not None and not isinstance(value, str):
-            raise ConfigError(f"{path}: {key} is a text; make the file again")
-    classes = table.get("classes")
-    if classes is not None:
-        classes = check_names(classes, str(path), ConfigError)
-    return _Known(**tables, **texts, classes=classes)
-
-
-def _from_card(path: Path) -> _Known:
-    """What the card of an exported model says."""
-    card = read_json(path, ConfigError, MAX_CARD)
-    if not isinstance(card.get("config"), dict):
-        raise ConfigError(f"{path}: no card of an exported model; it has no config")
-    return _checked({**card, "name": card.get("model"), "swap_norms": None}, path)
-
-
-def run_config(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The folder and the config.toml of the run that a folder belongs to, if it belongs to one."""
-    places = (folder, folder.parent, folder.parent.parent)
-    run = next((place for place in places if (place / "config.toml").is_file()), None)
-    if run is None:
-        return None
-    path = run / "config.toml"
-    table = read_toml(path, ConfigError)
-    if not isinstance(table.get("model"), dict):
-        raise ConfigError(f"{path}: model is a table; this is no config of a run")
-    for key in table["model"]:
-        check_name(key, (*FIELDS, "name"), "option", f"{path}: [model]")
-    _checked(table, path)
-    return run, table | {"classes": check_names(table.get("classes"), str(path), ConfigError)}
-
-
-def _from_run(folder: Path) -> _Known | None:
-    """What config.toml and summary.json say of the run that a folder belongs to, if it belongs to one."""
-    found = run_config(folder)
-    if found is None:
-        return None
-    run, table = found
-    name = table["model"].get("name")
-    if isinstance(name, str) and name.startswith(TIMM):
-        raise ConfigError(f"{run}: a run of {name}, which is not fathoms' own; load its weights with timm")
-    config = {key: value for key, value in table["model"].items() if key != "name"}
-    config["num_classes"] = len(table["classes"])
-    metrics: dict[str, Any] = {}
-    if (run / "summary.json").is_file():
-        summary = read_json(run / "summary.json", ConfigError, MAX_CARD)
-        metrics = {key: summary[key] for key in ("status", "epoch", "best", "last") if key in summary}
-    told = {**table, "config": config, "name": name, "metrics": metrics}
-    return replace(_checked(told, run / "config.toml"), run=run)
+    def preprocessing(self) -> Preprocessing:
+        """Resize, crop and normalisation of its recipe."""
+        return Preprocessing.of(self.recipe)
 
 
 def weights_file(folder: Path, ema: bool) -> Path:
-    """The weights file of a run or checkpoint folder: the average where there is one, of the best epoch."""
+    """The weights file of a run or checkpoint folder: of the best epoch, averaged (EMA) where there is one."""
     places = [folder / "checkpoints" / "best", folder / "checkpoints" / "last", folder]
     for place in places:
         for name in ("ema.safetensors", "model.safetensors") if ema else ("model.safetensors",):
@@ -139,22 +71,24 @@ def weights_file(folder: Path, ema: bool) -> Path:
     )
 
 
-def _from_hub(checkpoint: str) -> tuple[Path, str, _Known]:
+def _from_hub(checkpoint: str) -> tuple[Path, str, TrainingRecord]:
     """The weights of a repository, its name with the commit, and its card where it has one."""
     path, source = hub.fetch(checkpoint)
     try:
         card, _ = hub.fetch(source, hub.CARD)
     except hub.NoSuchFileError:
-        return path, source, _Known()
-    return path, source, _from_card(card)
+        return path, source, TrainingRecord()
+    return path, source, record_of_card(card)
 
 
-def _locate(checkpoint: str, ema: bool) -> tuple[Path, str, _Known]:
-    """The weights file, what to call it, and what is known of it: from its card, else from its run."""
+def _locate(checkpoint: str, ema: bool) -> tuple[Path, str, TrainingRecord]:
+    """The weights file, its name for messages, and its record: from its card, else from its run."""
     path = Path(checkpoint)
     if path.is_dir():
+        # The record first: a config that cannot be read explains more than weights that are not there.
+        record = record_of_run(path) or TrainingRecord()
         weights = weights_file(path, ema)
-        return weights, str(weights), _from_run(path) or _Known()
+        return weights, str(weights), record
     if hub.is_hub_id(checkpoint):
         try:
             return _from_hub(checkpoint)
@@ -163,46 +97,69 @@ def _locate(checkpoint: str, ema: bool) -> tuple[Path, str, _Known]:
     if not path.is_file():
         raise WeightsError(f"{path}: no such file or folder; give a run, a checkpoint or a .safetensors file")
     card = path.with_name(f"{path.name}.json")
-    known = _from_card(card) if card.is_file() else _from_run(path.parent)
-    return path, str(path), known or _Known()
+    record = record_of_card(card) if card.is_file() else record_of_run(path.parent)
+    return path, str(path), record or TrainingRecord()
 
 
-def _swapped(model: ViT, to: str | None) -> ViT:
-    """A model whose norms were swapped before it was trained, as its run did it."""
+def load_run(checkpoint: str, model: str | None = None, *, ema: bool = True, **overrides: Any) -> LoadedModel:
+    """Load a trained model for inference, with its preprocessing, its class names and its record.
+
+    Args:
+        checkpoint: A run folder, a checkpoint folder, a weights file, or OWNER/NAME[@REVISION] on the Hub.
+        model: Name of the model, "timm/NAME" for a timm model; None takes the name in the run or the card.
+        ema: Whether averaged weights are preferred.
+        **overrides: Fields of ViTConfig, for fathoms models.
+    """
+    weights, source, record = _locate(checkpoint, ema)
+    name = model or record.name
+    if name is not None and name.startswith(TIMM):
+        built, config = _load_timm(name, weights, record, overrides), None
+        shape = (timm_size(name), int(getattr(built, "in_chans", 3)), int(getattr(built, "num_classes", 0)))
+    else:
+        built = _load_vit(checkpoint, model, weights, record, overrides)
+        config = built.config
+        shape = (config.image_size, config.in_channels, config.num_classes)
+    kept = (record.classes, record.recipe, record.metrics, record.data, source, record.run)
+    return LoadedModel(built.eval(), name or "model", config, *shape, *kept)
+
+
+def _load_vit(
+    checkpoint: str, model: str | None, weights: Path, record: TrainingRecord, overrides: dict[str, Any]
+) -> Any:
+    """A fathoms model with its weights."""
+    if model is not None:
+        classes = {} if record.classes is None else {"num_classes": len(record.classes)}
+        config = model_config(model, **{**classes, **overrides})
+    elif record.config:
+        config = ViTConfig().replace(**record.config).replace(**overrides)
+    else:
+        raise ConfigError(f"{checkpoint}: a weights file alone does not say which model it is; give --model")
+    vit = _swapped(build_for(config, weights), record.swap_norms)
+    load_weights(vit, weights)
+    return vit
+
+
+def _load_timm(name: str, weights: Path, record: TrainingRecord, overrides: dict[str, Any]) -> nn.Module:
+    """A timm model with its weights."""
+    for field in overrides.keys() - {"num_classes"}:
+        flag = field.replace("_", "-")
+        raise ConfigError(f"--{flag}: a timm model is built as its name says; leave it out")
+    classes = overrides.get("num_classes", record.config.get("num_classes"))
+    if classes is not None and (not isinstance(classes, int) or not 0 < classes <= 1_000_000):
+        raise ConfigError(f"{weights}: num_classes={classes!r} must be a whole number from 1 to 1,000,000")
+    held = sum(math.prod(shape) for shape in check_header(weights, str(weights)).values())
+    with torch.device("meta"):
+        described = build_timm(name, classes)
+    check_size(described, held, weights)
+    built = _swapped(build_timm(name, classes), record.swap_norms)
+    put_weights(built, read_tensors(weights, str(weights)), str(weights))
+    return built
+
+
+def _swapped(model: nn.Module, to: str | None) -> Any:
+    """A model whose norms were swapped before it was trained, swapped again."""
     if to is not None:
         from fathoms.surgery.swap.swap import swap_norms
 
         swap_norms(model, to, how="reset")
     return model
-
-
-def load_trained(checkpoint: str, model: str | None = None, *, ema: bool = True, **overrides: Any) -> Trained:
-    """Load a model for use, with what its run or its card says of it.
-
-    Args:
-        checkpoint: A run folder, a checkpoint folder, a weights file, or OWNER/NAME[@REVISION] on the Hub.
-        model: Name of the model; None takes what the run or the card says.
-        ema: Whether the averaged weights are preferred.
-        **overrides: Fields of ViTConfig.
-    """
-    weights, source, known = _locate(checkpoint, ema)
-    if model is not None:
-        classes = {} if known.classes is None else {"num_classes": len(known.classes)}
-        config = model_config(model, **{**classes, **overrides})
-    elif known.config:
-        config = ViTConfig().replace(**known.config).replace(**overrides)
-    else:
-        raise ConfigError(f"{checkpoint}: a weights file alone does not say which model it is; give --model")
-    vit = _swapped(build_for(config, weights), known.swap_norms)
-    load_weights(vit, weights)
-    return Trained(
-        vit.eval(),
-        vit.config,
-        model or known.name or "model",
-        known.classes,
-        known.recipe,
-        known.metrics,
-        known.data,
-        source,
-        known.run,
-    )

@@ -1,4 +1,4 @@
-"""The loader of an evaluation: every picture once, over all ranks, never padded."""
+"""Loader for evaluation: every image once over all ranks, without padding."""
 
 from __future__ import annotations
 
@@ -16,47 +16,42 @@ from fathoms.data import (
     Source,
 )
 from fathoms.errors import ConfigError
+from fathoms.evaluate.preprocessing import Preprocessing
 
 AnyLoader = Loader | ResidentLoader
-
-PHOTO_CROP = 0.9
-"""Share of a photo that is kept where nobody says otherwise."""
 
 
 def eval_loader(
     source: Source | ArraySource,
     size: int,
     batch_size: int,
+    preprocessing: Preprocessing,
     *,
-    crop_pct: float | None,
-    interpolation: str,
-    mean: tuple[float, float, float],
-    std: tuple[float, float, float],
     workers: int = 0,
     device: torch.device | str = "cpu",
     share: tuple[int, int] = (0, 1),
 ) -> AnyLoader:
-    """Every picture of a split once, resized, cropped in the middle and normalised.
+    """A loader of every image of a split once, resized, cropped at the centre and normalised.
 
     Args:
-        source: The pictures.
+        source: The images.
         size: Side of the images that the model takes.
-        batch_size: Images at a time.
-        crop_pct: Share of the picture that is kept; None is 0.9 of a photo and all of an array, and arrays
-            are never cropped.
-        interpolation: Filter of the resize.
-        mean: Subtracted from the colours.
-        std: What they are divided by.
+        batch_size: Images per batch.
+        preprocessing: Resize, crop and normalisation; arrays are never cropped.
         workers: Decoding threads; 0 is one per core.
         device: Where batches go.
-        share: This rank, and how many there are.
+        share: This rank, and the number of ranks.
     """
     rank, world = share
     plan = Plan(len(source), batch_size, order="sequential", world=world, rank=rank)
-    augment = Augment(AugmentOptions(mean=mean, std=std), train=False, device=device)
+    augment = Augment(
+        AugmentOptions(mean=preprocessing.mean, std=preprocessing.std), train=False, device=device
+    )
     if isinstance(source, ArraySource):
-        if crop_pct not in (None, 1.0):
-            raise ConfigError(f"crop_pct={crop_pct}: arrays are judged whole; leave it out or use 1.0")
-        return ResidentLoader(source, plan, size, None, augment, device, interpolation)
-    view = EvalView(size, PHOTO_CROP if crop_pct is None else crop_pct, interpolation)
+        if preprocessing.crop_pct not in (None, 1.0):
+            raise ConfigError(
+                f"--crop-pct {preprocessing.crop_pct}: arrays are evaluated whole; leave it out or use 1.0"
+            )
+        return ResidentLoader(source, plan, size, None, augment, device, preprocessing.interpolation)
+    view = EvalView(size, preprocessing.file_crop, preprocessing.interpolation)
     return Loader(source, plan, view, augment, LoaderOptions(workers=workers), device)

@@ -22,7 +22,7 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model achieved on one split; accuracies and the calibration error in percent."""
+    """Metrics of a model on one split; accuracies and the calibration error in percent."""
 
     images: int
     loss: float
@@ -34,19 +34,19 @@ class Evaluation:
     skipped: int
 
     def summary(self) -> dict[str, Any]:
-        """The numbers that fit on a line."""
+        """The scalar metrics."""
         names = ("images", "loss", "top1", "top5", "calibration_error", "skipped")
         return {name: getattr(self, name) for name in names}
 
 
 class Tally:
-    """Sums on the device, one synchronisation at the end.
+    """Running sums of the metrics, kept on the device; one synchronisation at the end.
 
     Args:
         classes: Number of classes of the labels.
         device: Where the sums are kept.
-        label_map: The model's output for each class, where the data set has only some of them or orders
-            them otherwise; the other outputs are not considered.
+        label_map: The model's output for each class, where the data set has a subset of the classes or
+            another order; the other outputs are ignored.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Tally:
         self.bins = torch.zeros(2, BINS, dtype=torch.float64, device=device)
 
     def add(self, logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> None:
-        """Count a batch; a label of -1 marks a picture that could not be read."""
+        """Count a batch; a label of -1 marks an image that could not be read."""
         logits = logits.float()
         if self.label_map is not None:
             logits = logits[:, self.label_map]
@@ -85,20 +85,20 @@ class Tally:
             ]
         )
         self.confusion.index_add_(0, safe * self.classes + ranked[:, 0], weight)
-        # A model that diverged is not sure of anything; NaN would be no bin at all.
+        # A model that diverged has no confidence; NaN would fall into no bin.
         confidence = logits.softmax(dim=1).amax(dim=1).double().nan_to_num(nan=0.0)
         bin_index = (confidence * BINS).long().clamp(max=BINS - 1)
         for row, values in enumerate((confidence, first)):
             self.bins[row].index_add_(0, bin_index, values * weight)
 
     def result(self) -> Evaluation:
-        """The numbers over all ranks."""
+        """The metrics over all ranks."""
         if dist.is_available() and dist.is_initialized():
             for tensor in (self.sums, self.confusion, self.bins):
                 dist.all_reduce(tensor)
         images, loss, top1, top5, skipped = self.sums.tolist()
         if not images:
-            raise ConfigError("evaluate: no picture could be read; run `fathoms data check`")
+            raise ConfigError("evaluate: no image could be read; run `fathoms data check`")
         table = self.confusion.reshape(self.classes, self.classes)
         totals, right = table.sum(dim=1).tolist(), table.diagonal().tolist()
         confidence, correct = self.bins
@@ -116,14 +116,14 @@ class Tally:
 
 
 class FewerChannels(nn.Module):
-    """A model that is shown the first channels of RGB images, for grey data."""
+    """A model that takes only the first channels of RGB images, for greyscale data."""
 
     def __init__(self, model: nn.Module, channels: int) -> None:
         super().__init__()
         self.model, self.channels = model, channels
 
     def forward(self, images: Tensor) -> Tensor:
-        """The model's answer."""
+        """Logits of the first channels."""
         return self.model(images[:, : self.channels])
 
 
@@ -137,14 +137,14 @@ def evaluate(
     amp_dtype: torch.dtype | None = None,
     label_map: Sequence[int] | None = None,
 ) -> Evaluation:
-    """Run a model over batches in evaluation mode and count; the mode of each of its modules is restored.
+    """Metrics of a model over batches, in evaluation mode; the mode of each module is restored.
 
     Args:
         model: Images to logits.
         batches: From an evaluation loader.
         classes: Number of classes in the data.
         device: Where batches are.
-        amp_dtype: Precision of autocast; None is full precision.
+        amp_dtype: Autocast dtype; None for full precision.
         label_map: See `Tally`.
     """
     tally = Tally(classes, device, label_map)

@@ -1,4 +1,4 @@
-"""Classify picture files: which classes, how sure, and where the model looked."""
+"""Classify image files: the likeliest classes with their probabilities, and attention maps."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fathoms.data.crop.resize import evaluation_pixels
 from fathoms.data.decode.decode import choose_decoder
 from fathoms.data.decode.image_header import MAX_FILE
 from fathoms.data.errors import BadImageError
 from fathoms.data.sources.base import IMAGE_SUFFIXES, is_image
-from fathoms.errors import FathomsError
-from fathoms.evaluate.preprocessing import Look
+from fathoms.errors import FathomsError, reason
+from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.models.inference_mode import in_inference
-from fathoms.models.vit import ViT
 from fathoms.probes.attention_maps import attention_maps
+from fathoms.surgery.inputs import image_shape
 from fathoms.untrusted_files import read_names, read_plain
 
-LOOK = Look()
+DEFAULT = Preprocessing()
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One picture's answer.
+    """The predicted classes of one image.
 
     Args:
-        file: The picture.
+        file: The image file.
         classes: Names or numbers of the likeliest classes, the likeliest first.
-        probabilities: How likely each is.
-        problem: Why there is no answer; "" if there is one.
-        attention: How much of the answer comes from each patch, (grid, grid); None if not asked for.
-        pixels: What the model saw, before normalisation; kept only with `attention`.
+        probabilities: Their probabilities.
+        problem: Why the image could not be read; "" if it was.
+        attention: Share of the attention on each patch, (grid, grid); None if not requested.
+        pixels: The model's input before normalisation; kept only with `attention`.
     """
 
     file: str
@@ -46,12 +46,12 @@ class Prediction:
     pixels: Tensor | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as plain data, without the pictures."""
+        """The same as plain data, without the tensors."""
         return {name: getattr(self, name) for name in ("file", "classes", "probabilities", "problem")}
 
 
-def list_pictures(paths: Iterable[Path]) -> list[Path]:
-    """The files that are given, and the pictures under the folders that are; none is an error."""
+def list_images(paths: Iterable[Path]) -> list[Path]:
+    """The given files, and all images below the given folders; an empty list is an error."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -59,56 +59,55 @@ def list_pictures(paths: Iterable[Path]) -> list[Path]:
         elif path.is_file():
             found.append(path)
         else:
-            raise FathomsError(f"{path}: no such file or folder; give pictures or folders of them")
+            raise FathomsError(f"{path}: no such file or folder; give images or folders of them")
     if not found:
-        raise FathomsError(
-            f"no picture ({', '.join(IMAGE_SUFFIXES)}) is there; give files or folders of them"
-        )
+        raise FathomsError(f"no image ({', '.join(IMAGE_SUFFIXES)}) was found; give files or folders of them")
     return found
 
 
 def class_names(path: Path | None, known: Sequence[str] | None, number: int) -> Sequence[str]:
-    """Names of the classes: from a file with one a line, else those that are known, else their numbers."""
+    """Names of the classes: from a file with one per line, else the known names, else their numbers."""
     if path is None and known is None:
         return [str(index) for index in range(number)]
     names = read_names(path) if path is not None else known or ()
     if len(names) != number:
-        raise FathomsError(f"{path or 'classes'}: {len(names)} names for {number} classes; give one a line")
+        raise FathomsError(f"{path or 'classes'}: {len(names)} names for {number} classes; give one per line")
     return names
 
 
 @torch.no_grad()
 def predict(
-    model: ViT,
+    model: nn.Module,
     files: list[Path],
     *,
     classes: Sequence[str],
     top: int = 5,
     batch_size: int = 32,
-    look: Look = LOOK,
+    preprocessing: Preprocessing = DEFAULT,
     attention: bool = False,
 ) -> Iterator[Prediction]:
-    """The likeliest classes of each picture, in order; one that cannot be read has a `problem` instead."""
+    """The likeliest classes of each image, in order; one that cannot be read has a `problem` instead."""
     if not 1 <= top <= len(classes):
         raise FathomsError(f"--top {top}: use 1 to {len(classes)}, the number of classes")
     decoder = choose_decoder()
-    shift, scale = (torch.tensor(values).view(-1, 1, 1) for values in (look.mean, look.std))
+    channels, size, _ = image_shape(model)
+    shift, scale = (torch.tensor(values).view(-1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
     home = next(model.parameters())
-    cubic = look.interpolation == "bicubic"
+    cubic = preprocessing.interpolation == "bicubic"
     for start in range(0, len(files), batch_size):
         seen: dict[Path, Tensor] = {}
         problems: dict[Path, str] = {}
         for file in files[start : start + batch_size]:
             try:
                 decoded = decoder.decode(read_plain(file, MAX_FILE))
-                pixels = evaluation_pixels(decoded, model.config.image_size, look.photo_crop, cubic)
-                seen[file] = _grey(pixels.float() / 255, model.config.in_channels)
+                pixels = evaluation_pixels(decoded, size, preprocessing.file_crop, cubic)
+                seen[file] = _grey(pixels.float() / 255, channels)
             except (BadImageError, OSError) as error:
-                problems[file] = " ".join(str(error).split())
+                problems[file] = reason(error)
         rows: dict[Path, Prediction] = {}
         if seen:
             images = (torch.stack(list(seen.values())) - shift) / scale
-            images = images[:, : model.config.in_channels].to(home.device, home.dtype)
+            images = images[:, :channels].to(home.device, home.dtype)
             with in_inference(model):
                 values, indices = model(images).float().softmax(-1).topk(top)
             maps = attention_maps(model, images).float().cpu() if attention else [None] * len(images)
@@ -121,12 +120,12 @@ def predict(
 
 
 def _grey(pixels: Tensor, channels: int) -> Tensor:
-    """A picture without colours for a model of one channel, which is trained on the first of three equal ones."""
+    """A greyscale image for a model of one channel, which is trained on the first of three equal channels."""
     return pixels.mean(0, keepdim=True).expand(3, -1, -1) if channels == 1 else pixels
 
 
 def overlay(prediction: Prediction, path: Path) -> None:
-    """Draw a picture with what the model looked at kept bright and the rest darkened."""
+    """Write the image with attended patches bright and the others darkened."""
     from PIL import Image
 
     assert prediction.attention is not None

@@ -1,4 +1,4 @@
-"""How a picture becomes what a model was trained to see."""
+"""Preprocessing of images for inference: resize, centre crop and normalisation, as in training."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Any, Literal
 from fathoms.config_checks import check_choices, check_types
 from fathoms.data import IMAGENET_MEAN, IMAGENET_STD
 from fathoms.errors import ConfigError
-from fathoms.evaluate.loader import PHOTO_CROP
+
+FILE_CROP = 0.9
+"""Default share of each side of an image file that the centre crop keeps."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """Resize, crop in the middle, normalise; the defaults are those of a recipe that does not say.
+class Preprocessing:
+    """Resize, centre crop, normalise; the defaults are those of a recipe that does not set them.
 
     Args:
-        crop_pct: Share of the picture that is kept; None is 0.9 of a photo and all of an array.
+        crop_pct: Share of each side that the crop keeps; None keeps 0.9 of an image file and all of an array.
         interpolation: Filter of the resize.
-        mean: Subtracted from the colours.
-        std: What they are divided by.
+        mean: Per-channel mean that is subtracted.
+        std: Per-channel standard deviation to divide by.
     """
 
     crop_pct: float | None = None
@@ -31,17 +33,17 @@ class Look:
     def __post_init__(self) -> None:
         check_types(self, "preprocessing", ConfigError)
         check_choices(self, "preprocessing")
-        if not all(value > 0 for value in (self.photo_crop, *self.std)):
-            raise ConfigError("preprocessing: crop_pct and std must be above zero; mend them")
+        if not all(value > 0 for value in (self.file_crop, *self.std)):
+            raise ConfigError("preprocessing: crop_pct and std must be above zero; correct them")
 
     @property
-    def photo_crop(self) -> float:
-        """Share of a photo that is kept."""
-        return PHOTO_CROP if self.crop_pct is None else self.crop_pct
+    def file_crop(self) -> float:
+        """Share of each side of an image file that the crop keeps."""
+        return FILE_CROP if self.crop_pct is None else self.crop_pct
 
     @classmethod
-    def of(cls, recipe: Mapping[str, Any], **changes: Any) -> Look:
-        """What a recipe says, with the changes that are not None."""
+    def of(cls, recipe: Mapping[str, Any], **changes: Any) -> Preprocessing:
+        """The preprocessing of a recipe, with the changes that are not None."""
         known = {name: recipe[name] for name in cls.__dataclass_fields__ if recipe.get(name) is not None}
         known |= {name: value for name, value in changes.items() if value is not None}
         options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}

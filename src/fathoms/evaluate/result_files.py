@@ -1,4 +1,4 @@
-"""Files with the numbers of an evaluation: .csv for spreadsheets, .json for scripts."""
+"""Result files of an evaluation: .csv for spreadsheets, .json for scripts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ Results = dict[str, dict[str, Any]]
 
 
 def check_target(flag: str, target: str | None, endings: tuple[str, ...]) -> None:
-    """Refuse a file that could not be written, before anything is measured."""
+    """Refuse an output file that cannot be written, before the evaluation starts."""
     if target is None:
         return
     path = Path(target)
     if path.suffix not in endings:
-        raise ConfigError(f"{flag} {target}: is written as {' or '.join(endings)}; change the ending")
+        raise ConfigError(
+            f"{flag} {target}: this file is written as {' or '.join(endings)}; change the ending"
+        )
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise ConfigError(f"{flag} {target}: its folder cannot be written; create it or choose another")
 
@@ -34,12 +36,12 @@ def _write_csv(target: str, rows: Iterable[Iterable[Any]]) -> None:
 
 
 def write_results(target: str, results: Results) -> None:
-    """All numbers as .json, or one row for each data set as .csv."""
+    """All metrics as .json, or one row for each data set as .csv."""
     if target.endswith(".json"):
         write_atomic(Path(target), json.dumps({"results": results}, indent=1).encode() + b"\n")
         return
-    names = list(dict.fromkeys(name for told in results.values() for name, v in told.items() if _plain(v)))
-    rows = ([place, *(told.get(name) for name in names)] for place, told in results.items())
+    names = list(dict.fromkeys(name for row in results.values() for name, v in row.items() if _plain(v)))
+    rows = ([place, *(row.get(name) for name in names)] for place, row in results.items())
     _write_csv(target, [["data", *names], *rows])
 
 
@@ -50,15 +52,15 @@ def _plain(value: Any) -> bool:
 def write_per_class(target: str, results: Results) -> None:
     """One row for each class of each data set."""
     rows: list[list[Any]] = [["data", "class", "images", "top1"]]
-    for place, told in results.items():
-        counts = [sum(row) for row in told["confusion"]]
-        for (name, accuracy), count in zip(told["per_class"].items(), counts, strict=True):
+    for place, result in results.items():
+        counts = [sum(row) for row in result["confusion"]]
+        for (name, accuracy), count in zip(result["per_class"].items(), counts, strict=True):
             rows.append([place, name, count, accuracy])
     _write_csv(target, rows)
 
 
 def write_confusion(target: str, results: Results) -> None:
-    """The first data set's table: a row for each true class, a column for each answer."""
+    """Confusion matrix of the first data set: a row for each true class, a column for each predicted one."""
     first = next(iter(results.values()))
     named = zip(first["per_class"], first["confusion"], strict=True)
     _write_csv(target, [["true class", *first["per_class"]], *([name, *row] for name, row in named)])

@@ -1,7 +1,7 @@
-"""Label handling of the sets that ImageNet models are tried on beyond their own validation split.
+"""Labels of the ImageNet robustness sets.
 
-ImageNet-A, -R and -Sketch are folders named by the classes they have (200 or 1,000 of the 1,000);
-ImageNet-V2's folders are the numbers of the classes; ReaL gives each validation picture a list of labels.
+ImageNet-A, -R and -Sketch are folders named by their classes (200 or 1,000 of the 1,000);
+ImageNet-V2's folders are the numbers of the classes; ReaL gives each validation image a list of labels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, reason
 from fathoms.registry import nearest
 
 
@@ -30,26 +30,26 @@ def match_classes(data: Sequence[str], model: Sequence[str], where: str) -> list
         return [int(name) for name in data]
     unknown = next(name for name in data if name not in position)
     raise ConfigError(
-        f"{where}: the model knows no class {unknown!r}; the nearest is {nearest(unknown, model)!r}"
+        f"{where}: the model has no class {unknown!r}; the nearest is {nearest(unknown, model)!r}"
     )
 
 
 def read_real(path: str | Path) -> dict[int, tuple[int, ...]]:
-    """ReaL's labels: picture number, from 1 as in ILSVRC2012_val_00000001, to its labels; empty ones left out."""
+    """ReaL labels by image number, from 1 as in ILSVRC2012_val_00000001; images without labels are left out."""
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: no readable ReaL file ({' '.join(str(error).split())})") from error
+        raise ConfigError(f"{path}: is not a readable ReaL file ({reason(error)})") from error
     if not isinstance(rows, list) or not all(
         isinstance(row, list) and all(isinstance(label, int) for label in row) for row in rows
     ):
-        raise ConfigError(f"{path}: ReaL is a list of lists of class numbers; this is not")
+        raise ConfigError(f"{path}: ReaL labels are a list of lists of class numbers; this is not")
     return {number: tuple(row) for number, row in enumerate(rows, start=1) if row}
 
 
-def picture_number(name: str) -> int:
-    """The number at the end of a validation picture's name."""
+def image_number(name: str) -> int:
+    """The number at the end of a validation image's name."""
     match = re.search(r"(\d+)\.\w+$", name)
     if match is None:
-        raise ConfigError(f"{name}: no number at the end of the name, which ReaL goes by")
+        raise ConfigError(f"{name}: ReaL labels need a number at the end of the name; this has none")
     return int(match[1])

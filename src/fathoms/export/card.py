@@ -1,4 +1,4 @@
-"""The card that lies beside an exported model: what it is, how it was made and checked, how it is loaded."""
+"""The card of an exported model, as JSON and Markdown: origin, verification, input, preprocessing, classes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fathoms.atomic import write_atomic
 from fathoms.untrusted_files import sha256_of
 
 
-def facts(path: Path, told: dict[str, Any]) -> dict[str, Any]:
-    """What a card says, as plain data."""
+def facts(path: Path, entries: dict[str, Any]) -> dict[str, Any]:
+    """The card as plain data: the given entries with the file's hash and the versions."""
     versions = {
         "fathoms": version("fathoms"),
         "torch": torch.__version__,
@@ -26,14 +26,14 @@ def facts(path: Path, told: dict[str, Any]) -> dict[str, Any]:
         "file": path.name,
         "sha256": sha256_of(path),
         "bytes": path.stat().st_size,
-        **told,
+        **entries,
         "versions": versions,
     }
 
 
-def write_card(path: Path, told: dict[str, Any]) -> tuple[Path, Path]:
-    """Write the card as JSON and as Markdown beside the file."""
-    card = facts(path, told)
+def write_card(path: Path, entries: dict[str, Any]) -> tuple[Path, Path]:
+    """Write the card as JSON and as Markdown next to the file."""
+    card = facts(path, entries)
     as_json, as_text = path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.md")
     write_atomic(as_json, (json.dumps(card, indent=2) + "\n").encode())
     write_atomic(as_text, markdown(card).encode())
@@ -41,9 +41,11 @@ def write_card(path: Path, told: dict[str, Any]) -> tuple[Path, Path]:
 
 
 def markdown(card: dict[str, Any]) -> str:
-    """The card for people."""
+    """The card as Markdown."""
     gaps = ", ".join(f"{gap:.2g} at batch {batch}" for batch, gap in card["differences"].items())
-    folded = "" if card["folded"] is None else f" {card['folded']} scales and shifts are folded away."
+    folded = (
+        "" if card["folded"] is None else f" {card['folded']} scales and shifts are folded into the matrices."
+    )
     size = f"{card['parameters']:,} parameters, {card['bytes']:,} bytes"
     channels, height, width = card["input"]
     lines = [
@@ -65,26 +67,26 @@ def markdown(card: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _int8(told: dict[str, Any] | None) -> list[str]:
-    """What eight bits saved and cost, in a sentence."""
-    if told is None:
+def _int8(result: dict[str, Any] | None) -> list[str]:
+    """A sentence on size and accuracy before and after int8."""
+    if result is None:
         return []
-    (before, after), (large, small) = told["top1"], told["bytes"]
+    (before, after), (large, small) = result["top1"], result["bytes"]
     return [
         f"The matrices are int8: {small:,} bytes instead of {large:,}, top1 {after:.2f} % instead of "
-        f"{before:.2f} % of {told['images']:,} pictures ({_cell(told['data'])}). The differences above are "
-        "those before rounding."
+        f"{before:.2f} % on {result['images']:,} images ({_cell(result['data'])}). The differences above are "
+        "those before quantisation."
     ]
 
 
 def _table(title: str, values: dict[str, Any]) -> list[str]:
-    """A table of what is there."""
+    """A section with a table of the values that are not None."""
     rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in _flat(values) if value is not None]
     return ["", f"## {title}", "", "| field | value |", "|---|---|", *rows] if rows else []
 
 
 def _flat(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Names and values, those of tables inside under "table.name"."""
+    """Names and values; those of nested tables as "table.name"."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{path}{name}.")

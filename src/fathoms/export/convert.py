@@ -1,4 +1,4 @@
-"""Turn a .pth file from somebody else into safetensors, without ever opening it in this process."""
+"""Convert an untrusted .pth file to safetensors, without opening it in this process."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _TORCH_BYTES = 8 << 30
 
 @dataclass(frozen=True)
 class Converted:
-    """What was in the file.
+    """Contents of the converted file.
 
     Args:
         target: The safetensors file.
-        tensors: How many tensors it holds.
-        parameters: How many numbers.
-        dtypes: Of which kinds.
-        taken: The key of the checkpoint whose tensors were taken; "" for the whole.
-        top: The checkpoint's own keys and what stands there.
-        left_out: What is no tensor, and was not written.
+        tensors: Number of tensors.
+        parameters: Number of elements.
+        dtypes: Their dtypes.
+        taken: The key of the checkpoint whose tensors were taken; "" for the whole checkpoint.
+        top: The checkpoint's top-level keys and their types.
+        left_out: Entries that are not tensors, and were not written.
     """
 
     target: str
@@ -46,35 +46,35 @@ def convert(
     """Read a .pth, .pt or .bin file weights-only, in another process with limits, and write its tensors.
 
     Args:
-        source: The file; a pickle that asks for anything but tensors and plain containers is refused.
+        source: The file; a pickle of anything but tensors and plain containers is refused.
         target: Where the .safetensors file goes, whole or not at all.
-        key: Which entry of the checkpoint to take, such as "model" or "ema.module"; "" finds the model.
-        max_gb: Most memory for the file's contents, and the largest file that may be written.
-        seconds: Most processor time.
+        key: Entry of the checkpoint to take, such as "model" or "ema.module"; "" finds the model.
+        max_gb: Limit on the memory for the contents, and on the size of the file written, in GB.
+        seconds: Limit on CPU time.
     """
     source, target = Path(source), Path(target)
     _check(source, target)
     with replacing(target) as temporary:
-        told = _read_elsewhere(source, temporary, key, int(max_gb * 1e9), seconds)
-    lists = {name: tuple(told[name]) for name in ("dtypes", "top", "left_out")}
-    return Converted(str(target), told["tensors"], told["parameters"], taken=told["taken"], **lists)
+        found = _read_in_subprocess(source, temporary, key, int(max_gb * 1e9), seconds)
+    lists = {name: tuple(found[name]) for name in ("dtypes", "top", "left_out")}
+    return Converted(str(target), found["tensors"], found["parameters"], taken=found["taken"], **lists)
 
 
 def _check(source: Path, target: Path) -> None:
     if not source.is_file():
         raise WeightsError(f"{source}: no such file; give a .pth, .pt or .bin file")
     if source.suffix == ".safetensors":
-        raise WeightsError(f"{source}: this is a safetensors file already; load it as it is")
+        raise WeightsError(f"{source}: this is already a safetensors file; load it as it is")
     if target.suffix != ".safetensors":
         raise WeightsError(f"{target}: weights are written as .safetensors; change the ending")
     if not target.parent.is_dir():
         raise WeightsError(f"{target}: the folder does not exist; create it first")
 
 
-def _read_elsewhere(source: Path, target: Path, key: str, size: int, seconds: int) -> dict[str, Any]:
-    """Run the reader; its answer, or an error with its reason."""
+def _read_in_subprocess(source: Path, target: Path, key: str, size: int, seconds: int) -> dict[str, Any]:
+    """Run the reader; its report, or an error with the reason."""
     script = Path(__file__).with_name("unpickle.py")
-    # -I: no PYTHON* variables, no user site, no current folder on the path. Nothing else is handed on.
+    # -I: no PYTHON* variables, no user site, no current folder on the path. No other variable is passed on.
     limits = [str(_TORCH_BYTES + 3 * size), str(seconds), str(size)]
     command = [sys.executable, "-I", str(script), str(source.resolve()), str(target.resolve()), key, *limits]
     environment = {
@@ -87,15 +87,15 @@ def _read_elsewhere(source: Path, target: Path, key: str, size: int, seconds: in
             command, capture_output=True, text=True, env=environment, timeout=2 * seconds + 60, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise WeightsError(f"{source}: it could not be read in time; give more with --seconds") from error
+        raise WeightsError(f"{source}: it could not be read in time; raise --seconds") from error
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise WeightsError(
             f"{source}: reading it failed under the limits ({last[:160]}); raise --max-gb or --seconds"
         )
-    told = json.loads(lines[-1])
-    # What the file holds decides the names in this answer, not its form.
-    if "error" in told:
-        raise WeightsError(f"{source}: {told['error']}")
-    return told
+    report = json.loads(lines[-1])
+    # The untrusted file decides the names in this report, not its structure.
+    if "error" in report:
+        raise WeightsError(f"{source}: {report['error']}")
+    return report

@@ -1,4 +1,4 @@
-"""Write a model for use elsewhere, verified before it gets its name, with a card beside it."""
+"""Export a model to a file, verify it against the original, and write its card."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from fathoms.atomic import replacing
 from fathoms.errors import FathomsError
@@ -17,9 +18,10 @@ from fathoms.export.card import write_card
 from fathoms.export.onnx import OPSET, OnnxModel, write_onnx
 from fathoms.export.quantise import Judge, Quantised, quantise
 from fathoms.export.verify import verify
+from fathoms.models.build_timm import TIMM, build_timm
 from fathoms.models.inference_mode import in_inference
 from fathoms.models.vit import ViT
-from fathoms.models.weights import load_weights, save_weights
+from fathoms.models.weights import load_weights, put_weights, read_tensors, save_weights, weights_of
 from fathoms.registry import check_name
 from fathoms.surgery.fold.fold import fold
 from fathoms.surgery.inputs import example_images, image_shape, output_tensors
@@ -32,16 +34,16 @@ Runner = Callable[[Tensor], list[Tensor]]
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """An exported model.
 
     Args:
         path: The model.
-        card: The card beside it, as Markdown; the same as JSON lies there too.
+        card: Its card as Markdown; the same as JSON is next to it.
         format: One of `FORMATS`.
         differences: At each batch size, the largest difference from the original over its largest output.
-        folded: How many scales and shifts were folded first; None if that was not asked for.
-        parameters: How many numbers it holds.
-        int8: What eight bits saved and cost; None if the weights are float32.
+        folded: Number of scales and shifts folded first; None if that was not requested.
+        parameters: Number of parameters.
+        int8: Size and accuracy before and after int8 quantisation; None if the weights are float32.
     """
 
     path: str
@@ -58,7 +60,7 @@ class Exported:
 
 
 def export_model(
-    model: ViT,
+    model: nn.Module,
     path: str | Path,
     format: str = "onnx",
     *,
@@ -68,36 +70,40 @@ def export_model(
     name: str = "model",
     about: dict[str, Any] | None = None,
 ) -> Exported:
-    """Write a model to a file, after checking that what was written answers as the model does.
+    """Write a model to a file, after checking that the file computes the same outputs.
 
     Args:
-        model: What to export.
+        model: A fathoms model, or any model for "onnx" and "torch-export".
         path: The file; its ending must be the format's.
-        format: "onnx", "torch-export" (a .pt2 program), "safetensors" or "timm" (timm's names).
+        format: "onnx", "torch-export" (a .pt2 program), "safetensors" or "timm" (timm's parameter names).
         folded: Fold scales and shifts into the matrices first.
-        opset: ONNX's version; None is 18.
-        int8: Round the matrices of an ONNX file to eight bits, if these pictures let that pass. The differences
-            are then those of the file before rounding.
-        name: What the card calls it.
-        about: More for the card, such as the recipe and the metrics of a run.
+        opset: ONNX opset; None for 18.
+        int8: Quantise the matrices of an ONNX file to int8, if the accuracy on these images allows it. The
+            differences are then those of the file before quantisation.
+        name: Name of the model in the card; "timm/NAME" for a timm model.
+        about: Further entries of the card, such as the recipe and the metrics of a run.
     """
     path = Path(path)
     _check(path, format, opset, int8)
     subject, parts = model, None
     if folded:
-        copy, report = fold(model)
-        assert isinstance(copy, ViT)
-        subject, parts = copy, len(report)
+        subject, report = fold(model)
+        parts = len(report)
     with in_inference(model), replacing(path) as temporary:
-        gaps = verify(model, _write(subject, temporary, format, opset or OPSET), f"{format} file")
-        rounded = None if int8 is None else _round(model, temporary, int8)
+        gaps = verify(model, _write(subject, temporary, format, opset or OPSET, name), f"{format} file")
+        quantised = None if int8 is None else _quantise(model, temporary, int8)
     count = sum(parameter.numel() for parameter in subject.parameters())
-    told = {"model": name, "format": format, "parameters": count, "differences": gaps, "folded": parts}
-    told |= {"input": list(image_shape(model)), "config": subject.config.to_dict(), **(about or {})}
+    entries = {"model": name, "format": format, "parameters": count, "differences": gaps, "folded": parts}
+    entries |= {"input": list(image_shape(model)), "config": _config(subject), **(about or {})}
     if format == "onnx":
-        told |= {"opset": opset or OPSET, "int8": None if rounded is None else rounded.to_json()}
-    _, card = write_card(path, told)
-    return Exported(str(path), str(card), format, gaps, parts, count, rounded)
+        entries |= {"opset": opset or OPSET, "int8": None if quantised is None else quantised.to_json()}
+    _, card = write_card(path, entries)
+    return Exported(str(path), str(card), format, gaps, parts, count, quantised)
+
+
+def _config(model: nn.Module) -> dict[str, Any]:
+    """The config of a fathoms model; of another model the number of classes, which is all that is known."""
+    return model.config.to_dict() if isinstance(model, ViT) else {"num_classes": model.num_classes}
 
 
 def _check(path: Path, format: str, opset: int | None, int8: Judge | None) -> None:
@@ -108,27 +114,29 @@ def _check(path: Path, format: str, opset: int | None, int8: Judge | None) -> No
         raise FathomsError(f"export: {path.parent}: the folder does not exist; create it first")
     for option, value in {"opset": opset, "int8": int8}.items():
         if value is not None and format != "onnx":
-            raise FathomsError(f"export: {option} is for onnx only, not for {format}; leave it out")
+            raise FathomsError(f"--{option} is for --format onnx only, not for {format}; leave it out")
 
 
-def _write(model: ViT, path: Path, format: str, opset: int) -> Runner:
-    """Write a model, and give back what runs the file that was written."""
+def _write(model: nn.Module, path: Path, format: str, opset: int, name: str) -> Runner:
+    """Write a model; returns a function that runs the file."""
     if format == "onnx":
         write_onnx(model, path, opset)
         return OnnxModel(path)
-    return _write_program(model, path) if format == "torch-export" else _write_weights(model, path, format)
+    if format == "torch-export":
+        return _write_program(model, path)
+    return _write_weights(model, path, format) if isinstance(model, ViT) else _write_timm(model, path, name)
 
 
-def _round(model: ViT, path: Path, judge: Judge) -> Quantised:
-    """Put a file with rounded matrices in the place of one without."""
+def _quantise(model: nn.Module, path: Path, judge: Judge) -> Quantised:
+    """Replace an ONNX file by its int8 version."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".int8.") as folder:
-        rounded = Path(folder) / path.name
-        told = quantise(model, path, rounded, judge)
-        rounded.replace(path)
-    return told
+        small = Path(folder) / path.name
+        result = quantise(model, path, small, judge)
+        small.replace(path)
+    return result
 
 
-def _write_program(model: ViT, path: Path) -> Runner:
+def _write_program(model: nn.Module, path: Path) -> Runner:
     batch = torch.export.Dim("batch", min=1, max=4096)
     program = torch.export.export(
         model, (example_images(model, 2),), dynamic_shapes=({0: batch},), strict=False
@@ -138,7 +146,7 @@ def _write_program(model: ViT, path: Path) -> Runner:
 
 
 def _write_weights(model: ViT, path: Path, format: str) -> Runner:
-    """Write the weights, and read them back into a new model of the same config."""
+    """Write the weights of a fathoms model, and read them back into a new model of the same config."""
     twin = ViT(model.config).eval()
     if {name for name, _ in twin.named_parameters()} != {name for name, _ in model.named_parameters()}:
         raise FathomsError(
@@ -147,6 +155,22 @@ def _write_weights(model: ViT, path: Path, format: str) -> Runner:
         )
     save_weights(model, path, layout="timm" if format == "timm" else "fathoms")
     load_weights(twin, path)
+    return _runner(twin)
+
+
+def _write_timm(model: nn.Module, path: Path, name: str) -> Runner:
+    """Write the weights of a timm model under timm's names, and read them back into a new model of its name."""
+    state = weights_of(model)
+    twin = build_timm(name, _config(model)["num_classes"]).eval() if name.startswith(TIMM) else None
+    if twin is None or weights_of(twin).keys() != state.keys():
+        raise FathomsError(
+            f"export: timm builds no {type(model).__name__} with these weights, so a weights file of it could "
+            "not be loaded; use onnx or torch-export, or leave --fold out"
+        )
+    save_file(
+        {key: value.detach().cpu().contiguous() for key, value in state.items()}, path, {"format": "pt"}
+    )
+    put_weights(twin, read_tensors(path, str(path)), str(path))
     return _runner(twin)
 
 

@@ -1,4 +1,4 @@
-"""A model as an ONNX file with a dynamic batch, checked with onnxruntime."""
+"""Write a model as an ONNX file with a dynamic batch size, and run it with onnxruntime."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fathoms.errors import FathomsError
+from fathoms.errors import FathomsError, reason
 from fathoms.surgery.inputs import example_images
 
 # The first opset in which every operation of a Vision Transformer, layer norms included, is ONNX's own.
@@ -25,18 +25,18 @@ def _need(package: str) -> None:
 
 
 def write_onnx(model: nn.Module, path: Path, opset: int = OPSET) -> None:
-    """Write a model in inference as one ONNX file: input "images" with any batch, output "logits"."""
+    """Write a model as one ONNX file for inference: input "images" with any batch size, output "logits"."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _need(package)
     if opset not in OPSETS:
-        raise FathomsError(f"export: opset {opset} is not offered; use {OPSETS[0]} to {OPSETS[-1]}")
+        raise FathomsError(f"--opset {opset} is not supported; use {OPSETS[0]} to {OPSETS[-1]}")
     batch = torch.export.Dim("batch", min=1, max=4096)
     noisy = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir", "torch.onnx")]
     levels = [logger.level for logger in noisy]
     try:
         for logger in noisy:
             logger.setLevel(logging.ERROR)
-        # The exporter's own deprecations are for its authors, not for whoever exports a model.
+        # The exporter's own deprecation warnings are not for its users.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(
@@ -52,13 +52,13 @@ def write_onnx(model: nn.Module, path: Path, opset: int = OPSET) -> None:
                 verbose=False,
             )
     except torch.onnx.errors.OnnxExporterError as error:
-        # The exporter reports its own steps first; what stopped it is the cause at the end of the chain.
+        # The exporter reports its own stages first; the actual failure is the last cause of the chain.
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
         raise FathomsError(
-            f"export: torch cannot write {type(model).__name__} as ONNX ({reason[:160]}); try torch-export"
+            f"export: torch cannot write {type(model).__name__} as ONNX ({reason(cause)}); "
+            "try --format torch-export"
         ) from error
     finally:
         for logger, level in zip(noisy, levels, strict=True):
@@ -76,7 +76,7 @@ class OnnxModel:
         self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def __call__(self, images: Tensor) -> list[Tensor]:
-        """What it answers."""
+        """The outputs for a batch of images."""
         name = self.session.get_inputs()[0].name
         outputs = self.session.run(None, {name: images.cpu().numpy()})
         return [torch.from_numpy(output) for output in outputs]

@@ -1,4 +1,4 @@
-"""An exported model on the Hugging Face Hub: the file and its card, in one commit."""
+"""Push an exported model and its card to the Hugging Face Hub, in one commit."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 from fathoms.export.export import Exported
 from fathoms.models import hub
 
-# What the Hub reads at the head of a card: how to find the model, and by what to load it.
+# Metadata that the Hub reads from the top of a card, for its search and its code snippets.
 _HEAD = "---\nlibrary_name: fathoms\npipeline_tag: image-classification\ntags:\n- vision-transformer\n---\n\n"
 
 
 def publish(exported: Exported, repo: str, *, public: bool = False) -> str:
-    """Push an exported model; gives OWNER/NAME@COMMIT, which loads it again.
+    """Push an exported model; returns OWNER/NAME@COMMIT, which loads it again.
 
     The file is called `model` there with the ending of its format, so that a safetensors file is what
-    `load_trained`, `create_model(weights=...)` and `--checkpoint OWNER/NAME` look for.
+    `load_run`, `create_model(weights=...)` and `--checkpoint OWNER/NAME` look for.
 
     Args:
-        exported: What was written here.
-        repo: OWNER/NAME; made, if it is not there yet.
-        public: Whether a repository that is made can be seen by everybody.
+        exported: The local files.
+        repo: OWNER/NAME; created if it does not exist.
+        public: Whether a newly created repository is public.
     """
     path = Path(exported.path)
     name = f"model{path.suffix}"

@@ -1,4 +1,4 @@
-"""An ONNX file with its matrices in eight bits, and what that costs in accuracy on real data."""
+"""Quantise an ONNX file to int8, and measure the accuracy before and after."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from fathoms.data import Batch
 from fathoms.errors import FathomsError
 from fathoms.evaluate.metrics import FewerChannels, evaluate
 from fathoms.export.onnx import OnnxModel
-from fathoms.models.vit import ViT
+from fathoms.surgery.inputs import image_shape
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Labelled pictures on which a model is measured before and after.
+    """Labelled images on which accuracy is measured before and after quantisation.
 
     Args:
-        name: What the data is called.
-        batches: Gives the batches anew each time.
-        classes: How many classes the data has.
+        name: Name of the data.
+        batches: Returns the batches, from the first, on each call.
+        classes: Number of classes of the data.
         label_map: The model's output for each class of the data; None if they are the same.
-        max_drop: Points of top-1 accuracy that may be lost.
+        max_drop: Largest accepted loss of top-1 accuracy, in percentage points.
     """
 
     name: str
@@ -36,21 +36,22 @@ class Judge:
     max_drop: float = 1.0
 
     def top1(self, model: nn.Module, channels: int) -> tuple[float, int]:
-        """Percent right, and of how many pictures."""
-        seen = FewerChannels(model, channels)
-        told = evaluate(seen, self.batches(), self.classes, label_map=self.label_map)
-        return told.top1, told.images
+        """Top-1 accuracy in percent, and the number of images."""
+        result = evaluate(
+            FewerChannels(model, channels), self.batches(), self.classes, label_map=self.label_map
+        )
+        return result.top1, result.images
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """What eight bits saved and cost.
+    """Size and accuracy before and after int8 quantisation.
 
     Args:
-        data: What it was measured on.
-        images: How many pictures.
-        top1: Percent right, of the model and of the file in eight bits.
-        bytes: Size of the file in float32 and in eight bits.
+        data: Name of the data that it was measured on.
+        images: Number of images.
+        top1: Top-1 accuracy in percent, of the float32 model and of the int8 file.
+        bytes: Size of the file in float32 and in int8.
     """
 
     data: str
@@ -63,30 +64,30 @@ class Quantised:
         return asdict(self)
 
 
-class _Answers(nn.Module):
-    """An ONNX file where a module is expected."""
+class _OnnxModule(nn.Module):
+    """An ONNX file as a module."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.run = OnnxModel(path)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Its logits."""
+        """Logits."""
         return self.run(images)[0]
 
 
-def quantise(model: ViT, source: Path, target: Path, judge: Judge) -> Quantised:
-    """Write `source`, a verified ONNX file of `model`, with int8 weights, if the judge lets it pass.
+def quantise(model: nn.Module, source: Path, target: Path, judge: Judge) -> Quantised:
+    """Write `source`, a verified ONNX file of `model`, with int8 weights, unless that costs too much accuracy.
 
-    Weights are rounded for each column of a matrix, activations while the model runs: nothing is calibrated.
+    Weights are quantised per column of a matrix, activations dynamically: nothing is calibrated.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    # The shapes that torch noted in between belong to Gemm nodes that the quantiser rewrites; it finds its own.
+    # torch's intermediate shapes belong to Gemm nodes that the quantiser rewrites; it infers its own.
     graph = onnx.load(source)
     del graph.graph.value_info[:]
-    # It advises to run a preparation that the exporter has already done.
+    # It recommends a preprocessing step that the exporter has already done.
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.ERROR)
@@ -96,15 +97,15 @@ def quantise(model: ViT, source: Path, target: Path, judge: Judge) -> Quantised:
             target,
             op_types_to_quantize=["MatMul", "Gemm"],
             per_channel=True,
-            # Eight bits times eight bits overflow the sums of processors without VNNI; seven times eight do not.
+            # 8-bit times 8-bit products overflow the sums of CPUs without VNNI; 7-bit times 8-bit ones do not.
             reduce_range=True,
             weight_type=QuantType.QInt8,
         )
     finally:
         root.setLevel(level)
-    channels = model.config.in_channels
+    channels = image_shape(model)[0]
     before, images = judge.top1(model, channels)
-    after, _ = judge.top1(_Answers(target), channels)
+    after, _ = judge.top1(_OnnxModule(target), channels)
     if not before - after <= judge.max_drop:
         raise FathomsError(
             f"export: int8 takes top1 on {judge.name} from {before:.2f} to {after:.2f}, more than "

@@ -1,8 +1,8 @@
-"""Open a .pth file in a process of its own that can neither run its code, nor fill the machine, nor call out.
+"""Read an untrusted .pth file in a subprocess without network, with limits on memory, time and file size.
 
-Run as a script, by `fathoms.export.convert` and nobody else: the arguments are the pickle and where to write
-the tensors. It prints one line of JSON. Pickles are read with `weights_only=True`, which builds tensors and
-plain containers only; the limits are for what may still go wrong in the reader itself.
+Run as a script by `fathoms.export.convert` only: the arguments are the pickle and the file for the tensors. It
+prints one line of JSON. Pickles are read with `weights_only=True`, which builds tensors and plain containers
+only; the limits guard against faults in the reader itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MESSAGE = "this file wants to run code"
 
 
 def limit(memory: int, seconds: int, size: int) -> None:
-    """Cap this process: address space, processor time, and the size of any file it writes."""
+    """Limit this process: address space, CPU time, and the size of any file it writes."""
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
@@ -31,14 +31,14 @@ def cut_network() -> None:
     """Make every socket an error; nothing here needs one."""
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise PermissionError("no network while a stranger's file is open")
+        raise PermissionError("no network while an untrusted file is open")
 
     socket.socket = refuse  # pyrefly: ignore
     socket.create_connection = refuse
 
 
 def unpacked_size(path: Path) -> int:
-    """Bytes that a file says it holds once it is unpacked; its own size if it is no archive."""
+    """Bytes that a file declares to unpack to; its own size if it is not an archive."""
     if not zipfile.is_zipfile(path):
         return path.stat().st_size
     with zipfile.ZipFile(path) as archive:
@@ -46,18 +46,18 @@ def unpacked_size(path: Path) -> int:
 
 
 class RefusedError(Exception):
-    """What a file holds cannot be written as plain tensors; the message says why."""
+    """The contents cannot be written as plain tensors; the message says why."""
 
 
 def flatten(value: Any, path: str, tensors: dict[str, Any], others: dict[str, str]) -> None:
-    """Sort what a checkpoint holds into tensors and everything else, each under its path."""
+    """Sort the contents of a checkpoint into tensors and everything else, each under its path."""
     import torch
 
     if path in tensors or path == "__metadata__":
         raise RefusedError(f"{path[:80]!r} is the name of two things in it")
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.device.type != "cpu" or value.is_quantized:
-            raise RefusedError(f"{path[:80]!r} is no plain tensor")
+            raise RefusedError(f"{path[:80]!r} is not a plain tensor")
         tensors[path] = value
     elif isinstance(value, dict) and value:
         for key, item in value.items():
@@ -70,7 +70,7 @@ def flatten(value: Any, path: str, tensors: dict[str, Any], others: dict[str, st
 
 
 def _short(value: Any) -> str:
-    """The beginning of a value as text; a number of many thousand digits has none."""
+    """The beginning of a value as text; Python refuses to print an integer of many thousand digits."""
     try:
         return str(value)[:60]
     except (ValueError, RecursionError):
@@ -78,13 +78,13 @@ def _short(value: Any) -> str:
 
 
 def pick(checkpoint: Any, key: str) -> tuple[Any, str]:
-    """The part of a checkpoint that holds a model's weights, and the key it stood under."""
+    """The part of a checkpoint that holds a model's weights, and its key."""
     if key:
-        for step in key.split("."):
-            if not isinstance(checkpoint, dict) or step not in checkpoint:
+        for name in key.split("."):
+            if not isinstance(checkpoint, dict) or name not in checkpoint:
                 found = ", ".join(map(str, checkpoint)) if isinstance(checkpoint, dict) else "no keys"
                 raise KeyError(f"there is no {key!r} in it, but {found[:200]}")
-            checkpoint = checkpoint[step]
+            checkpoint = checkpoint[name]
         return checkpoint, key
     for name in ("model", "state_dict", "module", "model_state_dict"):
         if isinstance(checkpoint, dict) and isinstance(checkpoint.get(name), dict):
@@ -93,9 +93,9 @@ def pick(checkpoint: Any, key: str) -> tuple[Any, str]:
 
 
 def main(source: str, target: str, key: str, memory: str, seconds: str, size: str) -> dict[str, Any]:
-    """Read, sort, write; what was found, or an "error" with its reason."""
+    """Read, sort, write; returns a report, or an "error" with its reason."""
     path = Path(source)
-    # Modules are loaded before the limits and without the file's say, so that only reading is limited.
+    # Imported before the limits, so that only reading is limited.
     import torch
     from safetensors.torch import save_file
 
@@ -106,7 +106,8 @@ def main(source: str, target: str, key: str, memory: str, seconds: str, size: st
         if unpacked > int(size):
             return {"error": f"it unpacks to {unpacked / 1e9:.1f} GB, more than --max-gb allows"}
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
+    # An untrusted pickle raises anything; the report names it.
+    except Exception as error:  # noqa: BLE001
         return {"error": _reason(error)}
     tensors: dict[str, Any] = {}
     others: dict[str, str] = {}
@@ -118,9 +119,8 @@ def main(source: str, target: str, key: str, memory: str, seconds: str, size: st
     except RefusedError as error:
         return {"error": str(error)}
     except RecursionError:
-        return {"error": "it holds itself, or is nested too deeply; it is no checkpoint of a model"}
-    # A tensor may be a view that repeats one number a billion times: in the file it takes no room, written out
-    # it does.
+        return {"error": "it contains itself, or is nested too deeply; it is not a checkpoint of a model"}
+    # A tensor may be a view that repeats one number a billion times: tiny in this file, huge when written out.
     written = sum(value.numel() * value.element_size() for value in tensors.values())
     if written > int(size):
         return {"error": f"its tensors take {written / 1e9:.1f} GB, more than --max-gb allows"}
@@ -131,12 +131,12 @@ def main(source: str, target: str, key: str, memory: str, seconds: str, size: st
     )
     if not tensors:
         return {"error": f"it holds no tensors ({'; '.join(top)[:200] or type(checkpoint).__name__})"}
-    # Tensors that share memory are written out each for itself: safetensors holds no aliases.
+    # Tensors that share memory are written separately: safetensors has no aliases.
     try:
         save_file(
             {name: value.contiguous().clone() for name, value in tensors.items()}, target, {"format": "pt"}
         )
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         return {"error": f"its tensors cannot be written ({type(error).__name__}: {str(error)[:120]})"}
     return {
         "tensors": len(tensors),
@@ -163,7 +163,7 @@ def _reason(error: Exception) -> str:
         return f"{MESSAGE} when it is opened{detail}; ask its author for safetensors"
     if "memory" in text.lower():
         return "it needs more memory than --max-gb allows"
-    return f"it is no readable checkpoint ({type(error).__name__}: {text[:120]})"
+    return f"it is not a readable checkpoint ({type(error).__name__}: {text[:120]})"
 
 
 if __name__ == "__main__":

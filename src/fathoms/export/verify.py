@@ -1,4 +1,4 @@
-"""Whether an exported model answers as the original does, at batch sizes it was not exported with."""
+"""Verify an exported model against the original, at batch sizes other than the one it was exported with."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fathoms.surgery.inputs import difference, example_images, run
 
 BATCHES = (1, 5)
 
-# Another runtime sums in another order; more than this of the largest output is not rounding.
+# Another runtime sums in another order; a larger share of the largest output is not rounding.
 TOLERANCE = 1e-4
 
 
 def verify(model: nn.Module, exported: Callable[[Tensor], list[Tensor]], what: str) -> dict[int, float]:
-    """The difference at each batch size, over the largest output; above the tolerance it is an error."""
+    """The largest difference over the largest output, by batch size; above the tolerance it is an error."""
     gaps = {}
     for batch in BATCHES:
         images = example_images(model, batch, seed=batch)

@@ -1,48 +1,62 @@
-"""timm's models, from the extra."""
+"""Build timm models. Needs the optional dependency: pip install 'fathoms[timm]'.
+
+Importing this file imports neither torch nor timm, so that the command line can tell a timm name quickly.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from fathoms.errors import ConfigError
 from fathoms.ops.softmax_attention import leave_out_cudnn_attention
 from fathoms.registry import check_name
-from fathoms.train.job import TIMM
+
+if TYPE_CHECKING:
+    from torch import nn
+
+TIMM = "timm/"
+"""Prefix of the names of timm models."""
 
 
 def _timm(name: str, flag: str = "--model") -> Any:
-    """The package, with the model's name checked."""
+    """The timm package, after checking that it has a model of this name, with or without a pretrained tag."""
     try:
         import timm
     except ImportError as error:
         raise ConfigError(
-            f"{flag} {name}: timm's models need an extra; pip install 'fathoms[timm]'"
+            f"{flag} {name}: timm models need an optional dependency; pip install 'fathoms[timm]'"
         ) from error
-    check_name(name.removeprefix(TIMM).partition(".")[0], timm.list_models(), "timm model", flag)
+    plain = name.removeprefix(TIMM)
+    check_name(plain, timm.list_models(include_tags="." in plain), "timm model", flag)
     return timm
 
 
-def build_timm(name: str, classes: int, grad_checkpointing: bool = False) -> nn.Module:
-    """One of timm's models, untrained."""
+def build_timm(name: str, classes: int | None, grad_checkpointing: bool = False) -> nn.Module:
+    """A timm model with random weights.
+
+    Args:
+        name: "timm/NAME".
+        classes: Number of outputs; None keeps timm's own.
+        grad_checkpointing: Recompute activations in the backward pass.
+    """
     leave_out_cudnn_attention()
-    model = _timm(name).create_model(name.removeprefix(TIMM), num_classes=classes)
+    outputs = {} if classes is None else {"num_classes": classes}
+    model = _timm(name).create_model(name.removeprefix(TIMM), **outputs)
     if grad_checkpointing:
         model.set_grad_checkpointing()
     return model
 
 
 def timm_size(name: str) -> int:
-    """Side of the images that one of timm's models takes."""
+    """Side of the images that a timm model takes, in pixels."""
     config = _timm(name).get_pretrained_cfg(name.removeprefix(TIMM), allow_unregistered=False)
     return 224 if config is None else int(config.input_size[-1])
 
 
 def timm_teacher(name: str, classes: int) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
-    """One of timm's pretrained models, and what its images are normalised with."""
+    """A pretrained timm model, with the mean and standard deviation its images are normalised with."""
     model = _timm(name, "--teacher").create_model(name.removeprefix(TIMM), pretrained=True)
     if model.num_classes != classes:
-        raise ConfigError(f"--teacher {name}: it knows {model.num_classes} classes, the data has {classes}")
+        raise ConfigError(f"--teacher {name}: has {model.num_classes} classes, the data has {classes}")
     config = model.pretrained_cfg
     return model, tuple(config["mean"]), tuple(config["std"])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fathoms.errors import WeightsError
+from fathoms.errors import WeightsError, reason
 
 FILE = "model.safetensors"
 CARD = f"{FILE}.json"
@@ -47,10 +47,6 @@ def _split(hub_id: str) -> tuple[str, str | None]:
     return match["repo"], match["revision"]
 
 
-def _reason(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-
-
 def fetch(hub_id: str, file: str = FILE, *, endpoint: str | None = None) -> tuple[Path, str]:
     """Download one file of a repository at one commit.
 
@@ -83,7 +79,7 @@ def fetch(hub_id: str, file: str = FILE, *, endpoint: str | None = None) -> tupl
         ) from error
     # A server that breaks off or an id that is none raises errors of the client underneath.
     except (errors.HfHubHTTPError, OSError, ValueError, TypeError, RuntimeError) as error:
-        raise WeightsError(f"{hub_id}: the Hub does not give it ({_reason(error)})") from error
+        raise WeightsError(f"{hub_id}: the Hub does not give it ({reason(error)})") from error
     return Path(path), f"{repo}@{revision}"
 
 
@@ -112,5 +108,5 @@ def push(repo: str, files: Mapping[str, Path], *, public: bool = False, endpoint
         api.create_repo(name, private=not public, exist_ok=True)
         commit = api.create_commit(name, added, commit_message=f"fathoms export: {', '.join(files)}")
     except (client.errors.HfHubHTTPError, OSError, ValueError, TypeError, RuntimeError) as error:
-        raise WeightsError(f"{repo}: the Hub does not take it ({_reason(error)}); see `hf auth`") from error
+        raise WeightsError(f"{repo}: the Hub does not take it ({reason(error)}); see `hf auth`") from error
     return f"{name}@{commit.oid}"

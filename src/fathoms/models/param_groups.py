@@ -8,6 +8,7 @@ from torch import nn
 
 from fathoms.errors import ConfigError
 from fathoms.models.vit import ViT
+from fathoms.text_table import aligned
 
 
 class ParamGroups(list[dict[str, Any]]):
@@ -15,15 +16,11 @@ class ParamGroups(list[dict[str, Any]]):
 
     def table(self) -> str:
         """One line for each parameter: its group, its decay, its share of the learning rate, and why."""
-        rows = [("group", "decay", "lr x", "parameter", "why")]
+        rows: list[tuple[str, ...]] = []
         for index, group in enumerate(self):
             numbers = (str(index), f"{group['weight_decay']:g}", f"{group['lr_scale']:.3g}")
             rows += [(*numbers, name, group["why"]) for name in group["names"]]
-        widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
-        ]
-        return "\n".join(line.rstrip() for line in lines)
+        return aligned(("group", "decay", "lr x", "parameter", "why"), rows)
 
 
 def why_no_decay(parameter: nn.Parameter) -> str | None:

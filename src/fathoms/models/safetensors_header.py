@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from fathoms.errors import WeightsError
+from fathoms.errors import WeightsError, reason
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 
@@ -48,12 +49,11 @@ def check_header(path: Path, name: str) -> dict[str, tuple[int, ...]]:
         entries = {key: value for key, value in header.items() if key != "__metadata__"}
         return {key: _shape(value) for key, value in entries.items()}
     except (ValueError, RecursionError) as error:
-        reason = "its header is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise _unreadable(name, " ".join(reason.split())[:160]) from error
+        raise _unreadable(name, reason(error)) from error
 
 
-def _unreadable(name: str, reason: str) -> WeightsError:
-    return WeightsError(f"{name}: not a readable safetensors file ({reason}); fetch it again")
+def _unreadable(name: str, why: str) -> WeightsError:
+    return WeightsError(f"{name}: not a readable safetensors file ({why}); fetch it again")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -87,10 +87,15 @@ def build_for(config: ViTConfig, path: str | Path) -> ViT:
         raise WeightsError(f"{path}: holds {len(shapes)} tensors, too few for a model of {blocks} blocks")
     with torch.device("meta"):
         described = ViT(config)
+    check_size(described, held, path)
+    return ViT(config)
+
+
+def check_size(described: nn.Module, held: int, path: str | Path) -> None:
+    """Refuse a model, built without memory on the meta device, that is far larger than its weights file."""
     needed = sum(value.numel() for value in [*described.parameters(), *described.buffers()])
     if needed > 2 * held + _ROOM:
         raise WeightsError(
             f"{path}: holds {held:,} numbers, but the config describes a model of {needed:,}; "
             "they do not belong together"
         )
-    return ViT(config)

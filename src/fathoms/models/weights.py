@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fathoms.atomic import replacing
-from fathoms.errors import WeightsError
+from fathoms.errors import WeightsError, reason
 from fathoms.models import hub
 from fathoms.models.safetensors_header import check_header
 from fathoms.models.timm_names import State, from_timm, layout_of, resize_positions, to_timm, unwrap
@@ -46,8 +46,9 @@ def read_tensors(path: Path, name: str) -> State:
     try:
         return load_file(path)
     except (safetensors.SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise WeightsError(f"{name}: not a readable safetensors file ({reason}); fetch it again") from error
+        raise WeightsError(
+            f"{name}: not a readable safetensors file ({reason(error)}); fetch it again"
+        ) from error
 
 
 def _read(source: str | Path | Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
@@ -138,6 +139,40 @@ def load_weights(
     for key, parameter in own.items():
         parameter.copy_(given[key])
     return LoadReport(name, layout, resized, skipped)
+
+
+def weights_of(model: nn.Module) -> State:
+    """Parameters and saved buffers of any model, each once under its first name."""
+    saved = model.state_dict().keys()
+    buffers = {name: value for name, value in model.named_buffers() if name in saved}
+    return {**dict(model.named_parameters()), **buffers}
+
+
+@torch.no_grad()
+def put_weights(
+    model: nn.Module,
+    given: State,
+    where: str,
+    spread_like: Callable[[Tensor, Tensor], Tensor] = lambda given, _: given,
+) -> None:
+    """Copy weights into any model that has exactly these names and shapes.
+
+    Args:
+        model: Where the weights go.
+        given: Every parameter and saved buffer, whole.
+        where: Prefix of error messages.
+        spread_like: Distributes a whole tensor like the model's own, where the model is sharded.
+    """
+    own = weights_of(model)
+    if own.keys() != given.keys():
+        odd = min(own.keys() ^ given.keys())
+        raise WeightsError(
+            f"{where}: {odd!r} is in the model or in the checkpoint only; they do not belong together"
+        )
+    for name, tensor in own.items():
+        if tensor.shape != given[name].shape:
+            raise WeightsError(f"{where}: {name} is {tuple(given[name].shape)}, not {tuple(tensor.shape)}")
+        tensor.copy_(spread_like(given[name], tensor))
 
 
 def save_weights(model: ViT, path: str | Path, layout: str = "fathoms") -> None:

@@ -1,1 +1,6 @@
-"""What happens inside a model, block by block."""
+"""Measurements inside a model, block by block."""
+
+from fathoms.probes.attention_maps import attention_maps
+from fathoms.probes.signal import Signal, Site, probe
+
+__all__ = ["Signal", "Site", "attention_maps", "probe"]

@@ -1,4 +1,4 @@
-"""Where a model looks: class attention where there is one, else attention rollout, as a map over patches."""
+"""Attention maps over the patches: class attention where the model has it, else attention rollout."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
+from fathoms.models.hooks import hooked
 from fathoms.models.inference_mode import in_inference
 from fathoms.models.vit import ViT
 from fathoms.parts.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
 
 
 def _self_map(attention: SelfAttention, x: Tensor, rotation: Any) -> Tensor:
-    """The probabilities of one block, mean over heads, (B, N, N)."""
+    """Attention probabilities of one block, mean over heads, (B, N, N)."""
     q, k, _ = attention.project(x, rotation)
     logits = q @ k.transpose(-2, -1) * (attention.dim // attention.heads) ** -0.5
     if isinstance(attention, TalkingHeadsAttention):
@@ -25,12 +26,12 @@ def _self_map(attention: SelfAttention, x: Tensor, rotation: Any) -> Tensor:
 
 
 def _mixed(maps: Float[Tensor, "B H N M"], mixer: nn.Linear) -> Float[Tensor, "B H N M"]:
-    """The maps with a linear across the heads."""
+    """The maps after a linear layer across the heads."""
     return mixer(maps.movedim(1, -1)).movedim(-1, 1)
 
 
 def _class_map(attention: ClassAttention, queries: Tensor, context: Tensor) -> Tensor:
-    """What the first query takes from each token of the context, mean over heads, (B, N)."""
+    """Attention of the first query to each token of the context, mean over heads, (B, N)."""
 
     def heads(x: Tensor) -> Tensor:
         return x.unflatten(-1, (attention.heads, -1)).transpose(1, 2)
@@ -42,14 +43,18 @@ def _class_map(attention: ClassAttention, queries: Tensor, context: Tensor) -> T
 
 
 @torch.no_grad()
-def attention_maps(model: ViT, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B G G"]:
-    """How much of the answer comes from each patch; every map sums to one.
+def attention_maps(model: nn.Module, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B G G"]:
+    """Share of the attention on each patch; every map sums to one.
 
-    CaiT's class attention says it directly. Elsewhere the blocks' maps, each mixed half and half with the
-    identity for the skip, are multiplied from the first block to the last.
+    CaiT's class attention gives it directly. Elsewhere the maps of the blocks, each averaged with the identity
+    for the residual connection, are multiplied from the first block to the last.
 
     Paper: Abnar & Zuidema 2020, arXiv:2005.00928 (rollout).
     """
+    if not isinstance(model, ViT):
+        raise FathomsError(
+            f"attention maps are drawn of fathoms models only, not of {type(model).__name__}; leave --attention out"
+        )
     blocks: list[Tensor] = []
     reads: list[Tensor] = []
 
@@ -61,18 +66,14 @@ def attention_maps(model: ViT, images: Float[Tensor, "B C H W"]) -> Float[Tensor
 
     kinds = (ClassAttention, SelfAttention)
     handles = [m.register_forward_pre_hook(keep) for m in model.modules() if isinstance(m, kinds)]
-    try:
-        with in_inference(model):
-            model(images)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(*handles), in_inference(model):
+        model(images)
     if reads:
         maps = torch.stack(reads).mean(0)
     elif blocks:
         maps = _rollout(blocks, model)
     else:
-        raise FathomsError("attention: this model has no attention that can be drawn")
+        raise FathomsError("--attention: this model has no attention that can be drawn; leave it out")
     maps = maps / maps.sum(-1, keepdim=True)
     return maps.unflatten(1, (model.grid, model.grid))
 
@@ -80,8 +81,7 @@ def attention_maps(model: ViT, images: Float[Tensor, "B C H W"]) -> Float[Tensor
 def _rollout(blocks: list[Tensor], model: ViT) -> Tensor:
     flow = torch.eye(blocks[0].shape[-1]).to(blocks[0])[None]
     for block in blocks:
-        step = (block + torch.eye(block.shape[-1]).to(block)) / 2
-        flow = step @ flow
+        flow = (block + torch.eye(block.shape[-1]).to(block)) / 2 @ flow
     prefix = model.num_prefix_tokens
     rows = flow[:, 0] if model.readout.travelling else flow[:, prefix:].mean(1)
     return rows[:, prefix:]

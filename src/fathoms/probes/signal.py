@@ -1,4 +1,4 @@
-"""How the signal fares on its way through the depth: forward, and back."""
+"""Signal propagation through the depth: activations forward, gradients backward."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from fathoms.errors import ConfigError
+from fathoms.models.hooks import hooked
 from fathoms.models.inference_mode import in_inference
 from fathoms.parts.block import Block, Join
+from fathoms.text_table import aligned
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,8 @@ class Site:
     Args:
         block: Name of the block, such as "blocks.3".
         branch: "attn" or "mlp".
-        stream: Root mean square of the stream that the branch is added to.
-        added: Root mean square of what is added, norm and scale included.
+        stream: Root mean square of the residual stream that the branch is added to.
+        added: Root mean square of the branch's output, norm and scale included.
         ratio: `added` over `stream`.
         gradient: Norm of the loss's gradient on the stream after the addition.
         weights: Norm of the loss's gradient on the parameters of the branch.
@@ -45,12 +48,12 @@ class Signal(list[Site]):
 
     @property
     def growth(self) -> float:
-        """How many times larger the stream is at the last site than at the first."""
+        """Ratio of the stream at the last site to that at the first."""
         return _quotient(self[-1].stream, self[0].stream)
 
     @property
     def gradient_ratio(self) -> float:
-        """Gradient at the first site over gradient at the last: 1 is even, 0 vanishes, large explodes."""
+        """Gradient at the first site over gradient at the last: near 0 it vanishes, far above 1 it explodes."""
         return _quotient(self[0].gradient, self[-1].gradient)
 
     def to_json(self) -> dict[str, Any]:
@@ -62,17 +65,17 @@ class Signal(list[Site]):
         }
 
     def table(self) -> str:
-        """One line a site, for a terminal."""
+        """One line per site, for a terminal."""
         columns = ("stream", "added", "ratio", "gradient", "weights")
-        lines = [f"{'block':<18}{'branch':<8}" + "".join(f"{column:>10}" for column in columns)]
-        for site in self:
-            numbers = "".join(f"{getattr(site, column):>10.3g}" for column in columns)
-            lines.append(f"{site.block:<18}{site.branch:<8}{numbers}")
-        return "\n".join(lines)
+        rows = [
+            (site.block, site.branch, *(f"{getattr(site, column):.3g}" for column in columns))
+            for site in self
+        ]
+        return aligned(("block", "branch", *columns), rows)
 
 
 def _quotient(a: float, b: float) -> float:
-    """The quotient, which nothing over nothing leaves undefined."""
+    """The quotient; NaN for 0 / 0, infinity for x / 0."""
     return a / b if b else math.nan if a == 0.0 else math.inf
 
 
@@ -88,8 +91,8 @@ def _norm(tensors: Sequence[Tensor | None]) -> float:
     return math.hypot(*(tensor.float().norm().item() for tensor in tensors if tensor is not None))
 
 
-def _watch(join: Join, seen: dict[str, Tensor]) -> list[Any]:
-    """Hooks that keep what flows through a join."""
+def _record(join: Join, seen: dict[str, Tensor]) -> list[RemovableHandle]:
+    """Hooks that record the stream, the branch's output and the gradient at a join."""
 
     def keep_added(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         seen["added"] = output.detach()
@@ -104,14 +107,14 @@ def _watch(join: Join, seen: dict[str, Tensor]) -> list[Any]:
 def probe(
     model: nn.Module, images: Float[Tensor, "B C H W"], labels: Int[Tensor, " B"] | None = None
 ) -> Signal:
-    """Send one batch through a model and its loss back, and measure every branch on the way.
+    """Run one batch forward and backward, and measure the signal at every branch.
 
-    The model is left as it was: its mode, its parameters and their gradients.
+    The model is left unchanged: its mode, its parameters and their gradients.
 
     Args:
-        model: A fathoms model, or any module with fathoms blocks inside.
+        model: A fathoms model, or any module that contains fathoms blocks.
         images: A batch.
-        labels: Its classes; without them, classes drawn at random from a fixed seed.
+        labels: Its classes; None draws them at random with a fixed seed.
 
     >>> from fathoms import ViT, ViTConfig
     >>> vit = ViT(ViTConfig(image_size=8, patch_size=2, dim=32, heads=2, depth=4, num_classes=10))
@@ -121,25 +124,24 @@ def probe(
     """
     blocks = {name: module for name, module in model.named_modules() if isinstance(module, Block)}
     if not blocks:
-        raise ConfigError(f"probe: {type(model).__name__} has no fathoms blocks inside; give a fathoms model")
+        raise ConfigError(f"probe: {type(model).__name__} has no fathoms blocks; give a fathoms model")
     seen: dict[tuple[str, str], dict[str, Tensor]] = {}
-    hooks: list[Any] = []
+    hooks: list[RemovableHandle] = []
     for name, block in blocks.items():
         for branch, join in (("attn", block.attn_join), ("mlp", block.mlp_join)):
-            hooks += _watch(join, seen.setdefault((name, branch), {}))
+            hooks += _record(join, seen.setdefault((name, branch), {}))
     kept = [parameter.grad for parameter in model.parameters()]
     try:
-        _backward(model, images, labels)
+        with hooked(*hooks):
+            _backward(model, images, labels)
         return Signal(_site(name, branch, blocks[name], seen[name, branch]) for name, branch in seen)
     finally:
-        for hook in hooks:
-            hook.remove()
         for parameter, gradient in zip(model.parameters(), kept, strict=True):
             parameter.grad = gradient
 
 
 def _backward(model: nn.Module, images: Tensor, labels: Tensor | None) -> None:
-    """One step's gradients, in evaluation mode so that drop-path does not blur the measure."""
+    """Gradients of one batch, in evaluation mode so that drop-path adds no noise."""
     model.zero_grad(set_to_none=True)
     with in_inference(model), torch.enable_grad():
         logits = model(images)

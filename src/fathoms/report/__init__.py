@@ -1,1 +1,5 @@
-"""Pages that show what a run folder holds; nothing but files is read, and nothing remote is loaded."""
+"""The report page of a run: curves, settings, norms by layer."""
+
+from fathoms.report.page import write_report
+
+__all__ = ["write_report"]

@@ -1,4 +1,4 @@
-"""Line charts as geometry: where axes, ticks and lines go. The template draws them as SVG."""
+"""Geometry of line charts: axes, ticks and lines. The template draws them as SVG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Points = list[tuple[float, float | None]]
 WIDTH, HEIGHT = 520, 250
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 12, 40
 DOTS = 48
-"""Lines of more points than this are drawn without a dot on each."""
+"""Most points of a line that is drawn with a dot on each."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart ready to be drawn; `points` are what hovering shows."""
+    """A chart ready to be drawn; `points` are shown on hover."""
 
     key: str
     title: str
@@ -47,7 +47,7 @@ def nice_step(span: float, count: int) -> float:
 def ticks(low: float, high: float, count: int) -> list[float]:
     """Round numbers that enclose low to high."""
     size = max(abs(low), abs(high))
-    # What differs by less is one number to the eye, and below the second limit to the arithmetic too.
+    # A smaller span is invisible, and below the second limit it underflows.
     if high - low < max(1e-9 * size, 1e-300):
         pad = 0.1 * size if size > 1e-300 else 1.0
         low, high = low - pad, high + pad
@@ -74,11 +74,11 @@ def draw(
     """A chart of named series, each with its class; None where there is nothing to draw.
 
     Args:
-        key: Its name in the page's data.
-        title: Its name for readers.
+        key: Its key in the page's data.
+        title: Its title.
         series: Name to class and points.
-        unit: What stands behind a value.
-        floor: Where the vertical axis begins at the latest.
+        unit: Unit printed after a value.
+        floor: Upper bound of the lower end of the vertical axis.
     """
     kept = {name: points for name, (_, points) in series.items() if any(y is not None for _, y in points)}
     if not kept:

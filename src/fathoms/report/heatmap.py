@@ -1,4 +1,4 @@
-"""Norms of every block over the course of a run, as a grid of colours."""
+"""Heat maps of the norms of every block over a run."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fathoms.report.read import number
+from fathoms.report.run_files import number
 
 COLUMNS = 60
-"""More measurements than this are thinned out evenly."""
+"""Most columns; more measurements are subsampled evenly."""
 WIDTH, LEFT, BOTTOM, TOP = 520, 92, 34, 6
 
-# Dark blue to yellow, about even steps of lightness, readable on white and on black.
+# Dark blue to yellow in even lightness, readable on white and on black.
 RAMP = ("#2b2f6b", "#35518f", "#3a74a3", "#4396a6", "#5bb79c", "#8cd38a", "#c6e77c", "#f7f59a")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement: where, in which colour (None: no number), and what it says."""
+    """One measurement: position, colour (None: not a number) and tooltip."""
 
     x: float
     y: float
@@ -28,7 +28,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A grid ready to be drawn."""
+    """A heat map ready to be drawn."""
 
     title: str
     cells: list[Cell]
@@ -42,7 +42,7 @@ class HeatMap:
 
 
 def colour(share: float) -> str:
-    """The ramp at a share from 0 to 1."""
+    """The colour at a share of the ramp, from 0 to 1."""
     place = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
     index = min(int(place), len(RAMP) - 2)
     a, b = (tuple(int(RAMP[index + i][k : k + 2], 16) for k in (1, 3, 5)) for i in (0, 1))
@@ -51,7 +51,7 @@ def colour(share: float) -> str:
 
 
 def draw(title: str, field: str, probes: list[dict[str, Any]]) -> HeatMap | None:
-    """A map of one number of every site over the updates; colours follow its logarithm."""
+    """Heat map of one number of every site over the updates; colours follow its logarithm."""
     rows = [row for row in probes if isinstance(row.get("sites"), list) and row["sites"]]
     if not rows:
         return None
@@ -69,25 +69,25 @@ def draw(title: str, field: str, probes: list[dict[str, Any]]) -> HeatMap | None
     for column, (row, line) in enumerate(zip(rows, table, strict=True)):
         for place, (name, value) in enumerate(line[: len(names)]):
             shade = colour((math.log(value) - low) / ((high - low) or 1)) if value else None
-            said = "no finite number above zero" if value is None else f"{value:.4g}"
-            text = f"{name}, update {number(row.get('step'), 0):g}: {said}"
+            shown = "not a finite number above zero" if value is None else f"{value:.4g}"
+            text = f"{name}, update {number(row.get('step'), 0):g}: {shown}"
             cells.append(Cell(round(LEFT + column * width, 2), round(TOP + place * height, 2), shade, text))
     every = max(1, math.ceil(14 / height))
     labels = [(round(TOP + (i + 0.5) * height, 2), name) for i, name in enumerate(names) if i % every == 0]
     jump = max(1, math.ceil(len(rows) / 6))
-    steps = [
+    updates = [
         (round(LEFT + (i + 0.5) * width, 2), f"{number(row.get('step'), 0):g}")
         for i, row in enumerate(rows)
         if i % jump == 0
     ]
     total = TOP + height * len(names) + BOTTOM
     return HeatMap(
-        title, cells, width, height, total, labels, steps, f"{math.exp(low):.3g}", f"{math.exp(high):.3g}"
+        title, cells, width, height, total, labels, updates, f"{math.exp(low):.3g}", f"{math.exp(high):.3g}"
     )
 
 
 def _site(site: Any, field: str) -> tuple[str, float | None]:
-    """A site's name and its number, where that is above zero."""
+    """Name and number of a site; None unless it is above zero."""
     if not isinstance(site, dict):
         return "?", None
     value = number(site.get(field))

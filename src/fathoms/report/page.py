@@ -1,4 +1,4 @@
-"""report.html: one file about one run, which opens anywhere and asks nobody for anything."""
+"""The report page of a run: one HTML file that loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from markupsafe import Markup
 from fathoms.atomic import write_atomic
 from fathoms.errors import ConfigError
 from fathoms.report import chart, heatmap
-from fathoms.report.read import RunRecord, listed, number, read_run, table
+from fathoms.report.run_files import RunRecord, listed, number, read_run, table
 
 TEMPLATES = Path(__file__).parent / "templates"
 FILE = "report.html"
 
 
 def write_report(folder: Path, target: Path | None = None) -> Path:
-    """Write the page of a run folder, into it unless `target` says otherwise; returns where."""
+    """Write the report page of a run folder, to report.html in it unless `target` is given; returns its path."""
     text = render(read_run(folder))
     target = folder / FILE if target is None else target
     try:
@@ -77,17 +77,17 @@ def _charts(run: RunRecord) -> list[chart.Chart | None]:
         "test top-5": ("other", run.series("val", "top5"))
     }
     rate = {"learning rate": ("train", run.series("train", "lr"))}
-    speed = {"images a second": ("train", run.series("train", "images_per_second"))}
+    speed = {"images per second": ("train", run.series("train", "images_per_second"))}
     return [
         chart.draw("loss", "Loss", lines("loss", "train", "test")),
         chart.draw("accuracy", "Accuracy", accuracy, " %"),
         chart.draw("lr", "Learning rate", rate, floor=0.0),
-        chart.draw("speed", "Images a second", speed, floor=0.0),
+        chart.draw("speed", "Images per second", speed, floor=0.0),
     ]
 
 
 def hover(made: chart.Chart) -> dict[str, Any]:
-    """What the page's script needs to show values under the pointer."""
+    """Data for the tooltips of a chart."""
     return {
         "x": made.x_range,
         "left": chart.LEFT / chart.WIDTH,
@@ -100,7 +100,7 @@ def hover(made: chart.Chart) -> dict[str, Any]:
 
 
 def embedded(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that cannot close the script element around it."""
     return (
         json.dumps(value, allow_nan=False)
         .replace("<", "\\u003c")
@@ -122,7 +122,7 @@ def policy(style: str, script: str) -> str:
 
 
 def headline(run: RunRecord) -> list[tuple[str, str, str]]:
-    """The numbers at the top: what, value, and a remark."""
+    """The numbers at the top: label, value and remark."""
     summary = run.summary
     best, last = table(summary.get("best")), table(summary.get("last"))
     rows: list[tuple[str, str, str]] = []
@@ -145,7 +145,7 @@ def headline(run: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def tables(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Every setting by section, and what the run ran on."""
+    """Every setting by section, and the environment of the run."""
     plain = {k: v for k, v in run.config.items() if not isinstance(v, dict) and k != "classes"}
     sections = [("Run", plain | table(run.config.get("run")))]
     sections += [(name.capitalize(), table(run.config.get(name))) for name in ("model", "recipe")]
@@ -155,7 +155,7 @@ def tables(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def shown(value: Any) -> str:
-    """A setting as a reader would write it."""
+    """A setting as text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
@@ -164,13 +164,13 @@ def shown(value: Any) -> str:
 
 
 def count(value: int | float) -> str:
-    """A number of things in thousands or millions."""
+    """A count in thousands or millions."""
     scale, unit = next(((s, u) for s, u in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if value >= s), (1.0, ""))
     return f"{value / scale:.3g}{unit}" if scale > 1 else f"{value:g}"
 
 
 def duration(seconds: int | float) -> str:
-    """A time as a person says it."""
+    """A duration in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -178,7 +178,7 @@ def duration(seconds: int | float) -> str:
 
 
 def file_size(size: int | float) -> str:
-    """Bytes in a unit that fits."""
+    """A size in B, kB, MB or GB."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

@@ -28,6 +28,7 @@ from fathoms.data.sources.digits import digit_sources
 from fathoms.data.tools.manifest import default_manifest, verify_manifest
 from fathoms.errors import ConfigError
 from fathoms.evaluate.loader import AnyLoader, eval_loader
+from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.models.build_timm import build_timm
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights
@@ -82,10 +83,7 @@ def build_data(job: Job, size: int, world: World) -> Data:
         held_out,
         size,
         job.recipe.batch_size,
-        crop_pct=job.recipe.crop_pct,
-        interpolation=job.recipe.interpolation,
-        mean=job.recipe.mean,
-        std=job.recipe.std,
+        Preprocessing.of(job.recipe.to_dict()),
         workers=job.run.workers,
         device=world.device,
         share=(world.rank, world.size),

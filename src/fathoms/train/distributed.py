@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from fathoms.errors import ConfigError, FathomsError
+from fathoms.errors import ConfigError, FathomsError, reason
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,8 @@ def naming_lost_ranks(world: World) -> Iterator[None]:
         known = isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST)
         if world.size == 1 or not known:
             raise
-        said = " ".join(str(error).split())[:200]
         raise FathomsError(
-            f"rank {world.rank}: another process of this run has gone or does not answer ({said}); "
+            f"rank {world.rank}: another process of this run has gone or does not answer ({reason(error)}); "
             "give the same command again, or let torchrun --max-restarts do so"
         ) from error
 

@@ -14,8 +14,6 @@ from fathoms.models.config import ViTConfig
 from fathoms.train.recipe.image_sizes import ImageSizes
 from fathoms.train.recipe.recipe import Recipe
 
-TIMM = "timm/"
-
 
 @dataclass(frozen=True)
 class RunOptions:

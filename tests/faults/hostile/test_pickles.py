@@ -37,11 +37,11 @@ CONTENTS = {
         {"w": torch.ones(1).expand(10**5, 10**5)},
         "its tensors take 40.0 GB, more than --max-gb allows",
     ),
-    "loop": (looped(), "it holds itself"),
+    "loop": (looped(), "it contains itself"),
     "deep": (deep(1500), "nested too deeply"),
     "double": ({"a.b": torch.ones(1), "a": {"b": torch.ones(2)}}, "is the name of two things"),
     "metadata": ({"__metadata__": torch.ones(1)}, "is the name of two things"),
-    "sparse": ({"w": torch.eye(3).to_sparse()}, "is no plain tensor"),
+    "sparse": ({"w": torch.eye(3).to_sparse()}, "is not a plain tensor"),
     "meta": ({"w": torch.empty(10**6, 10**6, device="meta")}, ""),
     "nothing": ({}, "it holds no tensors"),
     "numbers": ({"epoch": 10**5000}, ""),
@@ -111,7 +111,7 @@ def test_names_out_of_a_pickle_are_printed_as_text(place, capsys):
 
 def test_a_loop_is_refused_in_one_line_and_leaves_nothing(place):
     torch.save(looped(), place / "loop.pth")
-    with pytest.raises(FathomsError, match="it holds itself") as caught:
+    with pytest.raises(FathomsError, match="it contains itself") as caught:
         convert(place / "loop.pth", place / "loop.safetensors")
     assert str(caught.value).isprintable()
     assert [path.name for path in place.iterdir()] == ["loop.pth"]

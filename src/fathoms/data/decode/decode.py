@@ -26,7 +26,7 @@ from jaxtyping import UInt8
 from fathoms.data.decode.image_header import FORMATS, MAX_PIXELS, ImageHeader, hush_pillow, read_header
 from fathoms.data.decode.turbojpeg import HOW_TO_GET, TurboJpeg, load_turbojpeg
 from fathoms.data.errors import BadImageError
-from fathoms.errors import BackendError
+from fathoms.errors import BackendError, reason
 from fathoms.registry import check_name
 
 Box = tuple[int, int, int, int]
@@ -115,7 +115,7 @@ def _simplejpeg_region(data: bytes, header: ImageHeader, box: Box) -> np.ndarray
     try:
         pixels = simplejpeg.decode_jpeg(data, "RGB")
     except ValueError as error:
-        raise BadImageError(" ".join(str(error).split())[:160]) from error
+        raise BadImageError(reason(error)) from error
     if pixels.shape[:2] != (header.height, header.width):
         raise BadImageError("its pixels do not have the size its header declares")
     top, left, height, width = box

@@ -20,6 +20,7 @@ from jaxtyping import UInt8
 
 from fathoms.config_checks import MAX_TEXT
 from fathoms.data.errors import DataError
+from fathoms.errors import reason
 from fathoms.untrusted_files import MAX_CLASSES, check_names, read_names, read_plain
 
 # An IDX or CIFAR file is unpacked into memory; this bounds what a hostile .gz can ask for.
@@ -111,8 +112,7 @@ def open_npz(path: str | Path, split: str = "train") -> ArraySource:
         raise
     # numpy reads an array's header as Python source: a damaged one raises anything from TokenError to SystemError.
     except Exception as error:
-        reason = " ".join(str(error).split())[:100] or type(error).__name__
-        raise DataError(f"{path}: not a plain .npz ({reason}); save it again") from error
+        raise DataError(f"{path}: not a plain .npz ({reason(error)}); save it again") from error
     names_or_numbers = classes or [str(i) for i in range(top + 1)]
     return ArraySource("npz", found, as_rgb(images, str(path)), labels.reshape(-1), names_or_numbers)
 

@@ -9,6 +9,7 @@ import numpy as np
 from fathoms.data.decode.image_header import MAX_FILE
 from fathoms.data.errors import BadImageError, DataError
 from fathoms.data.sources.base import digest_lines, pick_split
+from fathoms.errors import reason
 from fathoms.untrusted_files import MAX_CLASSES, check_names, read_plain
 
 PREFIX = "hfds/"
@@ -77,8 +78,7 @@ def open_hub(path: str, split: str = "train") -> HubSource:
             loaded = datasets.load_from_disk(path)
     # Arrow, its JSON and the network raise errors of a dozen packages.
     except Exception as error:
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise DataError(f"{path}: no readable data set ({reason}); save or fetch it again") from error
+        raise DataError(f"{path}: no readable data set ({reason(error)}); save or fetch it again") from error
     if isinstance(loaded, datasets.Dataset):
         loaded = {"all": loaded}
     found = pick_split(split, [str(name) for name in loaded], path)

@@ -16,6 +16,7 @@ from typing import BinaryIO, cast
 
 from fathoms.data.decode.image_header import MAX_FILE
 from fathoms.data.errors import ArchiveError, BadImageError
+from fathoms.errors import reason
 
 _BLOCK = 512
 # An extended header holds a name or two.
@@ -103,8 +104,9 @@ def read_index(path: str | Path) -> list[Member]:
             end = archive.offset
     # A chain of extended headers makes tarfile call itself, once for each.
     except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise ArchiveError(f"{where}: not a readable uncompressed tar ({reason}); pack it again") from error
+        raise ArchiveError(
+            f"{where}: not a readable uncompressed tar ({reason(error)}); pack it again"
+        ) from error
     _check_end(path, end, length)
     return members
 

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fathoms.errors import FathomsError
 from fathoms.parts.attention import ClassAttention
-from fathoms.parts.squash import Derf, DyT
+from fathoms.parts.dyt import Derf, DyT
 from fathoms.surgery.accelerate.modules import InPlaceOf
 from fathoms.surgery.inputs import output_tensors
 

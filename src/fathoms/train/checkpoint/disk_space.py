@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from fathoms.errors import ConfigError
-from fathoms.train.checkpoint.state_dict import weights_of
+from fathoms.models.weights import weights_of
 
 MOMENTS = {"adamw": 2, "lamb": 2, "muon": 2, "sgd": 1, "momentum": 1}
 """Numbers that an optimizer keeps for each parameter, at most."""

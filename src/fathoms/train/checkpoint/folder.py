@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fathoms.atomic import sync_folder
-from fathoms.errors import WeightsError
+from fathoms.errors import WeightsError, reason
 from fathoms.train.checkpoint.migrate import VERSION, bring_up
 from fathoms.train.checkpoint.safetensors_writer import write_tensors
 from fathoms.train.checkpoint.validate import check_state, read_manifest
@@ -208,22 +208,22 @@ def why_unusable(folder: Path) -> str | None:
     except FileNotFoundError as error:
         return f"{Path(error.filename or folder).name} is missing"
     except (OSError, ValueError, AttributeError) as error:
-        return " ".join(str(error).split())
+        return reason(error)
     return None
 
 
 def read(folder: Path) -> Checkpoint:
     """A checkpoint that verifies; anything else is an error."""
-    reason = why_unusable(folder)
-    if reason:
-        raise WeightsError(f"{folder}: not a whole checkpoint: {reason}")
+    why = why_unusable(folder)
+    if why:
+        raise WeightsError(f"{folder}: not a whole checkpoint: {why}")
     state = read_json(folder / "state.json", WeightsError)
     check_state(state, str(folder))
     state = bring_up(state, str(folder))
     try:
         tensors = {path.stem: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
     except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise WeightsError(f"{folder}: {' '.join(str(error).split())}") from error
+        raise WeightsError(f"{folder}: {reason(error)}") from error
     return Checkpoint(tensors, state)
 
 

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
-from fathoms.models.build_timm import timm_teacher
+from fathoms.models.build_timm import TIMM, timm_teacher
 from fathoms.models.weights import load_weights
 from fathoms.models.zoo import create_model
-from fathoms.train.job import TIMM
 from fathoms.train.objective.distillation import Teacher, check_distillation, class_logits, distillation_loss
 from fathoms.train.recipe.recipe import Recipe
 

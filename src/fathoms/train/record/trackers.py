@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, reason
 from fathoms.registry import Registry
 
 PATIENCE = 30.0
@@ -203,5 +203,4 @@ class Mirrors:
             yield
         except (Exception, SystemExit) as error:
             alive.pop(name, None)
-            reason = " ".join(str(error).split()) or type(error).__name__
-            self._say(f"log: {name} failed and is dropped ({reason[:200]}); metrics.jsonl has everything")
+            self._say(f"log: {name} failed and is dropped ({reason(error)}); metrics.jsonl has everything")

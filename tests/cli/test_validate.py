@@ -66,7 +66,7 @@ def test_a_run_of_any_kind_is_measured_again_with_the_same_result(photos, tmp_pa
     assert again["loss"] == pytest.approx(last["loss"], rel=1e-4)
     if "timm/resnet10t" in words:
         assert run("validate", "--checkpoint", tmp_path / "r", "--image-size", "64") == 2
-        assert "this run's model has one size" in capsys.readouterr().err
+        assert "--image-size: a timm model is built as its name says" in capsys.readouterr().err
 
 
 def test_numbers_are_written_as_tables(photos, vit, tmp_path, capsys):
@@ -122,11 +122,11 @@ def test_mistakes_are_found_before_anything_is_measured(photos, vit, tmp_path, c
     Image.new("RGB", (40, 40)).save(tmp_path / "odd" / "val" / "green" / "1.png")
     (tmp_path / "x.npz").write_bytes(b"no archive")
     for words, message in (
-        (["--confusion", "table.txt"], "is written as .csv; change the ending"),
+        (["--confusion", "table.txt"], "this file is written as .csv; change the ending"),
         (["--results-file", tmp_path / "none" / "r.json"], "its folder cannot be written"),
-        (["--real-labels", tmp_path / "real.json"], "ReaL is a list of lists"),
+        (["--real-labels", tmp_path / "real.json"], "ReaL labels are a list of lists"),
         (["--robustness", tmp_path / "nowhere"], "nowhere: no such file or folder"),
-        (["--robustness", tmp_path / "odd"], "the model knows no class 'green'"),
+        (["--robustness", tmp_path / "odd"], "the model has no class 'green'"),
         (["--robustness", tmp_path / "x.npz"], "x.npz"),
         (["--device", "cuda:7"], "GPU"),
         (["--split", "nope"], "nope"),
@@ -156,7 +156,7 @@ def test_arrays_are_judged_whole_and_cropping_them_is_refused(tmp_path, capsys):
     ]
     assert run("train", *words, "--output", tmp_path, "--experiment", "d") == 0
     assert run("validate", "--checkpoint", tmp_path / "d", "--crop-pct", "0.8") == 2
-    assert "arrays are judged whole" in capsys.readouterr().err
+    assert "arrays are evaluated whole" in capsys.readouterr().err
     assert run("validate", "--checkpoint", tmp_path / "d", "--crop-pct", "1.0") == 0
 
 

@@ -12,7 +12,7 @@ import torch
 
 from fathoms import FathomsError
 from fathoms.cli.main import main
-from fathoms.evaluate.load import load_trained
+from fathoms.evaluate.load import load_run
 from fathoms.models import hub
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -78,13 +78,13 @@ def test_what_is_pushed_is_loaded_at_its_commit_with_its_card(store, digits_run,
     assert readme.startswith("---\nlibrary_name: fathoms\n")
     for section in ("## metrics", "## config", "## recipe", "## classes"):
         assert section in readme
-    own = load_trained(str(digits_run))
+    own = load_run(str(digits_run))
     for checkpoint in (name, "me/digits", "me/digits@main"):
-        trained = load_trained(checkpoint)
-        assert trained.source == name
-        assert (trained.classes, trained.look) == (own.classes, own.look)
+        loaded = load_run(checkpoint)
+        assert loaded.source == name
+        assert (loaded.classes, loaded.preprocessing) == (own.classes, own.preprocessing)
         images = torch.randn(2, 1, 8, 8)
-        assert torch.equal(trained.model(images), own.model(images))
+        assert torch.equal(loaded.model(images), own.model(images))
     assert {revision for _, revision in store.asked} == {store.heads["me/digits"]}
 
 
@@ -93,8 +93,8 @@ def test_an_old_commit_stays_what_it_was(digits_run, tmp_path, capsys):
     first = pushed(digits_run, tmp_path, capsys)
     second = pushed(digits_run, tmp_path, capsys)
     assert first != second
-    assert load_trained(first).source == first
-    assert load_trained("me/digits").source == second
+    assert load_run(first).source == first
+    assert load_run("me/digits").source == second
 
 
 def test_a_repository_is_private_unless_it_is_to_be_public(store, digits_run, tmp_path, capsys):
@@ -109,9 +109,9 @@ def test_a_repository_without_a_card_needs_the_model_s_name(store, digits_run, t
     name = pushed(digits_run, tmp_path, capsys)
     (store.folder / "me" / "digits" / store.heads["me/digits"] / hub.CARD).unlink()
     with pytest.raises(FathomsError, match="does not say which model it is; give --model"):
-        load_trained(name)
-    fields = load_trained(str(digits_run)).config.to_dict()
-    assert load_trained(name, "vit_digits", **fields).source == name
+        load_run(name)
+    fields = load_run(str(digits_run)).config.to_dict()
+    assert load_run(name, "vit_digits", **fields).source == name
 
 
 def test_mistakes_are_said(store, monkeypatch):
@@ -121,7 +121,7 @@ def test_mistakes_are_said(store, monkeypatch):
         hub.push("digits", {})
     monkeypatch.setattr(store, "model_info", lambda *_, **__: (_ for _ in ()).throw(OSError("no route")))
     with pytest.raises(FathomsError, match="no route.*and there is no such folder or file here"):
-        load_trained("runs/misspelt")
+        load_run("runs/misspelt")
     monkeypatch.setattr(
         store, "create_repo", lambda *_, **__: (_ for _ in ()).throw(OSError("401 Unauthorized"))
     )

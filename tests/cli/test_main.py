@@ -1,4 +1,4 @@
-"""The command line as a user meets it: in a process of its own."""
+"""The `fathoms` command in a process of its own."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_help_is_quick():
         (["prob"], "fathoms: no command is called 'prob'; did you mean 'probe'?"),
         (["probe", "--nrm", "dyt"], "fathoms probe: no option is called '--nrm'; did you mean '--norm'?"),
         (["probe", "--norm", "dty"], "fathoms probe: --norm: no value is called 'dty'; did you mean 'dyt'?"),
-        (["probe", "--depth", "deep"], "fathoms probe: --depth: 'deep' is no int; see --help"),
+        (["probe", "--depth", "deep"], "fathoms probe: --depth: 'deep' is not a whole number; see --help"),
         (["probe", "--depth", "0"], "fathoms probe: depth=0 is too small; use 1 or more"),
         (
             ["probe", "--model", "cait"],

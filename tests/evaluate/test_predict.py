@@ -1,4 +1,4 @@
-"""Pictures in, classes out, and a map of where the model looked."""
+"""Images in, classes out, and attention maps drawn over them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from fathoms import FathomsError, create_model
 from fathoms.cli import predict as command
 from fathoms.cli.parse import parse
 from fathoms.evaluate.predict import class_names, predict
-from fathoms.evaluate.preprocessing import Look
+from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.export.export import export_model
-from fathoms.probes.attention_maps import attention_maps
 
 DIGITS = {"num_classes": 10, "depth": 2}
 
@@ -46,14 +45,14 @@ def test_a_folder_is_classified_with_names(folder, capsys):
     (folder / "names.txt").write_text("\n".join(f"digit {i}" for i in range(10)))
     assert predicted(folder, "--classes", str(folder / "names.txt"), "--top", "3") == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.startswith("picture  ")
+    assert header.startswith("image  ")
     assert header.endswith("class 3")
     assert len(lines) == 2
     assert re.search(r"a\.png +digit \d", lines[0])
     assert lines[0].count("%") == 3
 
 
-def test_json_has_every_picture_and_a_bad_one_is_named(folder, capsys):
+def test_json_has_every_image_and_a_bad_one_is_named(folder, capsys):
     (folder / "photos" / "c.png").write_bytes(b"no picture")
     assert predicted(folder, "--json", "--batch-size", "2") == 1
     told = json.loads(capsys.readouterr().out)
@@ -65,61 +64,24 @@ def test_json_has_every_picture_and_a_bad_one_is_named(folder, capsys):
 
 
 def test_overlays_are_written(folder):
-    assert predicted(folder, "--attention", str(folder / "looked")) == 0
-    names = sorted(path.name for path in (folder / "looked").iterdir())
+    assert predicted(folder, "--attention", str(folder / "maps")) == 0
+    names = sorted(path.name for path in (folder / "maps").iterdir())
     assert names == ["000000-a.png", "000001-b.png"]
-    with Image.open(folder / "looked" / names[0]) as drawn:
+    with Image.open(folder / "maps" / names[0]) as drawn:
         assert drawn.size == (8, 8)
 
 
-@pytest.mark.parametrize(
-    "switches",
-    [
-        {},
-        {"readout": "mean"},
-        {"readout": "class_attention", "attention": "talking_heads"},
-        {"position": "rope", "registers": 4, "qk_norm": "rmsnorm", "heads": 4},
-    ],
-    ids=str,
-)
-def test_maps_are_shares_of_the_patches(switches):
-    vit = model(**switches).train()
-    maps = attention_maps(vit, torch.randn(3, 1, 8, 8))
-    assert vit.training
-    assert maps.shape == (3, 4, 4)
-    assert (maps >= 0).all()
-    assert torch.allclose(maps.sum((1, 2)), torch.ones(3))
-
-
-def test_rollout_of_one_block_is_its_map_with_the_skip_left_out():
-    """One block: the class token's row of (A + I) / 2, over the patches, as shares."""
-    vit = model(depth=1)
-    seen = []
-    vit.blocks[0].attn.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    maps = attention_maps(vit, torch.randn(2, 1, 8, 8))
-    q, k, _ = vit.blocks[0].attn.project(seen[0], None)
-    expected = (q @ k.transpose(-2, -1) * 16**-0.5).softmax(-1).mean(1)[:, 0, 1:]
-    expected = expected / expected.sum(-1, keepdim=True)
-    assert torch.allclose(maps.flatten(1), expected, atol=1e-5)
-
-
-def test_talking_heads_are_drawn_with_the_bias_of_their_mixing():
-    """A bias far above every probability makes all patches equal, and so it makes the map."""
-    vit = model(depth=1, attention="talking_heads")
-    with torch.no_grad():
-        vit.blocks[0].attn.qkv.weight.mul_(20)
-        vit.blocks[0].attn.proj_w.bias.fill_(1e4)
-    maps = attention_maps(vit, torch.randn(2, 1, 8, 8))
-    assert torch.allclose(maps, torch.full_like(maps, 1 / 16), atol=1e-5)
-
-
-def test_a_grey_model_sees_a_colour_picture_as_the_grey_one_it_was_trained_on(folder):
+def test_a_grey_model_sees_a_colour_image_as_the_grey_one_it_was_trained_on(folder):
     """Three equal channels, normalised each by its own numbers, of which training takes the first."""
     pixels = np.repeat(np.random.default_rng(0).integers(0, 255, (8, 8, 1), dtype=np.uint8), 3, 2)
     Image.fromarray(pixels).save(folder / "grey.png")
-    look = Look(crop_pct=1.0, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    preprocessing = Preprocessing(crop_pct=1.0, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     (row,) = predict(
-        model(), [folder / "grey.png"], classes=[str(i) for i in range(10)], look=look, attention=True
+        model(),
+        [folder / "grey.png"],
+        classes=[str(i) for i in range(10)],
+        preprocessing=preprocessing,
+        attention=True,
     )
     images = (torch.from_numpy(pixels[None, None, :, :, 0]) / 255 - 0.1) / 0.5
     assert row.probabilities == pytest.approx(model()(images).softmax(-1).topk(5).values[0].tolist())
@@ -127,7 +89,7 @@ def test_a_grey_model_sees_a_colour_picture_as_the_grey_one_it_was_trained_on(fo
 
 def test_mistakes_are_said(tmp_path, folder):
     (folder / "w.safetensors.json").write_text("{}")
-    with pytest.raises(FathomsError, match="no card of an exported model; it has no config"):
+    with pytest.raises(FathomsError, match="is not the card of an exported model; it has no config"):
         predicted(folder)
     (folder / "w.safetensors.json").unlink()
     with pytest.raises(
@@ -142,8 +104,8 @@ def test_mistakes_are_said(tmp_path, folder):
     # Not a format that is decoded, and a file that is hidden.
     (tmp_path / "photos" / "scan.tif").write_bytes(b"II")
     (tmp_path / "photos" / "._a.png").write_bytes(b"")
-    with pytest.raises(FathomsError, match="no picture"):
+    with pytest.raises(FathomsError, match="no image"):
         predicted(tmp_path)
     (tmp_path / "names.txt").write_text("one\ntwo\n")
-    with pytest.raises(FathomsError, match="2 names for 10 classes; give one a line"):
+    with pytest.raises(FathomsError, match="2 names for 10 classes; give one per line"):
         class_names(tmp_path / "names.txt", None, 10)

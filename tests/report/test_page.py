@@ -16,7 +16,7 @@ from fathoms import FathomsError
 from fathoms.cli.main import main
 from fathoms.report import chart, heatmap
 from fathoms.report.page import count, duration, embedded, file_size, write_report
-from fathoms.report.read import read_run
+from fathoms.report.run_files import read_run
 from fathoms.train.record.toml import to_toml
 
 HOSTILE = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'{{7*7}}&"
@@ -230,9 +230,9 @@ def test_a_line_being_written_is_left_out_and_a_damaged_one_is_named(folder, cap
     assert len(read_run(folder).metrics) == 10
     (folder / "metrics.jsonl").write_text('{"epoch": 0}\nnonsense\n')
     assert main(["report", str(folder)]) == 2
-    assert "metrics.jsonl: line 2: no readable JSON" in capsys.readouterr().err
+    assert "metrics.jsonl: line 2: not readable as JSON" in capsys.readouterr().err
     (folder / "metrics.jsonl").write_text("[1]\n")
-    with pytest.raises(FathomsError, match="line 1: is no JSON object"):
+    with pytest.raises(FathomsError, match="line 1: is not a JSON object"):
         read_run(folder)
 
 
@@ -249,7 +249,7 @@ def test_the_command_writes_the_page_and_says_where(folder, tmp_path, capsys):
     assert main(["report", str(folder), "--output", str(tmp_path / "page.html"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"report": str(tmp_path / "page.html")}
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
-    for wrong, message in ((tmp_path, "it has no config.toml"), (tmp_path / "none", "no run folder")):
+    for wrong, message in ((tmp_path, "it has no config.toml"), (tmp_path / "none", "is not a run folder")):
         assert main(["report", str(wrong)]) == 2
         assert message in capsys.readouterr().err
     assert main(["report", str(folder), "--output", "/proc/nothing/page.html"]) == 2

@@ -1,0 +1,50 @@
+"""Flags of the commands: every kind of mistake gives one good line, and optional booleans have three states."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from fathoms import FathomsError
+from fathoms.cli.parse import given, parse
+
+
+def parsed(command, *words):
+    return parse(importlib.import_module(f"fathoms.cli.{command}"), command, words)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("probe --depth deep", "--depth: 'deep' is not a whole number; see --help"),
+        ("probe --batch-size 1.5", "--batch-size: '1.5' is not a whole number; see --help"),
+        ("probe --batch-size=x", "--batch-size: 'x' is not a whole number; see --help"),
+        ("train --lr fast", "--lr: 'fast' is not a number; see --help"),
+        ("train --mean 1 2", "--mean: '1 2' is not 3 numbers; see --help"),
+        ("predict a.png --checkpoint x --std 1 2 z", "--std: '1 2 z' is not 3 numbers; see --help"),
+        ("probe --batch-size", "--batch-size: takes a value, and none is given; see --help"),
+        ("probe --depth", "--depth: takes a value, and none is given; see --help"),
+        ("probe --norm dty", "--norm: no value is called 'dty'; did you mean 'dyt'?"),
+        ("export run --format onx", "--format: no value is called 'onx'; did you mean 'onnx'?"),
+        ("probe --nrm dyt", "no option is called '--nrm'; did you mean '--norm'?"),
+        ("probe --nrm=dyt", "no option is called '--nrm'; did you mean '--norm'?"),
+        ("probe -x", "no option is called '-x'; see --help"),
+        ("validate --checkpont x", "no option is called '--checkpont'; did you mean '--checkpoint'?"),
+        ("validate", "--checkpoint: required, and not given; see --help"),
+        ("convert a.pth", "TARGET: required, and not given; see --help"),
+        ("models a b", "'b' is one argument too many; see --help"),
+        ("probe --json yes", "'yes' is one argument too many; see --help"),
+    ],
+)
+def test_every_kind_of_mistake_gives_one_line_that_names_what_was_typed(line, message, capsys):
+    with pytest.raises(FathomsError) as caught:
+        parsed(*line.split())
+    assert str(caught.value) == message
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_optional_boolean_is_given_refused_or_absent():
+    assert "amp" not in given(parsed("train").training)
+    assert given(parsed("train", "--amp").training)["amp"] is True
+    assert given(parsed("train", "--no-amp").training)["amp"] is False

@@ -1,0 +1,62 @@
+"""Attention maps over the patches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fathoms import FathomsError, create_model
+from fathoms.probes.attention_maps import attention_maps
+
+DIGITS = {"num_classes": 10, "depth": 2}
+
+
+def model(**more):
+    torch.manual_seed(0)
+    return create_model("vit_digits", **DIGITS | more).eval()
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {},
+        {"readout": "mean"},
+        {"readout": "class_attention", "attention": "talking_heads"},
+        {"position": "rope", "registers": 4, "qk_norm": "rmsnorm", "heads": 4},
+    ],
+    ids=str,
+)
+def test_maps_are_shares_of_the_patches(switches):
+    vit = model(**switches).train()
+    maps = attention_maps(vit, torch.randn(3, 1, 8, 8))
+    assert vit.training
+    assert maps.shape == (3, 4, 4)
+    assert (maps >= 0).all()
+    assert torch.allclose(maps.sum((1, 2)), torch.ones(3))
+
+
+def test_rollout_of_one_block_is_its_map_with_the_skip_left_out():
+    """One block: the class token's row of (A + I) / 2, over the patches, as shares."""
+    vit = model(depth=1)
+    seen = []
+    vit.blocks[0].attn.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    maps = attention_maps(vit, torch.randn(2, 1, 8, 8))
+    q, k, _ = vit.blocks[0].attn.project(seen[0], None)
+    expected = (q @ k.transpose(-2, -1) * 16**-0.5).softmax(-1).mean(1)[:, 0, 1:]
+    expected = expected / expected.sum(-1, keepdim=True)
+    assert torch.allclose(maps.flatten(1), expected, atol=1e-5)
+
+
+def test_talking_heads_are_drawn_with_the_bias_of_their_mixing():
+    """A bias far above every probability makes all patches equal, and so it makes the map."""
+    vit = model(depth=1, attention="talking_heads")
+    with torch.no_grad():
+        vit.blocks[0].attn.qkv.weight.mul_(20)
+        vit.blocks[0].attn.proj_w.bias.fill_(1e4)
+    maps = attention_maps(vit, torch.randn(2, 1, 8, 8))
+    assert torch.allclose(maps, torch.full_like(maps, 1 / 16), atol=1e-5)
+
+
+def test_a_model_that_is_not_a_fathoms_model_is_refused():
+    with pytest.raises(FathomsError, match="of fathoms models only, not of Flatten; leave --attention out"):
+        attention_maps(torch.nn.Flatten(), torch.zeros(1, 3, 8, 8))
