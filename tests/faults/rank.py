@@ -22,7 +22,7 @@ update, save = Trainer._update, checkpoints.save
 
 
 def counted(trainer, batch):
-    here = f"{trainer.world.rank}:{trainer.course.updates}"
+    here = f"{trainer.context.world.rank}:{trainer.state.updates}"
     if here == os.environ.get("KILL") and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         os.kill(os.getpid(), signal.SIGKILL)
     if here in os.environ.get("STOP", "").split(","):

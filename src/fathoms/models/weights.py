@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fathoms.atomic import replacing
 from fathoms.errors import WeightsError
@@ -138,6 +138,45 @@ def load_weights(
     for key, parameter in own.items():
         parameter.copy_(given[key])
     return LoadReport(name, layout, resized, skipped)
+
+
+def weights_of(model: nn.Module, saved: Collection[str] | None = None) -> State:
+    """Parameters and saved buffers of any model, each once under its first name.
+
+    Args:
+        model: Whose weights.
+        saved: Names that are saved, where the caller has them already: listing them takes half of the time.
+    """
+    saved = model.state_dict().keys() if saved is None else saved
+    buffers = {name: value for name, value in model.named_buffers() if name in saved}
+    return {**dict(model.named_parameters()), **buffers}
+
+
+@torch.no_grad()
+def put_weights(
+    model: nn.Module,
+    given: State,
+    where: str,
+    spread_like: Callable[[Tensor, Tensor], Tensor] = lambda given, _own: given,
+) -> None:
+    """Copy weights into any model that has exactly these names and shapes.
+
+    Args:
+        model: Where the weights go.
+        given: Every parameter and saved buffer, whole.
+        where: Prefix of error messages.
+        spread_like: Distributes a whole tensor like the model's own, where the model is sharded.
+    """
+    own = weights_of(model)
+    if own.keys() != given.keys():
+        odd = min(own.keys() ^ given.keys())
+        raise WeightsError(
+            f"{where}: {odd!r} is in the model or in the checkpoint only; they do not belong together"
+        )
+    for name, tensor in own.items():
+        if tensor.shape != given[name].shape:
+            raise WeightsError(f"{where}: {name} is {tuple(given[name].shape)}, not {tuple(tensor.shape)}")
+        tensor.copy_(spread_like(given[name], tensor))
 
 
 def save_weights(model: ViT, path: str | Path, layout: str = "fathoms") -> None:
