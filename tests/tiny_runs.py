@@ -133,7 +133,7 @@ def stop_after_update(trainer, number):
 
 
 def poison(trainer, places, module, spoil, model=None):
-    """Spoil the output of `module` for the batches at `places`, as (epoch, batch), told apart by a marked pixel.
+    """Spoil the output of `module` for the batches at `places`, as (epoch, batch), which a marked pixel identifies.
 
     Tied to the data, not to a count of calls: replaying the batch gives the same fault. `model` sees the images; it is
     the trainer's own unless another computes.

@@ -1,4 +1,4 @@
-"""One rank of a run that dies, is stopped or saves slowly on request, then the words.
+"""One rank of `fathoms train` that dies, is stopped or saves slowly on request; its arguments are those of the run.
 
 KILL=RANK:UPDATE; STOP=RANK:UPDATE,...; SLOW_SAVE=SECONDS, and then no signal counts as an echo.
 """

@@ -1,4 +1,4 @@
-"""F10 and F11: no room before the start, no room in the middle, a folder that cannot be written or goes away."""
+"""F10 and F11: a full disk before the start or during the run, a folder that cannot be written or disappears."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tiny_runs import before_update, poison
 
 @pytest.fixture
 def file_limit():
-    """Sets the largest file that this process may write, and takes the limit back."""
+    """Sets the largest file that this process may write, and restores the limit."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)

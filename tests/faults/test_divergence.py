@@ -1,4 +1,4 @@
-"""F13 to F15 and F17: numbers that are not finite, losses that jump, overflow in half precision."""
+"""F13 to F15 and F17: non-finite losses and gradients, loss spikes, overflow in half precision."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def nan_gradient(output):
 
 
 def everything(trainer):
-    """All that an update may change."""
+    """Everything that an update may change."""
     moments, record = optimizer_state(trainer.learner.optimizer)
     tensors = {**dict(trainer.model.named_parameters()), **moments}
     if trainer.learner.ema is not None:
@@ -36,7 +36,7 @@ def everything(trainer):
 
 
 def note_before_update(trainer, number):
-    """A place that gets everything as it is right before update `number` is taken."""
+    """A list that receives everything as it is right before update `number` is applied."""
     kept, step = [], trainer.stepper.gate.step
 
     def noted(hold):
@@ -77,7 +77,7 @@ def test_a_bad_number_stops_the_run_before_the_weights_and_names_layer_and_batch
 
 
 @pytest.mark.parametrize("more", [(), ("--train-feature-decay", "0.1")], ids=["plain", "penalties"])
-def test_a_fault_of_the_copies_in_bfloat16_is_found_in_them(tiny_runs, more):
+def test_a_fault_of_the_bfloat16_copy_is_located_in_it(tiny_runs, more):
     trainer = tiny_runs.trainer("--precision", "bf16", *more)
     copy = trainer.learner.working_copy.module
     block = copy.get_submodule("vit.blocks.1" if more else "blocks.1")
@@ -107,7 +107,7 @@ def test_a_skipped_update_is_as_if_its_batch_had_not_been_and_too_many_stop_the_
     assert [row["act"] for row in tiny_runs.lines("guard.jsonl", "many")] == ["skip", "skip", "stop"]
 
 
-def test_a_rollback_halves_the_rate_passes_over_the_batch_and_ends_the_same_twice(tiny_runs, monkeypatch):
+def test_a_rollback_halves_the_rate_skips_the_batch_and_ends_the_same_twice(tiny_runs, monkeypatch):
     words = ["--guard", "rollback", "--recovery-interval", "3"]
     for name in ("one", "two"):
         trainer = tiny_runs.trainer(*words, name=name)
@@ -122,7 +122,7 @@ def test_a_rollback_halves_the_rate_passes_over_the_batch_and_ends_the_same_twic
     assert tiny_runs.metrics("one")[0]["lr"] == tiny_runs.metrics("plain")[0]["lr"] / 2
     assert tiny_runs.metrics("one")[-1]["step"] == tiny_runs.metrics("plain")[-1]["step"]
 
-    # Killed after the rollback, the run goes on to the same end.
+    # Killed after the rollback, the run resumes to the same end.
     trainer = tiny_runs.trainer(*words, name="cut")
     poison(trainer, {(0, 5)}, trainer.model.blocks[0].mlp, nan_output)
     monkeypatch.setattr(trainer, "_finish_epoch", lambda _rate: 1 / 0)
@@ -175,7 +175,7 @@ def test_a_signal_or_a_lost_loader_right_after_a_bad_update_leaves_a_run_that_re
     assert tiny_runs.same("signal", "loader")
 
 
-def test_a_spike_is_noted_and_may_be_rolled_back(tiny_runs):
+def test_a_spike_is_logged_and_may_be_rolled_back(tiny_runs):
     """F15: one batch with labels turned into noise a thousand times too loud, after twenty-six calm updates."""
     for act, rollbacks in (("log", 0), ("rollback", 1)):
         trainer = tiny_runs.trainer("--epochs", "4", "--on-spike", act, name=act)
@@ -200,8 +200,8 @@ def test_best_is_never_a_model_whose_evaluation_is_not_finite(tiny_runs):
     assert tiny_runs.state(which="best")["updates"] == 8
 
 
-def test_half_precision_scaling_is_saved_and_its_overflows_are_no_divergence(tiny_runs):
-    """F17: the first updates of float16 overflow by design; the scaler halves its scale and goes on."""
+def test_half_precision_scaling_is_saved_and_its_overflows_are_not_divergence(tiny_runs):
+    """F17: the first updates of float16 overflow by design; the scaler halves its scale and continues."""
     words = ["--amp", "--amp-dtype", "float16", "--recovery-interval", "4"]
     trainer = tiny_runs.trainer(*words, name="whole")
     poison(trainer, {(0, 1)}, trainer.model.blocks[1].mlp, nan_gradient)

@@ -1,4 +1,4 @@
-"""F1: SIGKILL at any moment of a save; the newest checkpoint is whole, and nothing is lost but the one under way."""
+"""F1: SIGKILL at any moment of a save; the newest checkpoint is whole, and only the one being written is lost."""
 
 from __future__ import annotations
 

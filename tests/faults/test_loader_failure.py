@@ -1,4 +1,4 @@
-"""F20 and F21: a loader that gave up ends the run, and the run goes on from the last update."""
+"""F20 and F21: a loader that fails ends the run, and the run resumes from the last update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F6, F22 and F23: ranks that die, are stopped alone, disagree, or become more or fewer."""
+"""F6, F22 and F23: ranks that die, are stopped alone, disagree, or change in number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tiny_runs import stop_after_update
 
 RANK = str(Path(__file__).with_name("rank.py"))
 
-# Processes of their own, forked from one that has imported torch already: a start costs no seconds.
+# Separate processes, forked from one that has imported torch already: a start costs no seconds.
 RANKS = multiprocessing.get_context("forkserver")
 RANKS.set_forkserver_preload(["torch.distributed", "fathoms.cli.train", "fathoms.train.loop"])
 START = """
@@ -46,7 +46,7 @@ def pair(folder, *words_of_each, **env):
 
 
 def ends(started):
-    """What each rank said, and its exit code."""
+    """The output of each rank, and its exit code."""
     for process, *_ in started:
         process.join(timeout=120)
         if process.is_alive():
@@ -86,8 +86,8 @@ def test_a_dead_rank_ends_the_other_with_the_reason_and_a_restart_resumes_exactl
     assert tiny_runs.same("whole", "cut")
 
 
-def test_no_rank_leaves_while_the_first_still_saves(tiny_runs):
-    """torchrun ends the others when one has left after a signal."""
+def test_no_rank_exits_while_rank_0_still_saves(tiny_runs):
+    """torchrun ends the others when one has exited after a signal."""
     done = torchrun(*tiny_runs.words("--batch-size", "16"), STOP="0:3,1:3", SLOW_SAVE="2")
     assert done.returncode == 1
     assert tiny_runs.summary()["status"] == "interrupted"
@@ -119,8 +119,8 @@ def test_shards_move_from_two_ranks_to_one_and_back(tiny_runs):
     assert checkpoints.why_unusable(tiny_runs.folder("moved") / "checkpoints" / "last") is None
 
 
-# A thread of the group comes to free a tensor while the last of the exit's handlers holds Python's lock, as it
-# may on a busy machine: it then waits for the lock when Python begins to take itself down.
+# A thread of the process group frees a tensor while the last exit handler holds the GIL, as it may on a busy
+# machine: it then waits for the GIL when Python begins to finalize.
 LATE_THREAD = """
 import atexit, contextlib, os, sys, time
 told, tell = os.pipe()
@@ -150,7 +150,7 @@ cli.command()
 
 @pytest.mark.parametrize(("parts", "code"), [("1", 3), ("0", 1)])
 def test_a_rank_ends_with_its_code_whatever_the_threads_of_its_group_do(tmp_path, parts, code):
-    """Also where an error nobody foresaw ends it."""
+    """Also after an unexpected error."""
     line = [sys.executable, "-c", LATE_THREAD, str(tmp_path / "store"), parts]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""F4, F7, F8, F29 and F30: what may change between two halves of a run, and old checkpoints."""
+"""F4, F7, F8, F29 and F30: resuming with changed settings, changed data and old checkpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_changed_setting_is_refused_with_the_difference_and_allowed_by_name(ti
     allowed = ["--lr", "0.01", "--epochs", "3", "--allow-change", "lr", "epochs"]
     assert tiny_runs.train(*allowed, name="cut").code == 0
     assert tiny_runs.state("cut")["identity"]["recipe"]["lr"] == 0.01
-    # The same command once more has nothing left to allow, and is no mistake.
+    # The same command once more has nothing left to allow, and is not an error.
     assert tiny_runs.train(*allowed, name="cut").code == 0
     assert len(tiny_runs.metrics("cut")) == 6
 

@@ -1,4 +1,4 @@
-"""F2, F3, F26 and F28: signals, an audience that leaves, two runs in one folder."""
+"""F2, F3, F26 and F28: signals, closed pipes, two runs in one folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fathoms.train.signals import CODES, ECHO, LAUNCHED, StopRequest
 
 
 def started(tiny_runs, *words):
-    """A run of many epochs in a process of its own, once it has written its first row."""
+    """A run of many epochs in a separate process, once it has written its first row."""
     rows = len(tiny_runs.lines("metrics.jsonl"))
     process = subprocess.Popen(
         tiny_runs.command("--epochs", "2000", *words),
@@ -71,8 +71,8 @@ def test_the_second_signal_ends_the_process_at_once():
     assert time.monotonic() - began < 30
 
 
-def test_an_echo_of_the_first_signal_is_none_of_its_own(monkeypatch):
-    """Who signals a job reaches its ranks twice: by himself, and through torchrun."""
+def test_an_echo_of_the_first_signal_does_not_count(monkeypatch):
+    """A signal to a whole job reaches its ranks twice: directly, and through torchrun."""
     left = []
     monkeypatch.setattr("fathoms.train.signals.os._exit", left.append)
     for late, launched in ((0.0, True), (ECHO + 1, True), (0.0, False)):
@@ -86,7 +86,7 @@ def test_an_echo_of_the_first_signal_is_none_of_its_own(monkeypatch):
         assert len(left) == {(0.0, True): 0, (ECHO + 1, True): 1, (0.0, False): 2}[late, launched]
 
 
-def test_handlers_come_back_and_a_thread_may_train():
+def test_handlers_are_restored_and_a_thread_may_train():
     before = {number: signal.getsignal(number) for number in CODES}
     with StopRequest():
         assert all(signal.getsignal(number) != before[number] for number in CODES)
@@ -103,7 +103,7 @@ def test_handlers_come_back_and_a_thread_may_train():
     assert seen == [None]
 
 
-def test_nobody_listening_changes_nothing(tiny_runs, monkeypatch):
+def test_closed_pipes_change_nothing(tiny_runs, monkeypatch):
     """F26: pipes whose reader has gone (a real EPIPE), then no stdout and stderr at all."""
     for name in ("pipe", "closed"):
         if name == "pipe":

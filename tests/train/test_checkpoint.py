@@ -177,11 +177,11 @@ def test_what_a_killed_save_leaves_is_cleared_and_a_nameless_best_gets_its_name(
 
 
 class Killed(BaseException):
-    """Stands for a kill: nobody cleans up behind it."""
+    """Stands for a kill: nothing is cleaned up."""
 
 
 def killed_after(monkeypatch, renames, save):
-    """A save of which only so many renames come about; whether it was cut short."""
+    """Save, and stop after a number of renames; whether it was cut short."""
     rename, left = Path.rename, iter(range(renames))
 
     def counted(path, target):

@@ -50,7 +50,7 @@ class RunOptions:
     probe_interval: int = 0
     """Record each block's norms every N updates; 0: never."""
     guard: Literal["stop", "skip", "rollback"] = "stop"
-    """What to do after an update whose loss or gradient is not finite, which never reaches the weights: stop the run
+    """Action after an update whose loss or gradient is not finite, which never reaches the weights: stop the run
     (exit 3), skip its batches, or roll back to the last checkpoint, halve the learning rate and skip those batches."""
     guard_limit: int = 5
     """Largest number of updates skipped in a row, and of rollbacks in a run, before it stops."""

@@ -24,7 +24,7 @@ class Learner(NamedTuple):
     model: nn.Module
     """The master weights: what the optimizer updates, and what is evaluated and saved."""
     compute_model: nn.Module
-    """What runs the forward pass: the model or its bfloat16 copy, inside DDP and torch.compile."""
+    """Runs the forward pass: the model or its bfloat16 copy, inside DDP and torch.compile."""
     working_copy: WorkingCopy | None
     """The bfloat16 copy of the master weights under --precision bf16."""
     ema: Ema | None

@@ -39,7 +39,7 @@ Warn = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run resumes from: named tensors by file, and the plain values of state.json."""
+    """The saved state of a run: named tensors by file, and the plain values of state.json."""
 
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]

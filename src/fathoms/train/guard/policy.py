@@ -32,7 +32,7 @@ class RollBack(Exception):  # noqa: N818 -- it does not end the run
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with an update, and what to do about it."""
+    """A bad update, and the action to take."""
 
     kind: Literal["not_finite", "spike"]
     act: Act

@@ -25,7 +25,7 @@ PATIENCE = 30.0
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker gets at the start: the run's folder, its settings, and the updates already done."""
+    """The run as trackers see it: its folder, its settings, and the updates already done."""
 
     folder: Path
     config: dict[str, Any]
@@ -153,7 +153,7 @@ class Trackers:
 
     Args:
         names: Names in the registry.
-        run: What they get at the start.
+        run: Passed to each tracker at the start.
         say: Prints a warning.
     """
 
