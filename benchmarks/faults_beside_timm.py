@@ -1,4 +1,4 @@
-"""The same faults, done to fathoms and to timm: what is left of the run, and who says so.
+"""Fault injection: the same faults in fathoms and in timm, and what is left of each run.
 
     python benchmarks/faults_beside_timm.py --write results/faults
 
@@ -67,7 +67,7 @@ Row = dict[str, str]
 
 
 def photos(root: Path, count: int = 120) -> Path:
-    """A small image folder of two classes."""
+    """Write a small image folder of two classes."""
     rng = np.random.default_rng(0)
     for split, number in (("train", count), ("val", 20)):
         for name in ("a", "b"):
@@ -81,24 +81,24 @@ def photos(root: Path, count: int = 120) -> Path:
 def train(
     data: Path, base: Path, name: str, *words: str, epochs: str = "3"
 ) -> subprocess.CompletedProcess[str]:
-    """`fathoms train` in a process of its own."""
+    """`fathoms train` in a separate process."""
     command = [sys.executable, "-m", "fathoms", "train", str(data), *RUN, "--epochs", epochs]
     command += ["--output", str(base), "--experiment", name, *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def summary(base: Path, name: str) -> dict[str, Any]:
-    """What a run says of itself."""
+    """The summary of a run."""
     return json.loads((base / name / "summary.json").read_text())
 
 
 def non_finite(tensors: dict[str, torch.Tensor]) -> str:
-    """How many tensors hold a number that is none."""
+    """Number of tensors that are not finite."""
     return f"{sum(not bool(value.isfinite().all()) for value in tensors.values())} of {len(tensors)}"
 
 
 def timm_parts(folder: Path) -> tuple[torch.nn.Module, torch.optim.Optimizer, CheckpointSaver]:
-    """A small model of timm's with its optimizer and saver."""
+    """A small timm model with its optimizer and saver."""
     shape = {
         "img_size": 32,
         "patch_size": 16,
@@ -146,7 +146,7 @@ def timm_loop(data: Path, folder: Path, epochs: range, resume: str = "") -> dict
 
 
 def nan_from_the_first_step(data: Path, base: Path) -> Row:
-    """Weights that are not numbers before the first step."""
+    """Weights that are NaN before the first update."""
     config = model_config("vit_tiny_patch16_224").replace(
         image_size=32, dim=32, heads=4, depth=3, num_classes=2
     )
@@ -225,7 +225,7 @@ def kill_timm_while_saving(folder: Path, kills: int) -> tuple[int, int]:
 
 
 def resume_at_a_boundary(data: Path, base: Path) -> Row:
-    """Stop after the first of two epochs, and go on."""
+    """Stop after the first of two epochs, and resume."""
     train(data, base, "whole", "--reprob", "0.3", "--drop-path", "0.1", epochs="2")
     words = ("--reprob", "0.3", "--drop-path", "0.1")
     kill_after_first_epoch(data, base, words)
@@ -247,7 +247,7 @@ def resume_at_a_boundary(data: Path, base: Path) -> Row:
 
 
 def kill_after_first_epoch(data: Path, base: Path, words: tuple[str, ...]) -> None:
-    """SIGKILL when the first epoch's checkpoint is there."""
+    """SIGKILL once the first epoch's checkpoint exists."""
     command = [sys.executable, "-m", "fathoms", "train", str(data), *RUN, "--epochs", "2", *words]
     command += ["--output", str(base), "--experiment", "cut"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -258,7 +258,7 @@ def kill_after_first_epoch(data: Path, base: Path, words: tuple[str, ...]) -> No
 
 
 def sigterm(data: Path, base: Path) -> Row:
-    """A scheduler's polite signal in the middle of a run."""
+    """SIGTERM in the middle of a run, as a scheduler sends it."""
     command = [sys.executable, "-m", "fathoms", "train", str(data), *RUN, "--epochs", "500"]
     command += ["--output", str(base), "--experiment", "term"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -277,7 +277,7 @@ def sigterm(data: Path, base: Path) -> Row:
 
 
 def truncated_jpeg(data: Path, base: Path) -> Row:
-    """One photo of 120 lacks its second half."""
+    """One image of 120 is truncated."""
     broken = base / "broken"
     shutil.copytree(data, broken)
     file = broken / "train" / "a" / "000.jpg"
@@ -299,7 +299,7 @@ def truncated_jpeg(data: Path, base: Path) -> Row:
 
 
 def flipped_bit(data: Path, base: Path) -> Row:
-    """One bit of the newest checkpoint is another."""
+    """Flip one bit of the newest checkpoint."""
     train(data, base, "flip", epochs="2")
     file = base / "flip" / "checkpoints" / "last" / "model.safetensors"
     flip(file, 1000)
@@ -327,14 +327,14 @@ def flipped_bit(data: Path, base: Path) -> Row:
 
 
 def flip(path: Path, from_end: int) -> None:
-    """Turn one bit over."""
+    """Flip one bit."""
     data = bytearray(path.read_bytes())
     data[-from_end] ^= 1 << 6
     path.write_bytes(bytes(data))
 
 
 def markdown(rows: list[Row]) -> str:
-    """The table, with how it was made."""
+    """The table, with the command that made it."""
     head = (
         "# The same faults, done to fathoms and to timm\n\n"
         f"Made by `python benchmarks/faults_beside_timm.py --write results/faults`: fathoms {fathoms.__version__}, "
@@ -348,7 +348,7 @@ def markdown(rows: list[Row]) -> str:
 
 
 def main() -> int:
-    """Do every fault to both."""
+    """Inject every fault into both."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

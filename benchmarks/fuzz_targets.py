@@ -26,7 +26,7 @@ from fathoms.data.tools.manifest import verify_manifest
 from fathoms.report.page import render
 from fathoms.report.run_files import read_run
 from fathoms.train.checkpoint import folder as checkpoints
-from fathoms.train.checkpoint.migrate import GUARD_COUNTS
+from fathoms.train.guard.policy import GUARD_COUNTS
 from fathoms.train.recipe.files import read_recipe, recipe_names, recipe_options
 from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.record.toml import to_toml
@@ -116,7 +116,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "checkpoint"
-        state: dict[str, Any] = {"epoch": 1, "step": 2, "updates": 3, "best": None, "last": {"top1": 1.0}}
+        state: dict[str, Any] = {"epoch": 1, "batch": 2, "updates": 3, "best": None, "last": {"top1": 1.0}}
         state |= {"seconds": 1.5, "sums": [[1.0, 2.0, 3.0, 4.0]], "lines": {"metrics.jsonl": 10}}
         state |= {
             "identity": {"recipe": {"lr": 0.1}},
@@ -124,7 +124,7 @@ class Checkpoints:
             "scaler": {},
             "classes": ["a"],
             "world": 1,
-            "steps": 5,
+            "batches_per_epoch": 5,
         }
         state["guard"] = dict.fromkeys(GUARD_COUNTS, 0)
         state["guard"] |= {"passed_over": [], "losses": [1.0]}

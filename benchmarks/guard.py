@@ -1,9 +1,9 @@
-"""What the guard and a checkpoint cost in training: `python benchmarks/guard.py --device cuda --json`.
+"""The cost of the guard and of a checkpoint in training: `python benchmarks/guard.py --device cuda --json`.
 
-One training step (forward, backward, gradient norm, optimizer) is timed as `fathoms train` takes it with the guard,
-without it, and with the usual check that waits for the device. The rounds of the three are interleaved, and the
-share is taken from the medians. Then one checkpoint is saved beside the training: the stall is the time of the
-steps around it above their median, in steps.
+One update (forward, backward, gradient norm, optimizer) is timed as `fathoms train` runs it with the guard, without
+it, and with the usual check that waits for the device. The rounds of the three are interleaved, and the share is
+taken from the medians. Then one checkpoint is saved during training: the stall is the time of the updates around it
+above their median, in updates.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fathoms
-from fathoms.train.checkpoint.async_saver import Saver
+from fathoms.train.checkpoint.async_saver import AsyncSaver
 from fathoms.train.checkpoint.disk_space import file_sizes
 from fathoms.train.checkpoint.state_dict import gather
 from fathoms.train.distributed import World
 from fathoms.train.guard.policy import Guard
-from fathoms.train.guard.readback import Watch
+from fathoms.train.guard.readback import Readback
 from fathoms.train.job import RunOptions
 from fathoms.train.learner import Learner
 from fathoms.train.optim.build import build_optimizer
@@ -37,8 +37,8 @@ from fathoms.train.record.run_folder import RunFolder
 CPU_SWITCHES = {"dim": 96, "heads": 2, "depth": 4, "image_size": 64}
 
 
-class Steps:
-    """One model in training on one batch, in three ways of looking at its numbers."""
+class Updates:
+    """One model in training on one batch, with three ways of checking its numbers."""
 
     def __init__(self, name: str, batch: int, device: torch.device, opt: str) -> None:
         torch.manual_seed(0)
@@ -50,7 +50,7 @@ class Steps:
         self.images = torch.randn(batch, 3, size, size, device=device)
         self.labels = torch.randint(0, self.model.config.num_classes, (batch,), device=device)
         world = World(0, 1, device)
-        self.watch, self.gate = Watch(world), Gate(self.model, self.optimizer)
+        self.readback, self.gate = Readback(world), Gate(self.model, self.optimizer)
         self.guard, self.updates = Guard(RunOptions()), 0
 
     def _gradient(self) -> tuple[Tensor, Tensor]:
@@ -61,29 +61,29 @@ class Steps:
         return loss.detach(), nn.utils.get_total_norm(grads)
 
     def guarded(self) -> None:
-        """As the training loop does it: gated on the device, read one step later."""
+        """As the training loop does it: skipped on the device, read one update later."""
         loss, norm = self._gradient()
-        self.settle()
-        hold = self.watch.post(self.updates, 0, (self.updates, self.updates + 1), loss, norm, 0)
+        self.finish_previous()
+        hold = self.readback.send(self.updates, 0, (self.updates, self.updates + 1), loss, norm, 0)
         self.gate.step(hold)
         self.optimizer.zero_grad(set_to_none=True)
         self.updates += 1
 
-    def settle(self) -> None:
-        """Read the numbers of the step before."""
-        seen = self.watch.read()
-        if seen is not None:
-            self.gate.settle(seen.held)
-            assert self.guard.judge(seen) is None or not seen.held
+    def finish_previous(self) -> None:
+        """Read the numbers of the previous update."""
+        report = self.readback.read()
+        if report is not None:
+            self.gate.settle(report.nonfinite)
+            assert self.guard.judge(report) is None or not report.nonfinite
 
     def bare(self) -> None:
-        """Nobody looks; the norm is computed all the same, as clipping and logging need it."""
+        """No check; the norm is computed all the same, as clipping and logging need it."""
         self._gradient()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def waiting(self) -> None:
-        """The usual check: the host waits for the device before each step."""
+        """The usual check: the host waits for the device before each update."""
         loss, norm = self._gradient()
         if bool(torch.stack([loss.float(), norm.float()]).isfinite().all()):
             self.optimizer.step()
@@ -91,7 +91,7 @@ class Steps:
 
 
 def seconds(run: Callable[[], None], count: int, device: torch.device) -> float:
-    """Seconds of one of `count` steps in a row."""
+    """Seconds per update, over `count` in a row."""
     wait(device)
     began = time.perf_counter()
     for _ in range(count):
@@ -101,24 +101,24 @@ def seconds(run: Callable[[], None], count: int, device: torch.device) -> float:
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done everything."""
+    """Wait until the device has done everything."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def guard_cost(steps: Steps, rounds: int, count: int) -> dict[str, Any]:
-    """Milliseconds of a step in each way, and what looking adds in per cent."""
-    ways = {"bare": steps.bare, "guarded": steps.guarded, "waiting": steps.waiting}
+def guard_cost(updates: Updates, rounds: int, count: int) -> dict[str, Any]:
+    """Milliseconds per update in each way, and the cost of the checks in per cent."""
+    ways = {"bare": updates.bare, "guarded": updates.guarded, "waiting": updates.waiting}
     for run in ways.values():
-        seconds(run, 3, steps.device)
+        seconds(run, 3, updates.device)
     times: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
     for _ in range(rounds):
         # Another goes first in each round, so that a slow drift does not favour one of them.
         names.append(names.pop(0))
         for name in names:
-            times[name].append(seconds(ways[name], count, steps.device))
-    steps.settle()
+            times[name].append(seconds(ways[name], count, updates.device))
+    updates.finish_previous()
     middle = {name: statistics.median(values) for name, values in times.items()}
     share = {name: 100 * (middle[name] / middle["bare"] - 1) for name in ("guarded", "waiting")}
     spread = 100 * (max(times["bare"]) / min(times["bare"]) - 1)
@@ -130,34 +130,34 @@ def guard_cost(steps: Steps, rounds: int, count: int) -> dict[str, Any]:
     }
 
 
-def save_stall(steps: Steps, folder: Path, count: int) -> dict[str, Any]:
-    """Time that one checkpoint takes from the steps around it, in steps, and how long it is until it is whole."""
+def save_stall(updates: Updates, folder: Path, count: int) -> dict[str, Any]:
+    """Time that one checkpoint takes from the updates around it, in updates, and seconds until it is complete."""
     run_folder = RunFolder(folder)
     run_folder.open()
-    saver = Saver(run_folder, 2, steps.device)
-    sizes = file_sizes(steps.model, steps.opt, averaged=False)
-    saver.copies.reserve(sum(sizes.values()) + (1 << 22))
-    scaler = torch.amp.GradScaler(steps.device.type, enabled=False)
-    learner = Learner(steps.model, steps.model, None, None, steps.optimizer, scaler)
+    saver = AsyncSaver(run_folder, 2, updates.device)
+    sizes = file_sizes(updates.model, updates.opt, ema=False)
+    saver.staging.reserve(sum(sizes.values()) + (1 << 22))
+    scaler = torch.amp.GradScaler(updates.device.type, enabled=False)
+    learner = Learner(updates.model, updates.model, None, None, updates.optimizer, scaler)
 
     def save() -> None:
-        values = {"updates": steps.updates}
-        saver.save(lambda take: gather(learner, values, take))
+        values = {"updates": updates.updates}
+        saver.save(lambda stage: gather(learner, values, stage))
 
     stalls, until_whole = [], []
-    usual = statistics.median(seconds(steps.guarded, 5, steps.device) for _ in range(3))
+    usual = statistics.median(seconds(updates.guarded, 5, updates.device) for _ in range(3))
     for _ in range(3):
-        wait(steps.device)
+        wait(updates.device)
         began = time.perf_counter()
-        steps.settle()
+        updates.finish_previous()
         save()
         for _ in range(count):
-            steps.guarded()
-        wait(steps.device)
+            updates.guarded()
+        wait(updates.device)
         stalls.append((time.perf_counter() - began) / usual - count)
         saver.wait()
         until_whole.append(time.perf_counter() - began)
-    steps.settle()
+    updates.finish_previous()
     run_folder.close()
     return {
         "checkpoint_mb": sum(sizes.values()) / 1e6,
@@ -179,22 +179,22 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, help="64 on a GPU, 4 on a CPU")
     parser.add_argument("--opt", default="adamw")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=6, help="steps of one round")
+    parser.add_argument("--steps", type=int, default=6, help="updates of one round")
     given = parser.parse_args()
     device = torch.device(given.device)
     batch = given.batch_size or (64 if device.type == "cuda" else 4)
-    steps = Steps(given.model, batch, device, given.opt)
+    updates = Updates(given.model, batch, device, given.opt)
     report: dict[str, Any] = {"torch": torch.__version__, "model": given.model, "batch_size": batch}
     report |= {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu", "opt": given.opt}
-    report |= guard_cost(steps, given.rounds, given.steps)
+    report |= guard_cost(updates, given.rounds, given.steps)
     with tempfile.TemporaryDirectory() as folder:
-        report |= save_stall(steps, Path(folder) / "run", 2 * given.steps)
+        report |= save_stall(updates, Path(folder) / "run", 2 * given.steps)
     print(
-        f"{given.model}, {batch} images a step, {given.opt}: {report['bare_ms']:.2f} ms bare, "
+        f"{given.model}, {batch} images an update, {given.opt}: {report['bare_ms']:.2f} ms bare, "
         f"guard {report['guard_percent']:+.2f} %, a check that waits {report['waiting_percent']:+.2f} % "
         f"(spread of the bare rounds {report['bare_spread_percent']:.2f} %)\n"
-        f"saving {report['checkpoint_mb']:.0f} MB beside it stalls {report['stall_steps']:.2f} steps; "
-        f"whole after {report['whole_after_s']:.2f} s"
+        f"saving {report['checkpoint_mb']:.0f} MB in the background stalls {report['stall_steps']:.2f} updates; "
+        f"complete after {report['whole_after_s']:.2f} s"
     )
     if given.json:
         print(json.dumps(report))

@@ -1,4 +1,4 @@
-"""Does the fast precision policy cost accuracy? `python benchmarks/precision.py cifar10.npz --json`.
+"""Accuracy of the fast precision policy against full precision: `python benchmarks/precision.py cifar10.npz --json`.
 
 Trains the same small ViT under both policies, several seeds each, all at once on one device, and compares the held-out
 accuracies. Everything but the policy is equal; `--precision bf16` is the fast one. Words after `--` go to every run.
@@ -26,7 +26,7 @@ CIFAR = {
 
 
 def main() -> None:
-    """Train, gather, compare."""
+    """Train with each policy and seed, and compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def train(arguments: argparse.Namespace, folder: Path, policy: str, seed: int) -> float:
-    """The held-out accuracy of one run, in a process of its own."""
+    """The validation accuracy of one run, in a separate process."""
     epochs = str(arguments.epochs)
     options = {} if arguments.data is None else dict(CIFAR)
     options |= {"epochs": epochs, "eval-interval": epochs, "precision": policy, "seed": str(seed)}
@@ -100,7 +100,7 @@ def compare(accuracies: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """Two lines and a verdict."""
+    """The report as text."""
     lines = [f"{policy}: {report[policy]['mean']:.2f} % (sd {report[policy]['sd']})" for policy in POLICIES]
     verdicts = {
         True: "within one standard deviation",

@@ -1,15 +1,15 @@
-"""Kill one training run with SIGKILL again and again, and hold its end against the undisturbed run, bit for bit.
+"""Soak test: kill a training run again and again, and compare its end with the undisturbed run, bit for bit.
 
     python benchmarks/soak.py --kills 200 --json
 
 The undisturbed run is the plain command `python -m fathoms train …`. The other run has the same command and another
 folder; it is killed at random moments of its start, its training and its saves, and started again, until it has been
 killed as often as asked; then it may finish. A start takes seconds, most of which go into importing torch. So this
-process imports it once and forks: each attempt is still a process of its own that knows nothing but the run folder,
-and SIGKILL ends it like any other. `--start exec` starts a new interpreter each time instead.
+process imports it once and forks: each attempt is still a separate process that knows only the run folder, and SIGKILL
+ends it like any other. `--start exec` starts a new interpreter each time instead.
 
-Only the run folder is looked at. After every kill each checkpoint in it is verified against its manifest with code of
-its own; at the end weights, averages, optimizer, metrics and summary of both runs are compared.
+Only the run folder is read. After every kill each checkpoint in it is verified against its manifest by separate code;
+at the end the weights, EMA, optimizer, metrics and summary of both runs are compared.
 
 Exit status: 0 everything equal and nothing unusable, 1 otherwise.
 """
@@ -42,7 +42,7 @@ EPOCHS_PER_KILL = 1
 
 
 def make_data(path: Path) -> None:
-    """128 + 64 small pictures of four classes, from a seed."""
+    """Write 128 + 64 small images of four classes, from a seed."""
     rng = np.random.default_rng(0)
     labels = np.arange(192) % 4
     images = rng.integers(0, 160, (192, 16, 16, 3), dtype=np.uint8)
@@ -51,7 +51,7 @@ def make_data(path: Path) -> None:
 
 
 def command(data: Path, output: Path, name: str, epochs: int) -> list[str]:
-    """The run: everything that has a state, and a save every few updates."""
+    """The command: everything that has a state, and a save every few updates."""
     words = f"train {data} --model vit_tiny_patch16_224 --image-size 16 --patch-size 4 --dim 32 --depth 4 --heads 4"
     words += f" --epochs {epochs} --batch-size 16 --grad-accum-steps 2 --opt adamw --lr 0.001 --device cpu"
     words += " --mixup 0.4 --cutmix 1 --reprob 0.3 --drop-path 0.1 --aug-repeats 2 --model-ema --model-ema-decay 0.9"
@@ -62,16 +62,18 @@ def command(data: Path, output: Path, name: str, epochs: int) -> list[str]:
 def start(words: list[str], how: str, log: Path) -> int:
     """Start an attempt; its process id."""
     if how == "exec":
-        with log.open("ab") as said:
-            return subprocess.Popen([sys.executable, "-m", "fathoms", *words], stdout=said, stderr=said).pid
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "fathoms", *words], stdout=output, stderr=output
+            ).pid
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         from fathoms.cli.main import main
 
         code = main(words)
@@ -86,7 +88,7 @@ def ended(pid: int) -> int | None:
 
 
 def temporary(checkpoints: Path) -> list[str]:
-    """Folders of a save that is under way, or that was cut off."""
+    """Folders of a save in progress, or of one that was cut off."""
     try:
         return [name for name in os.listdir(checkpoints) if name.startswith(".")]  # noqa: PTH208
     except FileNotFoundError:
@@ -94,7 +96,7 @@ def temporary(checkpoints: Path) -> list[str]:
 
 
 def fault(folder: Path, needed: tuple[str, ...] = ("model", "ema", "optimizer")) -> str | None:
-    """Why a checkpoint is not whole, or None; with code of its own, not the trainer's."""
+    """The reason why a checkpoint is not whole, or None; by separate code, not the trainer's."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         if not {"state.json", *(f"{name}.safetensors" for name in needed)} <= set(manifest):
@@ -108,7 +110,7 @@ def fault(folder: Path, needed: tuple[str, ...] = ("model", "ema", "optimizer"))
 
 
 def look(checkpoints: Path) -> tuple[int, list[str], int]:
-    """Checkpoints there, what is wrong with them, and the updates behind the newest."""
+    """Number of checkpoints, their faults, and the updates done by the newest."""
     folders = [path for path in sorted(checkpoints.glob("*")) if not path.name.startswith(".")]
     faults = [f"{folder.name}: {reason}" for folder in folders if (reason := fault(folder)) is not None]
     updates = [json.loads((f / "state.json").read_text())["updates"] for f in folders if fault(f) is None]
@@ -116,7 +118,7 @@ def look(checkpoints: Path) -> tuple[int, list[str], int]:
 
 
 def updates_in(checkpoints: Path) -> int:
-    """Updates behind the newest checkpoint; zero while it is being renamed."""
+    """Updates done by the newest checkpoint; zero while it is being renamed."""
     try:
         return int(json.loads((checkpoints / "last" / "state.json").read_text())["updates"])
     except (OSError, ValueError):
@@ -132,9 +134,9 @@ def kill_somewhere(
         pid: The attempt.
         checkpoints: Where it saves.
         rng: Decides how and when.
-        reached: Updates behind the newest checkpoint before the attempt.
+        reached: Updates done by the newest checkpoint before the attempt.
         budget: Updates that it may add, so that the run lasts for all the kills.
-        rate: Updates in a second.
+        rate: Updates per second.
     """
     began, status, polls = time.monotonic(), None, 0
     wanted = rng.randint(1, max(1, round(budget / SAVE_EVERY)))
@@ -158,7 +160,7 @@ def kill_somewhere(
 
 
 def differences(whole: Path, killed: Path) -> list[str]:
-    """What differs between two finished runs; nothing but clocks may."""
+    """The differences between two finished runs, except those of clocks."""
     found = []
     for kept in ("last", "best"):
         for name in ("model", "ema", "optimizer"):
@@ -181,13 +183,13 @@ def differences(whole: Path, killed: Path) -> list[str]:
 
 
 def _plain(table: dict[str, Any]) -> dict[str, Any]:
-    """A table without what a clock or the folder's name decides; lines are counted in bytes, rates among them."""
+    """A table without the entries that depend on a clock or the folder's name; `lines` are bytes, which hold rates."""
     left_out = ("seconds", "images_per_second", "folder", "lines", "peak_memory")
     return {key: value for key, value in table.items() if key not in left_out}
 
 
 def soak(kills: int, seed: int, how: str, base: Path) -> dict[str, Any]:
-    """Both runs, and what was counted."""
+    """Run both, and return the counts."""
     rng, epochs = random.Random(seed), max(4, EPOCHS_PER_KILL * kills)
     make_data(base / "set.npz")
     began = time.monotonic()
@@ -214,7 +216,7 @@ def soak(kills: int, seed: int, how: str, base: Path) -> dict[str, Any]:
             break
         counts["kills"] += 1
         counts[f"killed {kind}"] += 1
-        # Also one that an earlier kill cut off, if this one came before it was cleared away.
+        # Also a save that an earlier kill cut off, if this kill came before its removal.
         counts["kills that found a cut-off save"] += bool(temporary(checkpoints))
         there, wrong, updates = look(checkpoints)
         counts["checkpoints verified"] += there
@@ -249,7 +251,7 @@ def soak(kills: int, seed: int, how: str, base: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run it, print it."""
+    """Run and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -259,20 +261,20 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     args = parser.parse_args()
     if args.start == "fork":
-        # Imported before the first fork, and not used here: torch's threads would not survive one.
+        # Imported before the first fork, and not used here: torch's threads do not survive a fork.
         import fathoms.cli.main
         import fathoms.report.page
         import fathoms.train.loop  # noqa: F401
     base = Path(tempfile.mkdtemp(prefix="soak-"))
     try:
-        told = soak(args.kills, args.seed, args.start, base)
+        report = soak(args.kills, args.seed, args.start, base)
     finally:
         shutil.rmtree(base, ignore_errors=True)
-    good = told["equal bit for bit"] and not told["faults"] and told["kills"] == args.kills
+    good = report["equal bit for bit"] and not report["faults"] and report["kills"] == args.kills
     if args.json:
-        print(json.dumps(told))
+        print(json.dumps(report))
     else:
-        print("\n".join(f"{key}: {value}" for key, value in told.items()))
+        print("\n".join(f"{key}: {value}" for key, value in report.items()))
     return 0 if good else 1
 
 

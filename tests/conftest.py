@@ -11,6 +11,8 @@ import sys
 import pytest
 import torch
 
+from tiny_runs import ON_DIGITS, ON_IMAGES, TinyRuns, write_images
+
 
 @pytest.fixture(autouse=True)
 def _same_numbers():
@@ -38,3 +40,21 @@ def report(request):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def tiny_images(tmp_path_factory):
+    """A data set of 256 training and 32 validation images in an .npz file."""
+    return write_images(tmp_path_factory.mktemp("images") / "images.npz")
+
+
+@pytest.fixture
+def tiny_runs(tmp_path, tiny_images):
+    """Runs on the tiny images; see tests/tiny_runs.py."""
+    return TinyRuns(tmp_path, ON_IMAGES, tiny_images)
+
+
+@pytest.fixture
+def digit_runs(tmp_path):
+    """Runs on the embedded digits; see tests/tiny_runs.py."""
+    return TinyRuns(tmp_path, ON_DIGITS)

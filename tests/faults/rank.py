@@ -1,4 +1,4 @@
-"""One rank of a run that dies, is stopped or saves slowly on request, then the words.
+"""One rank of `fathoms train` that dies, is stopped or saves slowly on request; its arguments are those of the run.
 
 KILL=RANK:UPDATE; STOP=RANK:UPDATE,...; SLOW_SAVE=SECONDS, and then no signal counts as an echo.
 """
@@ -22,7 +22,7 @@ update, save = Trainer._update, checkpoints.save
 
 
 def counted(trainer, batch):
-    here = f"{trainer.world.rank}:{trainer.course.updates}"
+    here = f"{trainer.context.world.rank}:{trainer.state.updates}"
     if here == os.environ.get("KILL") and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         os.kill(os.getpid(), signal.SIGKILL)
     if here in os.environ.get("STOP", "").split(","):

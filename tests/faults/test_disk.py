@@ -1,4 +1,4 @@
-"""F10 and F11: no room before the start, no room in the middle, a folder that cannot be written or goes away."""
+"""F10 and F11: a full disk before the start or during the run, a folder that cannot be written or disappears."""
 
 from __future__ import annotations
 
@@ -14,51 +14,41 @@ import pytest
 from fathoms import FathomsError
 from fathoms.cli.main import main
 from fathoms.train.checkpoint import folder as checkpoints
-from fathoms.train.record.outcome import DIVERGED
-
-
-def at_update(trainer, number, act):
-    update = trainer._update
-
-    def counted(batch):
-        if trainer.course.updates == number:
-            act()
-        update(batch)
-
-    trainer._update = counted
+from fathoms.train.record.run_folder import DIVERGED
+from tiny_runs import before_update, poison
 
 
 @pytest.fixture
 def file_limit():
-    """Sets the largest file that this process may write, and takes the limit back."""
+    """Sets the largest file that this process may write, and restores the limit."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_too_small_a_limit_is_seen_before_the_first_step(lab, file_limit, capsys):
+def test_too_small_a_limit_is_detected_before_the_first_update(tiny_runs, file_limit, capsys):
     file_limit(100_000)
-    assert main(["train", *lab.words()]) == 2
+    assert main(["train", *tiny_runs.words()]) == 2
     said = capsys.readouterr().err
     assert "a checkpoint has a file of 0.4 MB, and the system allows 0.1 MB; raise `ulimit -f`" in said
     assert said.count("\n") == 1
-    assert not (lab.folder() / "metrics.jsonl").exists()
+    assert not (tiny_runs.folder() / "metrics.jsonl").exists()
 
 
-def test_a_limit_in_the_middle_keeps_the_old_checkpoint_and_the_same_command_goes_on(lab, file_limit):
-    lab.train(name="whole")
+def test_a_limit_in_the_middle_keeps_the_old_checkpoint_and_the_same_command_resumes(tiny_runs, file_limit):
+    tiny_runs.train(name="whole")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    trainer = lab.trainer("--recovery-interval", "2")
-    at_update(trainer, 5, lambda: (trainer.saver.close(), file_limit(100_000)))
+    trainer = tiny_runs.trainer("--recovery-interval", "2")
+    before_update(trainer, 5, lambda: (trainer.saver.close(), file_limit(100_000)))
     with pytest.raises(FathomsError, match=r"cannot save: File too large; make room .*last is whole"):
         trainer.run()
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert lab.state()["updates"] == 4
-    assert lab.summary()["status"] == "failed"
-    assert checkpoints.why_unusable(lab.folder() / "checkpoints" / "last") is None
-    assert not (lab.folder() / "checkpoints" / checkpoints.FRESH).exists()
-    assert lab.train("--recovery-interval", "2").code == 0
-    assert lab.same("whole", "run")
+    assert tiny_runs.state()["updates"] == 4
+    assert tiny_runs.summary()["status"] == "failed"
+    assert checkpoints.why_unusable(tiny_runs.folder() / "checkpoints" / "last") is None
+    assert not (tiny_runs.folder() / "checkpoints" / checkpoints.FRESH).exists()
+    assert tiny_runs.train("--recovery-interval", "2").code == 0
+    assert tiny_runs.same("whole", "run")
 
 
 FULL = """
@@ -73,19 +63,19 @@ torch.set_num_threads(1)
 root, words, told = Path(sys.argv[1]), sys.argv[2:], {}
 trainer = Trainer(command.make_job(parse(command, "train", words)), World(0, 1, torch.device("cpu")), show=False)
 update, filler = trainer._update, root / "filler"
-place = trainer.folder.checkpoints
+place = trainer.context.folder.checkpoints
 def fill(left):
     filler.write_bytes(b"")
     free = shutil.disk_usage(root).free - left
     with filler.open("wb") as file:
         file.write(bytes(max(free, 0)))
 def counted(batch):
-    if trainer.course.updates == 7:
+    if trainer.state.updates == 7:
         # Less than one checkpoint is left: older ones must go.
         trainer.saver.wait()
         told["before"] = sorted(path.name for path in place.iterdir())
         fill(200_000)
-    if trainer.course.updates == 9:
+    if trainer.state.updates == 9:
         trainer.saver.wait()
         told["pruned"] = sorted(path.name for path in place.iterdir())
         told["updates"] = json.loads((place / "last" / "state.json").read_text())["updates"]
@@ -110,13 +100,13 @@ def can_mount():
 
 
 @pytest.mark.skipif(not can_mount(), reason="this user may not mount a small tmpfs")
-def test_a_disk_that_fills_up_loses_older_checkpoints_first_and_never_the_last(lab, tmp_path):
+def test_a_disk_that_fills_up_loses_older_checkpoints_first_and_never_the_last(tiny_runs, tmp_path):
     """A real full tmpfs of 12 MB, in a mount namespace of its own."""
     place = tmp_path / "disk"
     place.mkdir()
     script = tmp_path / "full.py"
     script.write_text(FULL)
-    words = lab.words("--recovery-interval", "2", "--checkpoint-hist", "4")
+    words = tiny_runs.words("--recovery-interval", "2", "--checkpoint-hist", "4")
     words[words.index("--output") + 1] = str(place)
     line = 'mount -t tmpfs -o size=12m none "$1" && shift && exec "$@"'
     done = subprocess.run(
@@ -139,16 +129,16 @@ def test_a_disk_that_fills_up_loses_older_checkpoints_first_and_never_the_last(l
     assert "1002 checkpoints of" in done.stderr
 
 
-def test_a_folder_that_goes_away_ends_the_run_in_one_line(lab):
-    trainer = lab.trainer("--recovery-interval", "2")
-    at_update(trainer, 5, lambda: (trainer.saver.close(), shutil.rmtree(lab.folder())))
+def test_a_folder_that_goes_away_ends_the_run_in_one_line(tiny_runs):
+    trainer = tiny_runs.trainer("--recovery-interval", "2")
+    before_update(trainer, 5, lambda: (trainer.saver.close(), shutil.rmtree(tiny_runs.folder())))
     with pytest.raises(FathomsError, match="cannot save: the folder is gone; bring it back") as ended:
         trainer.run()
     assert "\n" not in str(ended.value)
 
 
-def test_a_save_that_fails_while_the_run_diverges_is_told(lab, spoil, monkeypatch, capsys):
-    trainer, ended = lab.trainer("--recovery-interval", "4"), threading.Event()
+def test_a_save_that_fails_while_the_run_diverges_is_reported(tiny_runs, monkeypatch, capsys):
+    trainer, ended = tiny_runs.trainer("--recovery-interval", "4"), threading.Event()
     end = trainer._end
 
     def fail(*_args):
@@ -158,11 +148,11 @@ def test_a_save_that_fails_while_the_run_diverges_is_told(lab, spoil, monkeypatc
     monkeypatch.setattr(checkpoints, "save", fail)
     trainer._end = lambda *args: (ended.set(), end(*args))[1]
     trainer.show = True
-    spoil(trainer, {(0, 4)}, trainer.model.blocks[1].mlp, lambda output: output * float("nan"))
+    poison(trainer, {(0, 4)}, trainer.model.blocks[1].mlp, lambda output: output * float("nan"))
     assert trainer.run().code == DIVERGED
     assert "checkpoints: cannot save: Permission denied; mend it" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_training(lab, capsys):
-    assert main(["train", *lab.words()[:-1], "run", "--output", "/proc/nowhere"]) == 2
+def test_a_folder_that_cannot_be_written_is_refused_before_training(tiny_runs, capsys):
+    assert main(["train", *tiny_runs.words()[:-1], "run", "--output", "/proc/nowhere"]) == 2
     assert "cannot be written" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""F1: SIGKILL at any moment of a save; the newest checkpoint is whole, and nothing is lost but the one under way."""
+"""F1: SIGKILL at any moment of a save; the newest checkpoint is whole, and only the one being written is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def number(folder):
     return json.loads((folder / "state.json").read_text())["updates"]
 
 def save(saves=None):
-    checkpoints.tidy(place)
+    checkpoints.clean_up(place)
     for count in itertools.count(newest + 1) if saves is None else range(1, saves + 1):
         tensors = {"model": {f"w{i}": torch.full((50_000,), float(count)) for i in range(8)}}
         kept = checkpoints.Checkpoint(tensors, {"updates": count})
@@ -47,7 +47,7 @@ for _ in range(int(sys.argv[2])):
     if folder is not None:
         assert number(folder) >= newest, (number(folder), newest)
         newest = number(folder)
-checkpoints.tidy(place)
+checkpoints.clean_up(place)
 print(json.dumps({"newest": newest, "in_a_save": killed_in_a_save, "left": sorted(p.name for p in place.iterdir())}))
 """
 

@@ -1,4 +1,4 @@
-"""F6, F22 and F23: ranks that die, are stopped alone, disagree, or become more or fewer."""
+"""F6, F22 and F23: ranks that die, are stopped alone, disagree, or change in number."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pytest
 import torch.distributed as dist
 
 from fathoms.train.checkpoint import folder as checkpoints
+from tiny_runs import stop_after_update
 
 RANK = str(Path(__file__).with_name("rank.py"))
 
-# Processes of their own, forked from one that has imported torch already: a start costs no seconds.
+# Separate processes, forked from one that has imported torch already: a start costs no seconds.
 RANKS = multiprocessing.get_context("forkserver")
 RANKS.set_forkserver_preload(["torch.distributed", "fathoms.cli.train", "fathoms.train.loop"])
 START = """
@@ -45,7 +46,7 @@ def pair(folder, *words_of_each, **env):
 
 
 def ends(started):
-    """What each rank said, and its exit code."""
+    """The output of each rank, and its exit code."""
     for process, *_ in started:
         process.join(timeout=120)
         if process.is_alive():
@@ -60,70 +61,66 @@ def torchrun(*words, restarts=0, **env):
     return subprocess.run(line, capture_output=True, text=True, timeout=240, env={**os.environ, **env})
 
 
-def test_a_dead_rank_ends_the_other_with_the_reason_and_a_restart_resumes_exactly(lab):
+def test_a_dead_rank_ends_the_other_with_the_reason_and_a_restart_resumes_exactly(tiny_runs):
     """F22: SIGKILL once with nobody to restart, once under torchrun; the end is that of an undisturbed pair."""
     words = ["--batch-size", "16", "--recovery-interval", "2", "--model-ema", "--model-ema-decay", "0.5"]
-    assert [code for _, code in ends(pair(lab.root, *[lab.words(*words, name="whole")] * 2))] == [0, 0]
+    assert [code for _, code in ends(pair(tiny_runs.root, *[tiny_runs.words(*words, name="whole")] * 2))] == [
+        0,
+        0,
+    ]
 
-    started = pair(lab.root, *[lab.words(*words, name="cut")] * 2, KILL="1:5")
+    started = pair(tiny_runs.root, *[tiny_runs.words(*words, name="cut")] * 2, KILL="1:5")
     started[1][0].join(timeout=120)
     died = time.monotonic()
     (said, code), (_, killed) = ends(started)
     assert time.monotonic() - died < 30
     assert killed == -9
     assert code == 2
-    assert "rank 0: another process of this run has gone or does not answer" in said
+    assert "rank 0: another rank of this run has died or does not respond" in said
     assert "Traceback" not in said
-    assert lab.summary("cut")["status"] == "failed"
-    assert lab.state("cut")["updates"] == 4
+    assert tiny_runs.summary("cut")["status"] == "failed"
+    assert tiny_runs.state("cut")["updates"] == 4
 
-    done = torchrun(*lab.words(*words, name="cut"), restarts=1, KILL="1:11")
+    done = torchrun(*tiny_runs.words(*words, name="cut"), restarts=1, KILL="1:11")
     assert done.returncode == 0, done.stderr[-2000:]
-    assert lab.same("whole", "cut")
+    assert tiny_runs.same("whole", "cut")
 
 
-def test_no_rank_leaves_while_the_first_still_saves(lab):
-    """torchrun ends the others when one has left after a signal."""
-    done = torchrun(*lab.words("--batch-size", "16"), STOP="0:3,1:3", SLOW_SAVE="2")
+def test_no_rank_exits_while_rank_0_still_saves(tiny_runs):
+    """torchrun ends the others when one has exited after a signal."""
+    done = torchrun(*tiny_runs.words("--batch-size", "16"), STOP="0:3,1:3", SLOW_SAVE="2")
     assert done.returncode == 1
-    assert lab.summary()["status"] == "interrupted"
-    assert checkpoints.why_unusable(lab.folder() / "checkpoints" / "last") is None
-    assert (lab.folder() / "report.html").is_file()
+    assert tiny_runs.summary()["status"] == "interrupted"
+    assert checkpoints.why_unusable(tiny_runs.folder() / "checkpoints" / "last") is None
+    assert (tiny_runs.folder() / "report.html").is_file()
 
 
-def test_shards_go_from_two_processes_to_one_and_back(lab):
+def test_shards_move_from_two_ranks_to_one_and_back(tiny_runs):
     """F6 and FSDP2 2 -> 1 -> 2; a signal to one rank alone stops both after the same update, exit 143."""
     plain = ["--crop", "whole"]
-    lab.train(*plain, name="one")
-    halves = lab.words(*plain, "--batch-size", "16", "--fsdp", name="moved")
-    told = ends(pair(lab.root, halves, halves, STOP="1:3"))
+    tiny_runs.train(*plain, name="one")
+    halves = tiny_runs.words(*plain, "--batch-size", "16", "--fsdp", name="moved")
+    told = ends(pair(tiny_runs.root, halves, halves, STOP="1:3"))
     assert [code for _, code in told] == [143, 143], told[0][0][-2000:]
-    stopped_at = lab.state("moved")["updates"]
+    stopped_at = tiny_runs.state("moved")["updates"]
     assert 4 <= stopped_at <= 5
 
-    alone = lab.trainer(*plain, name="moved")
-    step = alone._update
-
-    def counted(batch):
-        step(batch)
-        if alone.course.updates == 9:
-            alone.stop.code = 143
-
+    alone = tiny_runs.trainer(*plain, name="moved")
+    stop_after_update(alone, 9)
     said, train = [], alone._train
-    alone._update = counted
     alone._train = lambda notices: said.extend(notices) or train(notices)
     assert alone.run().code == 143
-    assert said[0].startswith("goes on with 1 processes instead of 2")
+    assert said[0].startswith("resumes with 1 ranks instead of 2")
 
-    assert [code for _, code in ends(pair(lab.root, halves, halves))] == [0, 0]
-    losses = [[row["loss"] for row in lab.metrics(name)] for name in ("one", "moved")]
+    assert [code for _, code in ends(pair(tiny_runs.root, halves, halves))] == [0, 0]
+    losses = [[row["loss"] for row in tiny_runs.metrics(name)] for name in ("one", "moved")]
     # Sums in another order: 1e-4 is a thousand times the difference that float32 makes here.
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
-    assert checkpoints.why_unusable(lab.folder("moved") / "checkpoints" / "last") is None
+    assert checkpoints.why_unusable(tiny_runs.folder("moved") / "checkpoints" / "last") is None
 
 
-# A thread of the group comes to free a tensor while the last of the exit's handlers holds Python's lock, as it
-# may on a busy machine: it then waits for the lock when Python begins to take itself down.
+# A thread of the process group frees a tensor while the last exit handler holds the GIL, as it may on a busy
+# machine: it then waits for the GIL when Python begins to finalize.
 LATE_THREAD = """
 import atexit, contextlib, os, sys, time
 told, tell = os.pipe()
@@ -153,27 +150,33 @@ cli.command()
 
 @pytest.mark.parametrize(("parts", "code"), [("1", 3), ("0", 1)])
 def test_a_rank_ends_with_its_code_whatever_the_threads_of_its_group_do(tmp_path, parts, code):
-    """Also where an error nobody foresaw ends it."""
+    """Also after an unexpected error."""
     line = [sys.executable, "-c", LATE_THREAD, str(tmp_path / "store"), parts]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done.stderr[-2000:]
     assert ("ZeroDivisionError" in done.stderr) == (code == 1)
 
 
-def test_a_rank_that_is_lost_before_training_is_named(lab):
-    nowhere = ["/nowhere", *lab.words("--batch-size", "16")[1:]]
-    (said, code), (other, refused) = ends(pair(lab.root, lab.words("--batch-size", "16"), nowhere))
+def test_a_rank_that_is_lost_before_training_is_named(tiny_runs):
+    nowhere = ["/nowhere", *tiny_runs.words("--batch-size", "16")[1:]]
+    (said, code), (other, refused) = ends(
+        pair(tiny_runs.root, tiny_runs.words("--batch-size", "16"), nowhere)
+    )
     assert (code, refused) == (2, 2)
     assert "/nowhere" in other
-    assert "rank 0: another process of this run has gone or does not answer" in said
+    assert "rank 0: another rank of this run has died or does not respond" in said
     assert "Traceback" not in said
 
 
-def test_ranks_that_were_started_differently_are_refused(lab):
+def test_ranks_that_were_started_differently_are_refused(tiny_runs):
     """F23."""
     told = ends(
-        pair(lab.root, lab.words("--batch-size", "16"), lab.words("--batch-size", "16", "--lr", "0.5"))
+        pair(
+            tiny_runs.root,
+            tiny_runs.words("--batch-size", "16"),
+            tiny_runs.words("--batch-size", "16", "--lr", "0.5"),
+        )
     )
     assert [code for _, code in told] == [2, 2]
     assert "rank 1 has another config or other data than rank 0; start all ranks alike" in told[0][0]
-    assert not (lab.folder() / "checkpoints").exists()
+    assert not (tiny_runs.folder() / "checkpoints").exists()

@@ -1,4 +1,4 @@
-"""F2, F3, F26 and F28: signals, an audience that leaves, two runs in one folder."""
+"""F2, F3, F26 and F28: signals, closed pipes, two runs in one folder."""
 
 from __future__ import annotations
 
@@ -20,36 +20,39 @@ from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.signals import CODES, ECHO, LAUNCHED, StopRequest
 
 
-def started(lab, *words):
-    """A run of many epochs in a process of its own, once it has written its first row."""
-    rows = len(lab.lines("metrics.jsonl"))
+def started(tiny_runs, *words):
+    """A run of many epochs in a separate process, once it has written its first row."""
+    rows = len(tiny_runs.lines("metrics.jsonl"))
     process = subprocess.Popen(
-        lab.command("--epochs", "2000", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        tiny_runs.command("--epochs", "2000", *words),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     deadline = time.monotonic() + 90
-    while len(lab.lines("metrics.jsonl")) <= rows and time.monotonic() < deadline:
+    while len(tiny_runs.lines("metrics.jsonl")) <= rows and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.05)
-    assert len(lab.lines("metrics.jsonl")) > rows, "no row in 90 s"
+    assert len(tiny_runs.lines("metrics.jsonl")) > rows, "no row in 90 s"
     return process
 
 
-def test_signals_finish_the_step_save_and_exit_and_the_same_command_goes_on(lab):
+def test_signals_finish_the_update_save_and_exit_and_the_same_command_resumes(tiny_runs):
     """SIGUSR1 as Slurm sends it, then Ctrl-C; a second run in the folder meanwhile is refused (F28)."""
     updates = 0
     for number, code in ((signal.SIGUSR1, 143), (signal.SIGINT, 130)):
-        process = started(lab)
+        process = started(tiny_runs)
         if number is signal.SIGUSR1:
             with pytest.raises(FathomsError, match="another run holds this folder"):
-                lab.train("--epochs", "2000")
+                tiny_runs.train("--epochs", "2000")
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
         assert process.returncode == code, said
         assert "Traceback" not in said
-        assert lab.summary()["status"] == "interrupted"
-        assert checkpoints.why_unusable(lab.folder() / "checkpoints" / "last") is None
-        assert lab.state()["updates"] == lab.summary()["updates"] > updates
-        updates = lab.state()["updates"]
+        assert tiny_runs.summary()["status"] == "interrupted"
+        assert checkpoints.why_unusable(tiny_runs.folder() / "checkpoints" / "last") is None
+        assert tiny_runs.state()["updates"] == tiny_runs.summary()["updates"] > updates
+        updates = tiny_runs.state()["updates"]
 
 
 def test_the_second_signal_ends_the_process_at_once():
@@ -68,8 +71,8 @@ def test_the_second_signal_ends_the_process_at_once():
     assert time.monotonic() - began < 30
 
 
-def test_an_echo_of_the_first_signal_is_none_of_its_own(monkeypatch):
-    """Who signals a job reaches its ranks twice: by himself, and through torchrun."""
+def test_an_echo_of_the_first_signal_does_not_count(monkeypatch):
+    """A signal to a whole job reaches its ranks twice: directly, and through torchrun."""
     left = []
     monkeypatch.setattr("fathoms.train.signals.os._exit", left.append)
     for late, launched in ((0.0, True), (ECHO + 1, True), (0.0, False)):
@@ -83,7 +86,7 @@ def test_an_echo_of_the_first_signal_is_none_of_its_own(monkeypatch):
         assert len(left) == {(0.0, True): 0, (ECHO + 1, True): 1, (0.0, False): 2}[late, launched]
 
 
-def test_handlers_come_back_and_a_thread_may_train():
+def test_handlers_are_restored_and_a_thread_may_train():
     before = {number: signal.getsignal(number) for number in CODES}
     with StopRequest():
         assert all(signal.getsignal(number) != before[number] for number in CODES)
@@ -100,7 +103,7 @@ def test_handlers_come_back_and_a_thread_may_train():
     assert seen == [None]
 
 
-def test_nobody_listening_changes_nothing(lab, monkeypatch):
+def test_closed_pipes_change_nothing(tiny_runs, monkeypatch):
     """F26: pipes whose reader has gone (a real EPIPE), then no stdout and stderr at all."""
     for name in ("pipe", "closed"):
         if name == "pipe":
@@ -113,11 +116,11 @@ def test_nobody_listening_changes_nothing(lab, monkeypatch):
         monkeypatch.setattr(sys, "stdout", files[0])
         monkeypatch.setattr(sys, "stderr", files[1])
         monkeypatch.setenv("NO_COLOR", "1")
-        code = main(["train", *lab.words(name=name)])
+        code = main(["train", *tiny_runs.words(name=name)])
         monkeypatch.undo()
         for file in files:
             if file is not None:
                 file.close()
         assert code == 0
-        assert json.loads((lab.folder(name) / "summary.json").read_text())["status"] == "done"
-    assert lab.same("pipe", "closed")
+        assert json.loads((tiny_runs.folder(name) / "summary.json").read_text())["status"] == "done"
+    assert tiny_runs.same("pipe", "closed")

@@ -1,4 +1,4 @@
-"""The short forms of benchmarks/soak.py and benchmarks/fuzz.py, and that they would notice."""
+"""Short runs of benchmarks/soak.py and benchmarks/fuzz.py, and proof that they detect faults."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from fathoms import create_model, param_groups
 from fathoms.errors import ConfigError
-from fathoms.train.checkpoint.optimizer_state import named_state
+from fathoms.train.checkpoint.state_dict import optimizer_state
 from fathoms.train.optim.build import OPTIMIZERS, build_optimizer
 from fathoms.train.optim.conditional_step import Gate, put_back_, step_unless, zero_
 
@@ -41,7 +41,7 @@ def optimizer_of(model, name):
 
 
 def bits(model, optimizer):
-    moments, record = named_state(optimizer)
+    moments, record = optimizer_state(optimizer)
     tensors = {**dict(model.named_parameters()), **moments}
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}, copy.deepcopy(record)
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from fathoms import FathomsError, ViT, ViTConfig, param_groups
 from fathoms.models.param_groups import ParamGroups
-from fathoms.train.checkpoint.optimizer_state import load_named_state, named_state
+from fathoms.train.checkpoint.state_dict import load_optimizer_state, optimizer_state
 from fathoms.train.optim.build import OPTIMIZERS, build_optimizer, set_lr
 from fathoms.train.optim.lamb import Lamb
 
@@ -201,14 +201,14 @@ def test_a_saved_state_goes_on_bit_for_bit(name, tmp_path):
     first = vit(attention="talking_heads")
     optimizer = build(first, name)
     train(first, optimizer, 5)
-    tensors, record = named_state(optimizer)
+    tensors, record = optimizer_state(optimizer)
     save_file({key: value.contiguous() for key, value in tensors.items()}, tmp_path / "optimizer.safetensors")
     text = json.dumps(record)
 
     second = vit(attention="talking_heads")
     second.load_state_dict(first.state_dict())
     resumed = build(second, name)
-    load_named_state(resumed, load_file(tmp_path / "optimizer.safetensors"), json.loads(text))
+    load_optimizer_state(resumed, load_file(tmp_path / "optimizer.safetensors"), json.loads(text))
     train(second, resumed, 10, start=5)
     for (key, a), b in zip(straight.named_parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b), key
@@ -229,10 +229,10 @@ def test_a_sharded_state_is_saved_whole_and_goes_on_bit_for_bit(name):
             parameter._no_weight_decay = key in marked
         optimizer = build(first, name)
         train(first, optimizer, 3)
-        tensors, record = named_state(optimizer)
+        tensors, record = optimizer_state(optimizer)
         assert not any(isinstance(value, DTensor) for value in tensors.values())
         resumed = build(first, name)
-        load_named_state(resumed, tensors, json.loads(json.dumps(record)))
+        load_optimizer_state(resumed, tensors, json.loads(json.dumps(record)))
         train(first, resumed, 6, start=3)
         for (key, a), b in zip(straight.named_parameters(), first.parameters(), strict=True):
             assert torch.equal(a, b.full_tensor()), key
@@ -254,16 +254,16 @@ def test_torchs_own_state_dict_works_too(name):
 
 
 def test_a_state_before_the_first_step_is_empty_and_loads(name):
-    tensors, record = named_state(build(vit(), name))
+    tensors, record = optimizer_state(build(vit(), name))
     assert tensors == {}
-    load_named_state(build(vit(), name), tensors, json.loads(json.dumps(record)))
+    load_optimizer_state(build(vit(), name), tensors, json.loads(json.dumps(record)))
 
 
 def test_keys_are_kind_and_parameter():
     model = vit()
     optimizer = build(model, "lamb")
     train(model, optimizer, 2)
-    tensors, record = named_state(optimizer)
+    tensors, record = optimizer_state(optimizer)
     assert tensors["exp_avg/blocks.0.attn.qkv.weight"].shape == (48, 16)
     assert len(tensors) == 2 * len(list(model.parameters()))
     assert record["numbers"]["step/head.bias"] == 2
@@ -304,12 +304,12 @@ def test_a_state_that_does_not_fit_is_refused_whole(case):
     model = vit()
     optimizer = build(model, "lamb")
     train(model, optimizer, 2)
-    tensors, record = named_state(optimizer)
+    tensors, record = optimizer_state(optimizer)
     tensors, record = dict(tensors), json.loads(json.dumps(record))
     spoil(tensors, record)
     fresh = build(vit(), "lamb")
     with pytest.raises(FathomsError, match=message) as caught:
-        load_named_state(fresh, tensors, record)
+        load_optimizer_state(fresh, tensors, record)
     assert "\n" not in str(caught.value)
     assert not fresh.state
 

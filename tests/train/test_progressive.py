@@ -142,7 +142,7 @@ def test_a_run_killed_around_a_change_of_size_goes_on_bit_for_bit(tmp_path, upda
     update = cut._update
 
     def counted(batch):
-        if cut.course.updates == updates:
+        if cut.state.updates == updates:
             raise Killed
         update(batch)
 

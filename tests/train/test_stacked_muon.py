@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fathoms import FathomsError, ViT, ViTConfig, param_groups
-from fathoms.train.checkpoint.optimizer_state import load_named_state, named_state
+from fathoms.train.checkpoint.state_dict import load_optimizer_state, optimizer_state
 from fathoms.train.optim import stacked_muon
 from fathoms.train.optim.build import build_optimizer, set_lr
 from fathoms.train.optim.conditional_step import step_unless
@@ -272,13 +272,13 @@ def test_a_checkpoint_of_torchs_muon_goes_on(monkeypatch):
         before = build(old)
     assert type(before._parts["muon"]) is torch.optim.Muon
     part(old, before, 0, 3)
-    tensors, record = named_state(before)
+    tensors, record = optimizer_state(before)
     resumed = build(old)
-    load_named_state(resumed, tensors, json.loads(json.dumps(record)))
+    load_optimizer_state(resumed, tensors, json.loads(json.dumps(record)))
     part(old, resumed, 3, 6)
-    assert record == named_state(resumed)[1]
+    assert record == optimizer_state(resumed)[1]
     assert apart(old.parameters(), straight.parameters(), vit().parameters()) < BOUND
-    ours, theirs = named_state(new)[0], named_state(resumed)[0]
+    ours, theirs = optimizer_state(new)[0], optimizer_state(resumed)[0]
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in ours if key.startswith("momentum_buffer"))
 

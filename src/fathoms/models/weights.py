@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,9 +141,14 @@ def load_weights(
     return LoadReport(name, layout, resized, skipped)
 
 
-def weights_of(model: nn.Module) -> State:
-    """Parameters and saved buffers of any model, each once under its first name."""
-    saved = model.state_dict().keys()
+def weights_of(model: nn.Module, saved: Collection[str] | None = None) -> State:
+    """Parameters and saved buffers of any model, each once under its first name.
+
+    Args:
+        model: Whose weights.
+        saved: Names that are saved, where the caller has them already: listing them takes half of the time.
+    """
+    saved = model.state_dict().keys() if saved is None else saved
     buffers = {name: value for name, value in model.named_buffers() if name in saved}
     return {**dict(model.named_parameters()), **buffers}
 

@@ -1,4 +1,4 @@
-"""From a job to the things it trains with: loaders, model, loss."""
+"""Build the data, model and learning-rate schedule of a job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from fathoms.train.recipe.recipe import Recipe
 
 @dataclass(frozen=True)
 class Data:
-    """Both splits of a data set, ready to be read."""
+    """Both splits of a data set, as loaders."""
 
     train: AnyLoader
     val: AnyLoader
@@ -49,7 +49,7 @@ class Data:
 
 
 def open_splits(path: str | None) -> tuple[Any, Any]:
-    """The training and the held-out split of a data set; where it has a manifest, both must agree with it."""
+    """The training and the held-out split of a data set, checked against its manifest if it has one."""
     if path is None:
         return digit_sources()
     splits = list_splits(path)
@@ -67,17 +67,17 @@ def open_splits(path: str | None) -> tuple[Any, Any]:
 
 
 def build_data(job: Job, size: int, world: World) -> Data:
-    """Open the data and check that the recipe can be carried out on it."""
+    """Open the data, and check that every class has images in both splits."""
     train, held_out = open_splits(job.data)
     odd = sorted(set(train.classes) ^ set(held_out.classes))
     if odd:
         raise ConfigError(
-            f"{job.data}: class {odd[0]!r} has no pictures in one of the splits; fill or remove it"
+            f"{job.data}: class {odd[0]!r} has no images in one of the splits; fill or remove it"
         )
     empty = np.setdiff1d(np.arange(len(train.classes)), train.labels)
     if len(empty):
         raise ConfigError(
-            f"{job.data}: class {train.classes[empty[0]]!r} has no pictures to train on; fill or remove it"
+            f"{job.data}: class {train.classes[empty[0]]!r} has no training images; fill or remove it"
         )
     val = eval_loader(
         held_out,
@@ -93,7 +93,7 @@ def build_data(job: Job, size: int, world: World) -> Data:
 
 
 def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:
-    """The training split, in the run's order, cropped and augmented as the recipe says."""
+    """The loader of the training split, in the run's order, with the recipe's crops and augmentation."""
     recipe, seed = job.recipe, job.run.seed
     share = {"world": world.size, "rank": world.rank}
     plan = Plan(len(source), recipe.batch_size, seed, repeats=recipe.aug_repeats, **share)
@@ -116,7 +116,7 @@ def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:
 
 
 def augment_options(recipe: Recipe) -> AugmentOptions:
-    """What a recipe does to a training batch."""
+    """The augmentation of a recipe."""
     mix = MixOptions(
         recipe.mixup,
         recipe.cutmix,
@@ -139,7 +139,7 @@ def augment_options(recipe: Recipe) -> AugmentOptions:
 
 
 def build_model(job: Job, classes: int) -> nn.Module:
-    """The model to train, its norms swapped, started from a checkpoint and frozen as the job says."""
+    """The model to train: built, norms swapped (--swap-norms), weights loaded, parameters frozen (--freeze)."""
     torch.manual_seed(job.run.seed)
     model: nn.Module
     if job.config is not None:
@@ -153,7 +153,9 @@ def build_model(job: Job, classes: int) -> nn.Module:
         swap_norms(model, job.run.swap_norms, how="reset")
     if job.run.initial_checkpoint is not None:
         if not isinstance(model, ViT):
-            raise ConfigError("--initial-checkpoint: weights can be loaded into fathoms models only")
+            raise ConfigError(
+                "--initial-checkpoint: weights can be loaded into fathoms models only; leave it out"
+            )
         skip = ["head*"] if job.run.initial_head == "new" else []
         load_weights(model, job.run.initial_checkpoint, skip=skip)
     freeze(model, job.recipe.freeze)
@@ -161,7 +163,7 @@ def build_model(job: Job, classes: int) -> nn.Module:
 
 
 def freeze(model: nn.Module, patterns: str | None) -> None:
-    """Stop training the parameters whose names match; a pattern without a match is an error."""
+    """Freeze the parameters whose names match; a pattern without a match is an error."""
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns.split(",") if patterns else []:
         found = set(fnmatch.filter(names, pattern.strip()))
@@ -175,7 +177,7 @@ def freeze(model: nn.Module, patterns: str | None) -> None:
 
 
 def build_schedule(job: Job) -> Schedule:
-    """The learning rate of a job."""
+    """The learning-rate schedule of a job."""
     recipe = job.recipe
     names = ("epochs", "min_lr", "warmup_lr", "warmup_epochs", "warmup_prefix", "cooldown_epochs")
     names += ("decay_epochs", "decay_rate", "epoch_factor", "epoch_threshold", "sched_on_updates")

@@ -1,4 +1,4 @@
-"""The end of an epoch: its row of metrics, the evaluation, the best so far."""
+"""The end of an epoch (its row of metrics, the evaluation, the best so far) and of a run (its summary)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from fathoms.data import LoaderStats
 from fathoms.evaluate.metrics import Evaluation, FewerChannels, evaluate
 from fathoms.models.vit import ViT
-from fathoms.train.context import Scene
+from fathoms.train.context import RunContext, TrainState
 from fathoms.train.distributed import sum_over_ranks
 from fathoms.train.learner import Learner
-from fathoms.train.train_state import Course
 
 
-def live_numbers(course: Course, epochs: int, rate: float, stats: LoaderStats) -> dict[str, str]:
-    """What the live bar shows; reading it waits for the device."""
-    loss, top1, _, count = course.sums.tolist()
+def live_numbers(state: TrainState, epochs: int, rate: float, stats: LoaderStats) -> dict[str, str]:
+    """The numbers of the progress bar; reading them waits for the device."""
+    loss, top1, _, count = state.sums.tolist()
     return {
-        "epoch": f"{course.epoch + 1}/{epochs}",
+        "epoch": f"{state.epoch + 1}/{epochs}",
         "loss": f"{loss / max(count, 1):.3f}",
         "top1": f"{100 * top1 / max(count, 1):.1f}",
         "img/s": f"{rate:,.0f}",
@@ -32,77 +32,111 @@ def live_numbers(course: Course, epochs: int, rate: float, stats: LoaderStats) -
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """Brings epochs to their end.
+    """Finishes epochs: metrics, evaluation, best so far.
 
     Args:
-        scene: Where the rows go, and what is evaluated on.
-        learner: What is evaluated.
-        course: What is counted; it goes on to the next epoch.
-        channels: The model sees so many of an image's.
+        context: The run folder that gets the rows, and the held-out data.
+        learner: The model to evaluate, or its EMA.
+        state: The counters; they move on to the next epoch.
+        channels: Input channels the model takes; further channels of the images are dropped.
         amp_dtype: Precision of autocast; None is full precision.
-        say: Takes a line for the user.
-        mirror: Takes each row, behind metrics.jsonl.
+        say: Prints a line.
+        track: Passes a row on to the trackers, after metrics.jsonl has it.
     """
 
-    scene: Scene
+    context: RunContext
     learner: Learner
-    course: Course
+    state: TrainState
     channels: int
     amp_dtype: torch.dtype | None
     say: Callable[[str], None]
-    mirror: Callable[[dict[str, Any]], None]
+    track: Callable[[dict[str, Any]], None]
 
     def finish(self, epochs: int, lr: float, rate: float) -> bool | None:
-        """Write the training row, and evaluate where it is time to: whether that is the best; None without it."""
-        course, better = self.course, None
+        """Write the training row, and evaluate if it is time; returns whether it is the best, None if not evaluated."""
+        state, better = self.state, None
         row = self._training_row(lr, rate)
         self._record(row)
-        course.next_epoch()
-        line = f"epoch {course.epoch}/{epochs}  train loss {row['loss']:.4f}  top1 {row['top1']:.2f}"
-        if course.epoch % self.scene.job.run.eval_interval == 0 or course.epoch == epochs:
+        state.next_epoch()
+        line = f"epoch {state.epoch}/{epochs}  train loss {row['loss']:.4f}  top1 {row['top1']:.2f}"
+        if state.epoch % self.context.job.run.eval_interval == 0 or state.epoch == epochs:
             result = self._evaluate()
-            better = self._note(result, lr)
+            better = self._is_best(result, lr)
             line += f"  val loss {result.loss:.4f}  top1 {result.top1:.2f}"
         self.say(f"{line}  {rate:,.0f} images/s")
-        if advice := self.scene.data.train.advice():
+        if advice := self.context.data.train.advice():
             self.say(advice)
         return better
 
     def _training_row(self, lr: float, rate: float) -> dict[str, Any]:
-        course, job = self.course, self.scene.job
-        loss, top1, top5, count = sum_over_ranks(self.scene.world, course.sums).tolist()
-        # Where every update of the epoch was held back, nothing was counted.
+        state, job = self.state, self.context.job
+        loss, top1, top5, count = sum_over_ranks(self.context.world, state.sums).tolist()
+        # Where every update of the epoch was skipped, nothing was counted.
         count = max(count, 1.0)
-        row = {"epoch": course.epoch, "step": course.updates, "split": "train", "loss": loss / count}
+        row = {"epoch": state.epoch, "step": state.updates, "split": "train", "loss": loss / count}
         row |= {"top1": 100 * top1 / count, "top5": 100 * top5 / count, "lr": lr, "images_per_second": rate}
         if job.recipe.progressive_size is not None and job.image_sizes is not None:
-            row["image_size"] = job.image_sizes.at(course.epoch)
+            row["image_size"] = job.image_sizes.at(state.epoch)
         return row
 
     def _evaluate(self) -> Evaluation:
-        """The model on the held-out split, or its average where there is one, at its own image size."""
-        judged = self.learner.model if self.learner.ema is None else self.learner.ema.module
-        data, sizes = self.scene.data, self.scene.job.image_sizes
-        if sizes is not None and isinstance(judged, ViT):
-            judged.set_image_size(sizes.final)
-        seen, device = FewerChannels(judged, self.channels), self.scene.world.device
-        return evaluate(seen, data.val.epoch(0), len(data.classes), device=device, amp_dtype=self.amp_dtype)
+        """Evaluate the model, or its EMA where there is one, on the held-out split at the model's own image size."""
+        model = self.learner.model if self.learner.ema is None else self.learner.ema.module
+        data, sizes = self.context.data, self.context.job.image_sizes
+        if sizes is not None and isinstance(model, ViT):
+            model.set_image_size(sizes.final)
+        device = self.context.world.device
+        return evaluate(
+            FewerChannels(model, self.channels),
+            data.val.epoch(0),
+            len(data.classes),
+            device=device,
+            amp_dtype=self.amp_dtype,
+        )
 
-    def _note(self, result: Evaluation, lr: float) -> bool:
-        """Record an evaluation; whether it is the best so far, which one that is not finite never is."""
-        course, done = self.course, self.course.epoch - 1
-        course.last = result.summary()
-        self._record({"epoch": done, "step": course.updates, "split": "val", **course.last, "lr": lr})
+    def _is_best(self, result: Evaluation, lr: float) -> bool:
+        """Record an evaluation; whether it is the best so far. One that is not finite never is."""
+        state, done = self.state, self.state.epoch - 1
+        state.last = result.summary()
+        self._record({"epoch": done, "step": state.updates, "split": "val", **state.last, "lr": lr})
         if not math.isfinite(result.loss):
-            self.scene.folder.append("guard.jsonl", {"kind": "evaluation_not_finite", "epoch": done})
-            self.say(f"guard: epoch {course.epoch}: the loss of the evaluation is not finite: not the best")
+            self.context.folder.append("guard.jsonl", {"kind": "evaluation_not_finite", "epoch": done})
+            self.say(f"guard: epoch {state.epoch}: the loss of the evaluation is not finite: not the best")
             return False
-        if course.best is not None and result.top1 <= course.best["top1"]:
+        if state.best is not None and result.top1 <= state.best["top1"]:
             return False
-        course.best = {"epoch": done, "top1": result.top1, "top5": result.top5, "loss": result.loss}
+        state.best = {"epoch": done, "top1": result.top1, "top5": result.top5, "loss": result.loss}
         return True
 
     def _record(self, row: dict[str, Any]) -> None:
-        """A row of metrics, first where it counts."""
-        self.scene.folder.append("metrics.jsonl", row)
-        self.mirror(row)
+        """Append a row to metrics.jsonl, then pass it on to the trackers."""
+        self.context.folder.append("metrics.jsonl", row)
+        self.track(row)
+
+
+def write_summary(
+    context: RunContext,
+    state: TrainState,
+    model: nn.Module,
+    guard: dict[str, Any],
+    status: str,
+    reason: str | None,
+) -> dict[str, Any]:
+    """Write summary.json, and return it."""
+    peak = torch.cuda.max_memory_allocated() if context.world.device.type == "cuda" else None
+    summary = {
+        "status": status,
+        "reason": reason,
+        "best": state.best,
+        "last": state.last,
+        "epoch": state.epoch,
+        "updates": state.updates,
+        "seconds": state.seconds,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "peak_memory": peak,
+        "guard": guard,
+        "bad_images": dict(sorted(context.data.train.stats.bad.items())),
+        "folder": str(context.folder.path),
+    }
+    context.folder.write_summary(summary)
+    return summary

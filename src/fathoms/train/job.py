@@ -1,4 +1,4 @@
-"""What one run is: data, model, recipe, and where its folder goes. Importing this file does not import torch."""
+"""Job: one training run, with its data, model, recipe and run options. Importing this file does not import torch."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ from fathoms.train.recipe.recipe import Recipe
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where and how a run is carried out; the result does not depend on it, but for the seed."""
+    """Options of a run that do not change its result, except the seed."""
 
     output: str = "runs"
     """Folder of all runs."""
     experiment: str | None = None
-    """Name of this run's folder; None: from the model, the data and the settings."""
+    """Name of this run's folder; default: from the model, the data and the settings."""
     seed: int = 42
-    """Seed of weights, order and augmentation."""
+    """Random seed of weights, order and augmentation."""
     device: str = "auto"
     """auto, cpu or cuda."""
     workers: int = 0
-    """How many decode pictures; 0: one per core."""
+    """Number of workers that decode images; 0: one per core."""
     worker_kind: Literal["auto", "threads", "processes"] = "auto"
-    """Who decodes; auto: processes for training on a GPU, since threads would slow the loop down, else threads."""
+    """Kind of the workers; auto: processes when training on a GPU, where threads would slow the loop, else threads."""
     resume: Literal["auto", "never"] = "auto"
-    """Go on where the same command left off, or refuse to touch an old run."""
+    """auto: resume where the same command left off; never: refuse to touch an old run."""
     allow_change: tuple[str, ...] | None = None
-    """Settings, such as lr or epochs, and "data", that may differ from the run that goes on; others may not."""
+    """Settings, such as lr or epochs, and "data", that may differ from the run being resumed; others may not."""
     initial_checkpoint: str | None = None
-    """Weights to start from; positions are resized to this run's image size."""
+    """Weights to start from; position embeddings are resized to this run's image size."""
     initial_head: Literal["load", "new"] = "load"
-    """Take the classifier from those weights too, or start a new one for other classes."""
+    """Load the classifier from those weights too, or start a new one for other classes."""
     recovery_interval: int = 0
-    """Also save every so many updates; 0: after evaluations only."""
+    """Also save every N updates; 0: after evaluations only."""
     checkpoint_hist: int = 2
-    """Newest checkpoints to keep, besides the best."""
+    """Number of newest checkpoints to keep, besides the best."""
     eval_interval: int = 1
-    """Evaluate and save every so many epochs, and after the last."""
+    """Evaluate and save every N epochs, and after the last."""
     probe_interval: int = 0
-    """Record each block's norms every so many updates; 0: never."""
+    """Record each block's norms every N updates; 0: never."""
     guard: Literal["stop", "skip", "rollback"] = "stop"
-    """An update whose loss or gradient is not finite never reaches the weights. Then: stop the run (exit 3), skip
-    its batches, or roll back to the last checkpoint, halve the learning rate and pass over those batches."""
+    """Action after an update whose loss or gradient is not finite, which never reaches the weights: stop the run
+    (exit 3), skip its batches, or roll back to the last checkpoint, halve the learning rate and skip those batches."""
     guard_limit: int = 5
-    """Most updates skipped in a row, and most rollbacks of a run, before it stops after all."""
+    """Largest number of updates skipped in a row, and of rollbacks in a run, before it stops."""
     spike_score: float = 10.0
-    """A loss this many robust deviations above the median of the last 100 is noted as a spike."""
+    """A loss this many robust deviations above the median of the last 100 is a spike."""
     on_spike: Literal["log", "rollback"] = "log"
-    """Note a spike in guard.jsonl, or also roll back as --guard rollback does."""
+    """Log a spike in guard.jsonl, or also roll back as --guard rollback does."""
     fsdp: bool = False
-    """Shard parameters over the processes of torchrun (FSDP2) instead of copying them."""
+    """Shard parameters over the ranks of torchrun (FSDP2) instead of copying them."""
     log: str | None = None
-    """Trackers that mirror the metrics, separated by commas: tensorboard, wandb, mlflow, trackio."""
+    """Trackers that get the metrics, separated by commas: tensorboard, wandb, mlflow, trackio."""
     swap_norms: str | None = None
-    """Replace every norm of the model first, such as by learnable_scaler."""
+    """Replace every norm of the model before training, such as by learnable_scaler."""
 
     def __post_init__(self) -> None:
         for name, least in {
@@ -76,7 +76,7 @@ class RunOptions:
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: use {least} or more")
         if self.allow_change and self.experiment is None:
-            raise ConfigError("--allow-change: name the run that goes on with --experiment")
+            raise ConfigError("--allow-change: name the run to resume with --experiment")
         if self.initial_head == "new" and self.initial_checkpoint is None:
             raise ConfigError("--initial-head would not be used: it needs --initial-checkpoint; add that")
         if self.experiment is not None and not re.fullmatch(r"(?!\.+$)[\w.@=+-]{1,200}", self.experiment):
@@ -85,14 +85,14 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """One run, whole.
+    """One training run.
 
     Args:
         data: Path of the data; None is the embedded handwritten digits.
         model: A fathoms name, or "timm/NAME".
-        config: The model's config; None for timm's models.
-        recipe: How to train.
-        run: Where and how.
+        config: The model's config; None for timm models.
+        recipe: The training settings.
+        run: The run options.
     """
 
     data: str | None
@@ -103,7 +103,7 @@ class Job:
 
     @property
     def image_sizes(self) -> ImageSizes | None:
-        """Sizes of the training images by epoch; None for timm's models, which have one size."""
+        """Sizes of the training images by epoch; None for timm models, which have one size."""
         text = self.recipe.progressive_size
         if self.config is None:
             if text is not None:
@@ -114,21 +114,21 @@ class Job:
         return ImageSizes(text, self.config.image_size, self.config.patch_size, self.recipe.epochs)
 
     def identity(self) -> dict[str, Any]:
-        """What decides the result, and so must not change when a run goes on."""
+        """Everything that decides the result, and so must not change when a run resumes."""
         return {
             "data": self.data or "digits",
             "model": self.model,
             "seed": self.run.seed,
             "swap_norms": self.run.swap_norms,
             "initial_checkpoint": self.run.initial_checkpoint,
-            # None as long as it changes nothing, so that older runs, which do not know it, go on.
+            # None as long as it changes nothing, so that runs from before it existed resume.
             "initial_head": None if self.run.initial_head == "load" else self.run.initial_head,
             "config": None if self.config is None else self.config.to_dict(),
             "recipe": self.recipe.to_dict(),
         }
 
     def table(self) -> dict[str, Any]:
-        """Everything, as config.toml keeps it."""
+        """All settings, as in config.toml."""
         identity = self.identity()
         config = identity.pop("config") or {}
         recipe = identity.pop("recipe")
@@ -146,7 +146,7 @@ class Job:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], path: str = "") -> list[str]:
-    """What changed between two identities, one "name: old -> new" each."""
+    """The differences between two identities, one "name: old -> new" each."""
     changed: list[str] = []
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)

@@ -1,4 +1,4 @@
-"""What trains, around the model: shards or copies, precision, compiler, average, optimizer, scaler."""
+"""Learner: the model and everything that trains it (EMA, FSDP or DDP, bf16 copy, compiler, optimizer, scaler)."""
 
 from __future__ import annotations
 
@@ -19,48 +19,55 @@ from fathoms.train.precision.policy import compile_blocks, keep_lean
 
 
 class Learner(NamedTuple):
-    """A model and what trains it; `student` is what is called, the model in everything that stands around it."""
+    """A model and what trains it."""
 
     model: nn.Module
-    student: nn.Module
-    copies: WorkingCopy | None
+    """The master weights: what the optimizer updates, and what is evaluated and saved."""
+    compute_model: nn.Module
+    """Runs the forward pass: the model or its bfloat16 copy, inside DDP and torch.compile."""
+    working_copy: WorkingCopy | None
+    """The bfloat16 copy of the master weights under --precision bf16."""
     ema: Ema | None
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
 
 
-def wrap(job: Job, world: World, model: nn.Module, objective: Objective) -> Learner:
-    """Put what trains around the model, in the order that each needs."""
+def build_learner(job: Job, world: World, model: nn.Module, objective: Objective) -> Learner:
+    """Build what trains a model. The order matters.
+
+    The EMA copies the model before it is sharded, the bfloat16 copy is what DDP synchronises, and the compiler sees
+    all of it.
+    """
     recipe = job.recipe
     ema = Ema(model, recipe.model_ema_decay, recipe.model_ema_warmup) if recipe.model_ema else None
-    student: nn.Module = objective.student
+    compute_model: nn.Module = objective.student
     if job.run.fsdp:
         if world.size == 1:
-            raise ConfigError("--fsdp shards over several processes; start them with torchrun")
+            raise ConfigError("--fsdp shards over several ranks; start them with torchrun")
         # A wrapper calls the parts of blocks and not the blocks, so it is sharded as one.
-        shard(student, by_block=student is model)
+        shard(compute_model, by_block=compute_model is model)
         if ema is not None:
             shard(ema.module)
-    copies = None
+    working_copy = None
     if recipe.policy == "bf16":
         if job.run.fsdp:
             raise ConfigError("--precision bf16 copies whole weights; with --fsdp use autocast")
-        copies = WorkingCopy(student)
-        student = copies.module
-    how: dict[str, Any] = {}
+        working_copy = WorkingCopy(compute_model)
+        compute_model = working_copy.module
+    options: dict[str, Any] = {}
     if recipe.torchcompile is not None:
         keep_lean()
-        how = {"backend": recipe.torchcompile, "dynamic": False}
+        options = {"backend": recipe.torchcompile, "dynamic": False}
     if recipe.torchcompile is not None and recipe.compile_scope == "blocks":
-        compile_blocks(student, **how)
+        compile_blocks(compute_model, **options)
     if world.size > 1 and not job.run.fsdp:
         ids = [world.device.index] if world.device.type == "cuda" else None
-        student = nn.parallel.DistributedDataParallel(student, device_ids=ids)
+        compute_model = nn.parallel.DistributedDataParallel(compute_model, device_ids=ids)
     if recipe.torchcompile is not None and recipe.compile_scope != "blocks":
-        student = cast(nn.Module, torch.compile(student, **how))
+        compute_model = cast(nn.Module, torch.compile(compute_model, **options))
     groups = param_groups(model, recipe.weight_decay, recipe.layer_decay)
     own = {"momentum": recipe.momentum, "betas": recipe.opt_betas, "eps": recipe.opt_eps}
     optimizer = build_optimizer(groups, recipe.opt, lr=recipe.lr, **own)
     half = recipe.policy != "fp32" and recipe.amp_dtype == "float16"
     scaler = torch.amp.GradScaler(world.device.type, enabled=half)
-    return Learner(model, student, copies, ema, optimizer, scaler)
+    return Learner(model, compute_model, working_copy, ema, optimizer, scaler)

@@ -1,7 +1,7 @@
-"""The training loop: epochs of steps, each a pure function of the weights and three counters.
+"""The training loop: epochs of batches and updates, each a pure function of the weights and a few counters.
 
-Order, augmentation and drop-path follow from (seed, epoch, step, rank), so a run that is stopped anywhere
-goes on as if nothing had happened.
+Order, augmentation and drop-path follow from (seed, epoch, batch, rank), so a run that is stopped anywhere resumes as
+if it had never stopped.
 """
 
 from __future__ import annotations
@@ -18,57 +18,53 @@ from fathoms.errors import ConfigError, FathomsError
 from fathoms.models.build_timm import timm_size
 from fathoms.models.vit import ViT
 from fathoms.train.build import build_data, build_model, build_schedule
-from fathoms.train.checkpoint.async_saver import Saver
+from fathoms.train.checkpoint.async_saver import AsyncSaver
 from fathoms.train.checkpoint.disk_space import check_room, file_sizes
-from fathoms.train.checkpoint.resume import counters, go_on, roll_back
-from fathoms.train.checkpoint.state_dict import gather
-from fathoms.train.context import Scene
-from fathoms.train.distributed import World, check_agreement, naming_lost_ranks, together
-from fathoms.train.epoch_end import EpochEnd, live_numbers
-from fathoms.train.guard.actions import respond
+from fathoms.train.checkpoint.resume import resume, roll_back
+from fathoms.train.checkpoint.state_dict import counters, gather
+from fathoms.train.context import RunContext, TrainState
+from fathoms.train.distributed import World, check_agreement, naming_lost_ranks, raise_on_all
+from fathoms.train.epoch_end import EpochEnd, live_numbers, write_summary
+from fathoms.train.guard.actions import act_on
 from fathoms.train.guard.policy import DivergedError, Guard, RollBack
 from fathoms.train.job import Job
-from fathoms.train.learner import wrap
+from fathoms.train.learner import build_learner
 from fathoms.train.objective.objective import Objective
 from fathoms.train.precision.policy import set_stream
-from fathoms.train.record.outcome import DIVERGED, FAILED, Outcome, write_end
 from fathoms.train.record.progress_bar import Progress
-from fathoms.train.record.run_folder import RunFolder, dumps
-from fathoms.train.record.trackers import Mirrors, Run, parse_mirrors
+from fathoms.train.record.run_folder import DIVERGED, FAILED, Outcome, RunFolder, dumps
+from fathoms.train.record.trackers import RunInfo, Trackers, parse_trackers
 from fathoms.train.signals import StopRequest
 from fathoms.train.step import Stepper
-from fathoms.train.train_state import Course
 
 
 class Trainer:
     """One run from its job to its summary: `Trainer(job, world).run()`."""
 
     def __init__(self, job: Job, world: World, show: bool = True) -> None:
-        self.trackers = parse_mirrors(job.run.log) if world.is_main else ()
-        self.recipe, self.schedule, self.sizes = job.recipe, build_schedule(job), job.image_sizes
+        self.tracker_names = parse_trackers(job.run.log) if world.is_main else ()
+        self.schedule, self.sizes = build_schedule(job), job.image_sizes
         size = timm_size(job.model) if job.config is None else job.config.image_size
         data = build_data(job, size, world)
-        self.scene = Scene(job, world, data, RunFolder(job.folder, writes=world.is_main))
-        self.job, self.world, self.data, self.folder = self.scene
+        folder = RunFolder(job.folder, writes=world.is_main)
+        self.context = RunContext(job, world, data, folder)
         self.channels = 3 if job.config is None else job.config.in_channels
         self.model = build_model(job, len(data.classes)).to(world.device)
         if job.run.probe_interval and (job.run.fsdp or not isinstance(self.model, ViT)):
-            raise ConfigError("--probe-interval looks into fathoms models that are not sharded; leave it out")
-        set_stream(self.model, self.recipe.policy)
-        objective = Objective(self.recipe, self.model, data.classes, world.device)
-        self.learner = wrap(job, world, self.model, objective)
-        self.stepper = Stepper(self.scene, self.learner, objective, self.channels)
-        self.course = Course(torch.zeros(4, dtype=torch.float64, device=world.device))
+            raise ConfigError("--probe-interval works on fathoms models that are not sharded; leave it out")
+        set_stream(self.model, job.recipe.policy)
+        objective = Objective(job.recipe, self.model, data.classes, world.device)
+        self.learner = build_learner(job, world, self.model, objective)
+        self.stepper = Stepper(job, world, self.learner, objective, self.channels)
+        self.state = TrainState(torch.zeros(4, dtype=torch.float64, device=world.device))
         self.guard = Guard(job.run, scaled=self.learner.scaler.is_enabled())
         self.show = show and world.is_main
         self.progress = Progress(0, 0, show=False)
-        self.saver = Saver(
-            self.folder,
-            job.run.checkpoint_hist,
-            world.device,
-            lambda line: self.progress.say(f"warning: {line}"),
-        )
+        self.saver = AsyncSaver(folder, job.run.checkpoint_hist, world.device, self._warn)
         self.stop = StopRequest()
+
+    def _warn(self, line: str) -> None:
+        self.progress.say(f"warning: {line}")
 
     @property
     def epochs(self) -> int:
@@ -76,61 +72,63 @@ class Trainer:
         return math.ceil(self.schedule.total_epochs)
 
     def run(self) -> Outcome:
-        """Train to the end, or to the signal or the number that ends it."""
-        identity = dumps({"job": self.job.identity(), "data": self.data.fingerprint})
-        check_agreement(self.world, hashlib.sha256(identity.encode()).hexdigest())
-        course = self.course
+        """Train to the end, or until a signal or a non-finite number ends the run."""
+        job, world, data, folder = self.context
+        identity = dumps({"job": job.identity(), "data": data.fingerprint})
+        check_agreement(world, hashlib.sha256(identity.encode()).hexdigest())
+        state = self.state
         try:
-            with together(self.world):
-                self.folder.open()
+            with raise_on_all(world):
+                folder.open()
                 self._check_room()
-            notices = go_on(self.scene, self.learner, course, self.guard)
-            check_agreement(
-                self.world, f"{course.epoch}/{course.step}/{course.updates}", "another checkpoint"
-            )
-            self.folder.write_config({**self.job.table(), "classes": list(self.data.classes)})
+            notices = resume(self.context, self.learner, state, self.guard)
+            check_agreement(world, f"{state.epoch}/{state.batch}/{state.updates}", "another checkpoint")
+            folder.write_config({**job.table(), "classes": list(data.classes)})
             return self._train(notices)
         finally:
             self.saver.close()
-            self.folder.close()
+            folder.close()
 
     def _check_room(self) -> None:
-        if self.folder.writes:
-            sizes = file_sizes(self.model, self.recipe.opt, self.learner.ema is not None)
-            check_room(self.folder.checkpoints, sizes, self.job.run.checkpoint_hist)
-            self.saver.copies.reserve(sum(sizes.values()) + (1 << 22))
+        job, folder = self.context.job, self.context.folder
+        if folder.writes:
+            sizes = file_sizes(self.model, job.recipe.opt, self.learner.ema is not None)
+            check_room(folder.checkpoints, sizes, job.run.checkpoint_hist)
+            self.saver.staging.reserve(sum(sizes.values()) + (1 << 22))
 
     @property
-    def _done(self) -> int:
-        return self.course.epoch * self.data.train.steps + self.course.step
+    def _batches_done(self) -> int:
+        return self.state.epoch * self.context.batches_per_epoch + self.state.batch
 
     def _train(self, notices: list[str]) -> Outcome:
-        self.progress = progress = Progress(self.epochs * self.data.train.steps, self._done, self.show)
-        told = Run(self.folder.path, self.job.table(), self.course.updates)
-        mirrors = Mirrors(self.trackers, told, progress.say)
+        job, world, data, folder = self.context
+        total = self.epochs * self.context.batches_per_epoch
+        self.progress = progress = Progress(total, self._batches_done, self.show)
+        info = RunInfo(folder.path, job.table(), self.state.updates)
+        trackers = Trackers(self.tracker_names, info, progress.say)
         self.epoch_end = EpochEnd(
-            self.scene,
+            self.context,
             self.learner,
-            self.course,
+            self.state,
             self.channels,
             self.stepper.amp_dtype,
             progress.say,
-            mirrors.log,
+            trackers.log,
         )
-        for line in (f"{self.data.train.describe()}; run folder {self.folder.path}", *notices):
+        for line in (f"{data.train.describe()}; run folder {folder.path}", *notices):
             progress.say(line)
         try:
-            with naming_lost_ranks(self.world), self.stop:
+            with naming_lost_ranks(world), self.stop:
                 self._prepare_rollback()
-                while self.course.epoch < self.epochs:
+                while self.state.epoch < self.epochs:
                     try:
                         self._run_epoch()
                     except RollBack:
                         self._roll_back()
                     except LoaderError:
-                        self._save_what_is_done()
+                        self._save_finished_updates()
                         raise
-                    if self.stop_code is not None and self.course.epoch < self.epochs:
+                    if self.stop_code is not None and self.state.epoch < self.epochs:
                         self.save()
                         self.saver.wait()
                         return self._end("interrupted", self.stop_code)
@@ -142,137 +140,139 @@ class Trainer:
             return self._end("diverged", DIVERGED, str(error))
         except FathomsError as error:
             progress.close()
-            # The disk that could not take a checkpoint may still take a line; the error itself is what counts.
+            # A disk that could not take a checkpoint may still take a summary; the first error is what counts.
             with contextlib.suppress(FathomsError):
                 self._end("failed", FAILED, str(error))
             raise
         finally:
-            mirrors.finish()
+            trackers.finish()
             progress.close()
-            self._hear_the_saver()
+            self._report_last_save()
 
-    def _hear_the_saver(self) -> None:
-        """A run that ends for another reason still says that its last checkpoint was not written."""
+    def _report_last_save(self) -> None:
+        """A run that ends for another reason still reports that its last checkpoint was not written."""
         try:
             self.saver.wait()
         except FathomsError as error:
-            self.progress.say(f"warning: {error}")
+            self._warn(str(error))
 
     def _end(self, status: str, code: int, reason: str | None = None) -> Outcome:
-        summary = write_end(self.scene, self.course, self.guard, self.model, status, reason)
-        return Outcome(summary, code)
+        guard = self.guard.summary()
+        return Outcome(write_summary(self.context, self.state, self.model, guard, status, reason), code)
 
     @property
     def stop_code(self) -> int | None:
-        """The exit code that a signal asks for; where there are several processes, once all of them know."""
-        return self.stop.code if self.world.size == 1 else self.stop.agreed
+        """The exit code that a signal asks for; with several ranks, once all of them know."""
+        return self.stop.code if self.context.world.size == 1 else self.stop.agreed
 
-    def _save_what_is_done(self) -> None:
-        """A loader that gave up loses no update: the run goes on from the last one when its cause is removed.
+    def _save_finished_updates(self) -> None:
+        """Save after the last finished update when the loader has failed, so that the run can be resumed from there.
 
-        Where the last one is bad and would be rolled back, the checkpoint to go back to is there already.
+        If that update is bad and would be rolled back, the checkpoint to return to is already there.
         """
-        if self.world.size == 1:
-            self.course.step -= self.course.step % self.recipe.grad_accum_steps
+        if self.context.world.size == 1:
+            self.state.batch -= self.state.batch % self.context.job.recipe.grad_accum_steps
             with contextlib.suppress(RollBack):
                 self.save()
             self.saver.wait()
 
     def _prepare_rollback(self) -> None:
-        """Where the guard may roll back, there must be something to roll back to."""
-        wants = "rollback" in (self.job.run.guard, self.job.run.on_spike)
-        if wants and self.course.updates == 0:
+        """Save before the first update if the guard may roll back, so that there is a checkpoint to return to."""
+        options = self.context.job.run
+        if "rollback" in (options.guard, options.on_spike) and self.state.updates == 0:
             self.save()
 
     def _roll_back(self) -> None:
         self.saver.wait()
-        roll_back(self.scene, self.learner, self.course, self.guard)
-        self.stepper.forget()
-        self.progress.rewind(self._done)
-        where = f"back at epoch {self.course.epoch}, update {self.course.updates}"
+        roll_back(self.context, self.learner, self.state, self.guard)
+        self.stepper.clear()
+        self.progress.rewind(self._batches_done)
+        where = f"back at epoch {self.state.epoch}, update {self.state.updates}"
         self.progress.say(f"rolled back: {where}, learning rate x {self.guard.lr_factor}")
 
     def _run_epoch(self) -> None:
-        steps, accumulate, course = self.data.train.steps, self.recipe.grad_accum_steps, self.course
-        interval, progress = self.job.run.recovery_interval, self.progress
-        first, began = course.step, time.monotonic()
+        job, world, data, _ = self.context
+        batches, accumulate = self.context.batches_per_epoch, job.recipe.grad_accum_steps
+        interval, progress, state = job.run.recovery_interval, self.progress, self.state
+        first, began = state.batch, time.monotonic()
         since = began
 
         def rate() -> float:
-            images = (course.step - first) * self.recipe.batch_size * self.world.size
+            images = (state.batch - first) * job.recipe.batch_size * world.size
             return images / max(since - began, 1e-9)
 
-        self._set_size(course.epoch)
-        for batch in self.data.train.epoch(course.epoch, course.step):
-            # What is left over at the end of an epoch makes a smaller update.
-            parts = accumulate if course.step < steps - steps % accumulate else steps % accumulate
-            if course.updates not in self.guard.passed_over:
-                self.stepper.add(batch, parts, first=course.step % accumulate == 0)
-            course.step += 1
-            if course.step % accumulate and course.step < steps:
+        self._set_size(state.epoch)
+        for batch in data.train.epoch(state.epoch, state.batch):
+            # The batches left over at the end of an epoch make a smaller update.
+            full = state.batch < batches - batches % accumulate
+            parts = accumulate if full else batches % accumulate
+            if state.updates not in self.guard.passed_over:
+                self.stepper.accumulate(batch, parts, first=state.batch % accumulate == 0)
+            state.batch += 1
+            if state.batch % accumulate and state.batch < batches:
                 continue
+            self.saver.check()
             self._update(batch)
-            since = course.spend(since)
-            if progress.live and (course.updates % 10 == 0 or course.step == steps):
-                progress.advance(0, live_numbers(course, self.epochs, rate(), self.data.train.stats))
+            since = state.add_time(since)
+            if progress.live and (state.updates % 10 == 0 or state.batch == batches):
+                progress.advance(0, live_numbers(state, self.epochs, rate(), data.train.stats))
             progress.advance(parts)
-            if interval and course.updates % interval == 0 and course.step < steps:
+            if interval and state.updates % interval == 0 and state.batch < batches:
                 self.save()
-            if self.stop_code is not None and course.step < steps:
-                # What the last update asks for, a rollback above all, comes before the last save.
-                self._settle()
+            if self.stop_code is not None and state.batch < batches:
+                # The last update may ask for a rollback, which comes before the last save.
+                self._finish_previous()
                 return
-        self._settle()
-        since = course.spend(since)
+        self._finish_previous()
+        since = state.add_time(since)
         self._finish_epoch(rate())
 
     def _set_size(self, epoch: int) -> None:
-        """Train this epoch on the images that the recipe has for it."""
+        """Set the image size of this epoch (--progressive-size)."""
         if self.sizes is not None and isinstance(self.model, ViT):
-            # The student may be a working copy, whose size is its own.
-            for part in {self.model, *self.learner.student.modules()}:
+            # The compute model may be a bfloat16 copy, which has a size of its own.
+            for part in {self.model, *self.learner.compute_model.modules()}:
                 if isinstance(part, ViT):
                     part.set_image_size(self.sizes.at(epoch))
-            self.data.train.set_size(self.sizes.at(epoch))
+            self.context.data.train.set_size(self.sizes.at(epoch))
 
     def _update(self, batch: Batch) -> None:
-        """Take the step of the batches so far, unless the guard passes over it."""
-        course = self.course
-        if course.updates in self.guard.passed_over:
-            self._settle()
-            course.updates += 1
+        """Apply the accumulated gradients, unless the guard passes over this update."""
+        state, job = self.state, self.context.job
+        if state.updates in self.guard.passed_over:
+            self._finish_previous()
+            state.updates += 1
             return
         norm = self.stepper.gradient_norm()
-        self._settle()
-        self.saver.check()
-        self.stepper.take(course, norm, self._lr(), self.stop.vote)
-        course.updates += 1
-        every = self.job.run.probe_interval
-        if every and course.updates % every == 0 and self.world.is_main:
+        self._finish_previous()
+        self.stepper.apply(state, norm, self._lr(), self.stop.vote)
+        state.updates += 1
+        every = job.run.probe_interval
+        if every and state.updates % every == 0 and self.context.world.is_main:
             self._probe(batch)
 
     def _lr(self, back: float = 0.0) -> float:
-        """The learning rate at this place of the schedule, or a bit before it."""
-        return (
-            self.schedule.lr(self.course.position(self.scene.updates_per_epoch) - back) * self.guard.lr_factor
-        )
+        """The learning rate of this update; `back` is a fraction of an epoch to look back."""
+        position = self.state.position(self.context.updates_per_epoch)
+        return self.schedule.lr(position - back) * self.guard.lr_factor
 
-    def _settle(self) -> None:
-        """Learn what became of the update before, and do what the guard says."""
-        seen = self.stepper.settle()
-        if seen is None:
+    def _finish_previous(self) -> None:
+        """Read how the previous update went, and act on what the guard finds."""
+        report = self.stepper.finish_previous()
+        if report is None:
             return
-        self.stop.agree(seen.votes)
-        finding = self.guard.judge(seen)
+        self.stop.agree(report.votes)
+        finding = self.guard.judge(report)
         if finding is not None:
-            respond(self.scene, self.stepper, seen, finding, self.progress.say)
+            model, replay = self.stepper.unwrapped_model, self.stepper.replay
+            act_on(finding, report, self.context, model, replay, self.progress.say)
 
     def _probe(self, batch: Batch) -> None:
         from fathoms.probes.signal import probe
 
         signal = probe(self.model, batch.images[:64, : self.channels], batch.labels[:64])
-        place = {"epoch": self.course.epoch, "step": self.course.updates}
-        self.folder.append("probe.jsonl", {**place, **signal.to_json()})
+        place = {"epoch": self.state.epoch, "step": self.state.updates}
+        self.context.folder.append("probe.jsonl", {**place, **signal.to_json()})
 
     def _finish_epoch(self, rate: float) -> None:
         better = self.epoch_end.finish(self.epochs, self._lr(back=1e-9), rate)
@@ -280,7 +280,7 @@ class Trainer:
             self.save(best=better)
 
     def save(self, best: bool = False) -> None:
-        """Put everything into a checkpoint, once it is known what became of the last update."""
-        self._settle()
-        values = counters(self.scene, self.course, self.guard)
-        self.saver.save(lambda take: gather(self.learner, values, take), best)
+        """Save a checkpoint in the background, once the previous update is known to be good."""
+        self._finish_previous()
+        values = counters(self.context, self.state, self.guard)
+        self.saver.save(lambda stage: gather(self.learner, values, stage), best)

@@ -1,4 +1,4 @@
-"""Signals: finish the step, save, and leave with the code that schedulers expect."""
+"""SIGINT, SIGTERM and SIGUSR1: finish the update, save, and exit with the code that schedulers expect."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143}
 
-# What each process adds to the sum over all of them; no sum of the first kind reaches one of the second.
+# Each rank's vote; they are summed. SIGINT counts 1 and SIGTERM 2**20, so that fewer than 2**20 SIGINTs never look
+# like a SIGTERM.
 VOTES = {None: 0, 130: 1, 143: 1 << 20}
 
-
-# Seconds. Who signals a whole job reaches torchrun and its ranks, to which torchrun then sends the same once more.
+# Seconds. A signal to a whole job reaches torchrun and its ranks, and torchrun then forwards it to the ranks again.
 ECHO = 2.0
 LAUNCHED = "TORCHELASTIC_RUN_ID"
 
@@ -23,7 +23,7 @@ LAUNCHED = "TORCHELASTIC_RUN_ID"
 class StopRequest:
     """Remembers the first signal; the second ends the process at once, unless it is torchrun's echo of the first.
 
-    Old handlers come back on exit.
+    Leaving the block restores the old handlers.
     """
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is not threading.main_thread():
-            # Python lets only the main thread take signals; elsewhere the caller decides.
+            # Python allows signal handlers in the main thread only.
             return self
         for number in CODES:
-            self._before[number] = signal.signal(number, self._note)
+            self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -46,15 +46,15 @@ class StopRequest:
 
     @property
     def vote(self) -> int:
-        """This process's part of what all of them must agree on, for they must stop after the same update."""
+        """This rank's vote; all ranks must stop after the same update."""
         return VOTES[self.code]
 
     def agree(self, votes: int) -> None:
-        """Take note of the sum of all votes."""
+        """Receive the sum of all votes."""
         if votes and self.agreed is None:
             self.agreed = 143 if votes >= VOTES[143] else 130
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         code, now = CODES[signal.Signals(number)], time.monotonic()
         if self.code is None:
             self.code, self._first = code, (number, now)

@@ -1,4 +1,4 @@
-"""One update: its batches forward and back, and the optimizer's step unless a number is not finite."""
+"""One update: accumulate the gradients of its batches, then the optimizer step, skipped if a number is not finite."""
 
 from __future__ import annotations
 
@@ -8,76 +8,83 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.data import Batch
-from fathoms.train.context import Scene
-from fathoms.train.distributed import whole
-from fathoms.train.guard.readback import Seen, Watch
+from fathoms.train.context import TrainState
+from fathoms.train.distributed import World, whole
+from fathoms.train.guard.readback import Readback, UpdateReport
+from fathoms.train.job import Job
 from fathoms.train.learner import Learner
 from fathoms.train.objective.objective import Objective
 from fathoms.train.optim.build import set_lr
 from fathoms.train.optim.conditional_step import Gate
 from fathoms.train.precision.cuda_graph import launched
-from fathoms.train.train_state import Course
 
 
 class Stepper:
-    """Takes the updates of a run: `add` each batch, then `gradient_norm`, `settle` the update before, `take`.
+    """Runs the updates of a run.
+
+    For each: `accumulate` every batch, `gradient_norm`, `finish_previous`, `apply`.
 
     Args:
-        scene: The run's recipe, seed and processes.
-        learner: What is trained.
-        objective: What is minimised.
-        channels: The model sees so many of an image's.
+        job: The run's recipe and seed.
+        world: Its ranks.
+        learner: The model, its optimizer and what else trains it.
+        objective: The loss.
+        channels: Input channels the model takes; further channels of the images are dropped.
     """
 
-    def __init__(self, scene: Scene, learner: Learner, objective: Objective, channels: int) -> None:
-        self.recipe, self.seed, self.world = scene.job.recipe, scene.job.run.seed, scene.world
+    def __init__(self, job: Job, world: World, learner: Learner, objective: Objective, channels: int) -> None:
+        self.recipe, self.seed, self.world = job.recipe, job.run.seed, world
         self.learner, self.objective, self.channels = learner, objective, channels
         self.amp_dtype = getattr(torch, self.recipe.amp_dtype) if self.recipe.policy != "fp32" else None
-        self.gate, self.watch = Gate(learner.model, learner.optimizer), Watch(self.world)
-        # What the batches of the update under way add to the sums, if it goes through.
-        self.fresh = torch.zeros(4, dtype=torch.float64, device=self.world.device)
-        self.compute = launched(self._compute, self.recipe.launch, learner.student, self.world.size)
+        self.gate, self.readback = Gate(learner.model, learner.optimizer), Readback(world)
+        # Loss and hits of this update's batches, added to the epoch's sums if the update is not skipped.
+        self.pending = torch.zeros(4, dtype=torch.float64, device=world.device)
+        launch = self.recipe.launch
+        self.forward_backward = launched(self._forward_backward, launch, learner.compute_model, world.size)
 
     @property
-    def computing(self) -> nn.Module:
-        """What has computed an update, as it is without ranks and compiler: the model, or its narrow copies."""
-        return self.objective.student if self.learner.copies is None else self.learner.copies.module
+    def unwrapped_model(self) -> nn.Module:
+        """The module that ran the forward pass, without DDP or torch.compile: the model, or its bfloat16 copy."""
+        copy = self.learner.working_copy
+        return self.objective.student if copy is None else copy.module
 
-    def loss(self, student: nn.Module, batch: Batch) -> Tensor:
-        """The loss of a batch, with the noise that belongs to its place."""
-        return self._loss(student, *self._place(student, batch))[0]
+    def replay(self, batch: Batch) -> Tensor:
+        """The loss of a batch, computed again without DDP, torch.compile or a CUDA graph."""
+        model = self.unwrapped_model
+        return self._loss(model, *self._inputs(model, batch))[0]
 
-    def _place(self, student: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Set the noise of a batch's place; its images and targets."""
-        student.train()
-        torch.manual_seed(step_seed(self.seed, batch.epoch, batch.step, self.world.rank))
+    def _inputs(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Seed drop-path and dropout for a batch; its images and targets."""
+        model.train()
+        torch.manual_seed(batch_seed(self.seed, batch.epoch, batch.step, self.world.rank))
         return batch.images[:, : self.channels], batch.labels if batch.targets is None else batch.targets
 
-    def _loss(self, student: nn.Module, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _loss(self, model: nn.Module, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast(images.device.type, dtype=self.amp_dtype, enabled=self.amp_dtype is not None):
-            return self.objective.loss(student, images, targets)
+            return self.objective.loss(model, images, targets)
 
-    def _compute(self, images: Tensor, targets: Tensor, parts: Tensor) -> tuple[Tensor, ...]:
-        """Loss and logits of a batch that is one of `parts`; its share of the gradients is left in the parameters."""
-        loss, logits = self._loss(self.learner.student, images, targets)
+    def _forward_backward(self, images: Tensor, targets: Tensor, parts: Tensor) -> tuple[Tensor, ...]:
+        """Loss and logits of one of `parts` batches; its share of the gradients is left in the parameters."""
+        loss, logits = self._loss(self.learner.compute_model, images, targets)
         self.learner.scaler.scale(loss / parts).backward()
         return loss.detach(), logits.detach()
 
-    def add(self, batch: Batch, parts: int, first: bool) -> None:
-        """Gradients of a batch, one of the `parts` of an update, and whether it is the first of them."""
+    def accumulate(self, batch: Batch, parts: int, first: bool) -> None:
+        """Add the gradients of a batch, the `first` or a later one of the `parts` batches of an update."""
         if first:
             self.gate.open()
-        images, targets = self._place(self.learner.student, batch)
+        images, targets = self._inputs(self.learner.compute_model, batch)
         # A tensor, so that a graph does not hold the number it was captured with.
-        loss, logits = self.compute(images, targets, torch.full((), float(parts), device=images.device))
-        if self.learner.copies is not None:
-            self.learner.copies.pull_gradients()
+        share = torch.full((), float(parts), device=images.device)
+        loss, logits = self.forward_backward(images, targets, share)
+        if self.learner.working_copy is not None:
+            self.learner.working_copy.pull_gradients()
         hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.labels[:, None]
         counts = (len(batch) * loss, hits[:, 0].sum(), hits.any(dim=1).sum())
-        self.fresh += torch.stack([*counts, hits.new_full((), len(batch), dtype=torch.float64)]).double()
+        self.pending += torch.stack([*counts, hits.new_full((), len(batch), dtype=torch.float64)]).double()
 
     def gradient_norm(self) -> Tensor:
-        """The norm of the whole gradient, which is then cut to --clip-grad."""
+        """The norm of the whole gradient, which is then clipped to --clip-grad."""
         self.learner.scaler.unscale_(self.learner.optimizer)
         parameters = [p for p in self.learner.model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -85,35 +92,42 @@ class Stepper:
             nn.utils.clip_grads_with_norm_(parameters, self.recipe.clip_grad, norm)
         return whole(norm).detach()
 
-    def settle(self) -> Seen | None:
-        """What became of the update before, which is averaged in if it went through; None if that is known."""
-        seen = self.watch.read()
-        if seen is not None:
-            self.gate.settle(seen.held)
-            if self.learner.ema is not None and not seen.held:
-                self.learner.ema.update(self.learner.model, seen.update + 1)
-        return seen
+    def finish_previous(self) -> UpdateReport | None:
+        """Read how the previous update went, and average it into the EMA if it was applied; None if already read."""
+        report = self.readback.read()
+        if report is not None:
+            self.gate.settle(report.nonfinite)
+            if self.learner.ema is not None and not report.nonfinite:
+                self.learner.ema.update(self.learner.model, report.update + 1)
+        return report
 
-    def take(self, course: Course, norm: Tensor, lr: float, vote: int) -> None:
-        """Take the step, unless the device finds a number in it that is not finite."""
-        first = course.step - 1 - (course.step - 1) % self.recipe.grad_accum_steps
-        loss = self.fresh[0] / self.fresh[3]
-        hold = self.watch.post(course.updates, course.epoch, (first, course.step), loss, norm, vote)
+    def apply(self, state: TrainState, norm: Tensor, lr: float, vote: int) -> None:
+        """Take the optimizer step, unless the device finds that the loss or the gradient norm is not finite.
+
+        Args:
+            state: The counters; its sums take what the update's batches have added up.
+            norm: The gradient norm.
+            lr: The learning rate.
+            vote: This rank's vote to stop, which travels with the numbers.
+        """
+        first = state.batch - 1 - (state.batch - 1) % self.recipe.grad_accum_steps
+        loss = self.pending[0] / self.pending[3]
+        skip = self.readback.send(state.updates, state.epoch, (first, state.batch), loss, norm, vote)
         set_lr(self.learner.optimizer, lr)
-        self.gate.step(hold)
+        self.gate.step(skip)
         self.learner.scaler.update()
-        if self.learner.copies is not None:
-            self.learner.copies.push_weights()
-        course.sums += torch.where(hold > 0, 0.0, self.fresh)
-        self.forget()
+        if self.learner.working_copy is not None:
+            self.learner.working_copy.push_weights()
+        state.sums += torch.where(skip > 0, 0.0, self.pending)
+        self.clear()
 
-    def forget(self) -> None:
-        """Put away the gradients and the counts of the batches so far."""
+    def clear(self) -> None:
+        """Drop the gradients and counts accumulated so far."""
         self.learner.optimizer.zero_grad(set_to_none=True)
-        self.fresh.zero_()
+        self.pending.zero_()
 
 
-def step_seed(seed: int, epoch: int, step: int, rank: int) -> int:
-    """The seed of drop-path and dropout in one step on one rank."""
-    text = f"{seed}/{epoch}/{step}/{rank}".encode()
+def batch_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
+    """The seed of drop-path and dropout for one batch on one rank."""
+    text = f"{seed}/{epoch}/{batch}/{rank}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")

@@ -1,4 +1,7 @@
-"""Saving beside the training: one thread hashes, writes, flushes and renames, at most one checkpoint at a time."""
+"""Save checkpoints in the background, one at a time.
+
+Saving stages the tensors in page-locked host memory; a thread then hashes, writes, flushes and renames.
+"""
 
 from __future__ import annotations
 
@@ -12,73 +15,124 @@ from torch import Tensor
 
 from fathoms.errors import FathomsError
 from fathoms.train.checkpoint import folder as checkpoints
-from fathoms.train.checkpoint.folder import Checkpoint, Tell
-from fathoms.train.checkpoint.staging import HostCopies
+from fathoms.train.checkpoint.folder import Checkpoint, Warn
+from fathoms.train.checkpoint.state_dict import Stage
 from fathoms.train.record.run_folder import RunFolder
 
+BLOCK = 64 << 20
+ALIGN = 64
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-Take = Callable[[Tensor], Tensor]
+
+class StagingBuffers:
+    """Page-locked host memory that every checkpoint reuses: `begin`, `stage` each tensor, `end`; then `wait`.
+
+    Copies from a GPU are queued between the work that makes the tensors and the work that changes them, without a
+    sync; the thread that reads them calls `wait` first. On a CPU they are made at once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._blocks: list[Tensor] = []
+        self._block = self._used = 0
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+
+    def reserve(self, size: int) -> None:
+        """Lock a number of bytes now; it takes a while, and is better done before training."""
+        if self._event is not None and size > 0:
+            self._blocks.append(torch.empty(size, dtype=torch.uint8, pin_memory=True))
+
+    def begin(self) -> None:
+        """Start over; the previous copies are overwritten."""
+        self._block = self._used = 0
+
+    def stage(self, tensor: Tensor) -> Tensor:
+        """A copy on the host, complete once `wait` returns."""
+        tensor = tensor.detach()
+        if tensor.device.type == "cpu":
+            return tensor.clone(memory_format=torch.contiguous_format)
+        room = self._room(tensor.numel() * tensor.element_size())
+        copy = room.view(tensor.dtype).view(tensor.shape)
+        return copy.copy_(tensor, non_blocking=True)
+
+    def end(self) -> None:
+        """Mark the point at which all copies are made."""
+        if self._event is not None:
+            self._event.record()
+
+    def wait(self) -> None:
+        """Wait until the device has made the copies."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def _room(self, size: int) -> Tensor:
+        padded = -(-size // ALIGN) * ALIGN
+        while self._block < len(self._blocks) and self._used + padded > len(self._blocks[self._block]):
+            self._block, self._used = self._block + 1, 0
+        if self._block == len(self._blocks):
+            self.reserve(max(padded, BLOCK))
+        start, self._used = self._used, self._used + padded
+        return self._blocks[self._block][start : start + size]
 
 
 class SaveError(FathomsError):
-    """A checkpoint could not be written; the one before it is still there."""
+    """A checkpoint could not be written; the previous one is still there."""
 
 
-class Saver:
-    """Saves what a `gather` function takes; its errors come up at the next `check`, and at `wait`.
+class AsyncSaver:
+    """Saves checkpoints in a thread; an error is raised by the next `check` or `wait`.
 
     Args:
         folder: The run's folder.
-        keep: Newest checkpoints that stay.
+        keep: How many of the newest checkpoints to keep.
         device: Where the tensors are.
-        tell: Told, at the next `check` or `wait`, about what went wrong and was not fatal.
+        warn: Called by the next `check` or `wait` with problems that are not fatal.
     """
 
     def __init__(
-        self, folder: RunFolder, keep: int, device: torch.device, tell: Tell = warnings.warn
+        self, folder: RunFolder, keep: int, device: torch.device, warn: Warn = warnings.warn
     ) -> None:
-        self.folder, self.keep, self.tell = folder, keep, tell
-        self.copies = HostCopies(device)
+        self.folder, self.keep, self.warn = folder, keep, warn
+        self.staging = StagingBuffers(device)
         self._thread: threading.Thread | None = None
         self._error: FathomsError | None = None
-        self._told: list[str] = []
+        self._warnings: list[str] = []
 
-    def save(self, gather: Callable[[Take], Checkpoint], best: bool = False) -> None:
-        """Copy everything to the host and hand it to the thread; every rank calls this, the first one writes."""
+    def save(self, gather: Callable[[Stage], Checkpoint], best: bool = False) -> None:
+        """Stage the tensors that `gather` asks for and start the thread. Every rank calls this; rank 0 writes."""
         if not self.folder.writes:
             gather(lambda tensor: tensor.new_empty(0, device="cpu"))
             return
         self.wait()
-        self.copies.begin()
-        kept = gather(self.copies.take)
-        self.copies.end()
-        self._thread = threading.Thread(target=self._work, args=(kept, best), name="fathoms-save")
+        self.staging.begin()
+        checkpoint = gather(self.staging.stage)
+        self.staging.end()
+        self._thread = threading.Thread(target=self._work, args=(checkpoint, best), name="fathoms-save")
         self._thread.start()
 
     def check(self) -> None:
-        """Say what the thread had to say, and raise what it failed with."""
-        while self._told:
-            self.tell(self._told.pop(0))
+        """Pass on the thread's warnings, and raise its error."""
+        while self._warnings:
+            self.warn(self._warnings.pop(0))
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def wait(self) -> None:
-        """Wait until nothing is being written any more."""
+        """Wait until nothing is being written, then `check`."""
         self.close()
         self.check()
 
     def close(self) -> None:
-        """Wait as well, and keep an error for later."""
+        """Wait until nothing is being written; an error stays for the next `check`."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
-    def _work(self, kept: Checkpoint, best: bool) -> None:
+    def _work(self, checkpoint: Checkpoint, best: bool) -> None:
         try:
-            self.copies.ready()
-            self._write(kept, best)
+            self.staging.wait()
+            self._write(checkpoint, best)
         except OSError as error:
             self._error = self._explain(error)
         except Exception as error:
@@ -86,17 +140,17 @@ class Saver:
                 f"{self.folder.checkpoints}: cannot save ({type(error).__name__}: {error})"
             )
 
-    def _write(self, kept: Checkpoint, best: bool) -> None:
-        place, tell = self.folder.checkpoints, self._told.append
+    def _write(self, checkpoint: Checkpoint, best: bool) -> None:
+        place, warn = self.folder.checkpoints, self._warnings.append
         self.folder.sync()
         try:
-            checkpoints.save(place, kept, self.keep, tell, best)
+            checkpoints.save(place, checkpoint, self.keep, warn, best)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            tell(f"{place}: {error.strerror}; removing older checkpoints and trying once more")
-            checkpoints.make_room(place, tell)
-            checkpoints.save(place, kept, self.keep, tell, best)
+            warn(f"{place}: {error.strerror}; removing older checkpoints and trying once more")
+            checkpoints.make_room(place, warn)
+            checkpoints.save(place, checkpoint, self.keep, warn, best)
 
     def _explain(self, error: OSError) -> SaveError:
         place = self.folder.checkpoints
@@ -106,6 +160,6 @@ class Saver:
             what = "the folder is gone; bring it back"
         else:
             what = f"{error.strerror or error}; mend it"
-        whole = place / "last"
-        kept = f"the checkpoint in {whole} is whole" if whole.is_dir() else "there is no checkpoint"
-        return SaveError(f"{place}: cannot save: {what} and give the same command again; {kept}")
+        last = place / "last"
+        left = f"the checkpoint in {last} is whole" if last.is_dir() else "there is no checkpoint"
+        return SaveError(f"{place}: cannot save: {what} and give the same command again; {left}")

@@ -1,4 +1,4 @@
-"""Is there room for this run's checkpoints? Asked before the first step, not after the first night."""
+"""Check before the first update that the disk has room for a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fathoms.errors import ConfigError
 from fathoms.models.weights import weights_of
 
 MOMENTS = {"adamw": 2, "lamb": 2, "muon": 2, "sgd": 1, "momentum": 1}
-"""Numbers that an optimizer keeps for each parameter, at most."""
+"""Largest number of values that an optimizer keeps for each parameter."""
 MARGIN = 1 << 20
-"""Headers, state.json and metrics."""
+"""Bytes for headers, state.json and metrics."""
 
 
-def file_sizes(model: nn.Module, opt: str, averaged: bool) -> dict[str, int]:
-    """Bytes of each file of a checkpoint, at most."""
+def file_sizes(model: nn.Module, opt: str, ema: bool) -> dict[str, int]:
+    """Largest size in bytes of each file of a checkpoint."""
     weights = sum(tensor.numel() * tensor.element_size() for tensor in weights_of(model).values())
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    return {"model": weights, "ema": weights if averaged else 0, "optimizer": MOMENTS[opt] * trained}
+    return {"model": weights, "ema": weights if ema else 0, "optimizer": MOMENTS[opt] * trained}
 
 
 def check_room(folder: Path, sizes: dict[str, int], keep: int) -> None:
@@ -34,7 +34,7 @@ def check_room(folder: Path, sizes: dict[str, int], keep: int) -> None:
             f"{megabytes(limit)}; raise `ulimit -f`"
         )
     needed = (keep + 2) * (sum(sizes.values()) + MARGIN)
-    free = shutil.disk_usage(folder).free + _taken(folder)
+    free = shutil.disk_usage(folder).free + _held(folder)
     if needed > free:
         raise ConfigError(
             f"{folder}: {keep + 2} checkpoints of {megabytes(sum(sizes.values()))} need {megabytes(needed)}, and "
@@ -42,12 +42,12 @@ def check_room(folder: Path, sizes: dict[str, int], keep: int) -> None:
         )
 
 
-def _taken(folder: Path) -> int:
-    """Bytes that checkpoints hold already and new ones will replace; a file with two names counts once."""
+def _held(folder: Path) -> int:
+    """Bytes of the existing checkpoints, which new ones will replace; hard links count once."""
     stats = [path.lstat() for path in folder.rglob("*.safetensors")]
     return sum({stat.st_ino: stat.st_size for stat in stats}.values())
 
 
 def megabytes(size: int) -> str:
-    """A size in words."""
+    """A size as text."""
     return f"{size / 1e6:,.1f} MB" if size < 1e10 else f"{size / 1e9:,.1f} GB"

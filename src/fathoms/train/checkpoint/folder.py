@@ -1,8 +1,8 @@
-"""Checkpoints: safetensors and JSON in a folder that is complete or not there, with a hash of every file.
+"""Checkpoint folders on disk: safetensors and JSON, complete or absent, with a hash of every file.
 
 `checkpoints/last` is the newest, `checkpoints/previous` the one before it, `checkpoints/update-N` older ones
 where more are kept, `checkpoints/best` the best so far. A folder is written under another name, flushed and
-renamed; whatever moment the process dies at, one of `last` and `previous` is whole.
+renamed: whenever the process dies, one of `last` and `previous` is whole.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fathoms.atomic import sync_folder
 from fathoms.errors import WeightsError, reason
-from fathoms.train.checkpoint.migrate import VERSION, bring_up
+from fathoms.train.checkpoint.migrate import VERSION, migrate
 from fathoms.train.checkpoint.safetensors_writer import write_tensors
 from fathoms.train.checkpoint.validate import check_state, read_manifest
 from fathoms.train.record.run_folder import dumps
@@ -34,12 +34,12 @@ MANIFEST = "manifest.json"
 FRESH, FRESH_BEST, TRASH = ".last.tmp", ".best.tmp", ".trash-"
 OLDER = "update-"
 
-Tell = Callable[[str], Any]
+Warn = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run needs to go on: named tensors by file, and plain values."""
+    """The saved state of a run: named tensors by file, and the plain values of state.json."""
 
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
@@ -68,23 +68,23 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def save(
-    checkpoints: Path, checkpoint: Checkpoint, keep: int = 2, tell: Tell = warnings.warn, best: bool = False
+    checkpoints: Path, checkpoint: Checkpoint, keep: int = 2, warn: Warn = warnings.warn, best: bool = False
 ) -> None:
-    """Make a checkpoint `last`, or both `last` and `best`; what was last becomes `previous`, and so on for all kept."""
+    """Write a checkpoint as `last`, or as `last` and `best`; the old `last` becomes `previous`, and so on."""
     fresh, last, previous = checkpoints / FRESH, checkpoints / "last", checkpoints / "previous"
     try:
         write(fresh, checkpoint)
     except OSError:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    # Without room for a best there is still a last.
+    # Where there is no room for `best`, `last` is still saved.
     no_best = _why_not_copied(fresh, checkpoints / FRESH_BEST) if best else None
     aside: list[Path] = []
-    # Where a kill came before the new one had its name there is no last, and previous is all there is.
+    # After a kill between the two renames there is no `last`, and `previous` is all there is.
     if previous.exists() and last.exists():
         if keep > 2:
             older = checkpoints / f"{OLDER}{_updates(previous):08d}"
-            # A signal right after a save, or a step back to a checkpoint, saves the same update once more.
+            # A signal right after a save, or a rollback, saves the same update once more.
             if older.exists():
                 aside.append(_set_aside(older))
             previous.rename(older)
@@ -100,41 +100,41 @@ def save(
         aside.append(_set_aside(previous))
     aside += [_set_aside(folder) for folder in _older(checkpoints)[max(keep - 2, 0) :]]
     for folder in aside:
-        _delete(folder, tell)
+        _delete(folder, warn)
     if no_best is not None:
         raise no_best
 
 
 def _set_aside(folder: Path) -> Path:
-    """Take a checkpoint away at once; where it is now."""
+    """Rename a checkpoint out of the way, which is instant; its new path."""
     return folder.rename(folder.with_name(f"{TRASH}{secrets.token_hex(4)}"))
 
 
-def _delete(folder: Path, tell: Tell) -> None:
-    """Delete what was set aside, which takes its time; what cannot be deleted is told and left behind."""
+def _delete(folder: Path, warn: Warn) -> None:
+    """Delete a folder that was set aside, which may take a while; warn where it cannot be deleted."""
     try:
         shutil.rmtree(folder)
     except OSError as error:
-        tell(f"{folder}: an old checkpoint cannot be deleted ({error.strerror}); delete it by hand")
+        warn(f"{folder}: an old checkpoint cannot be deleted ({error.strerror}); delete it by hand")
 
 
 def _name_best(checkpoints: Path) -> list[Path]:
-    """Give the fresh best its name; the one before it, set aside."""
+    """Rename the new best into place; the old one, set aside."""
     best = checkpoints / "best"
     aside = [_set_aside(best)] if best.exists() else []
     (checkpoints / FRESH_BEST).rename(best)
     return aside
 
 
-def make_room(checkpoints: Path, tell: Tell) -> None:
+def make_room(checkpoints: Path, warn: Warn) -> None:
     """Delete all but `last` and `best`."""
     for folder in (*_older(checkpoints), checkpoints / "previous"):
         if folder.exists() and (checkpoints / "last").exists():
-            _delete(_set_aside(folder), tell)
+            _delete(_set_aside(folder), warn)
 
 
 def _why_not_copied(folder: Path, target: Path) -> OSError | None:
-    """Give the files of a folder second names in another, so nothing is written twice; the error, if there is one."""
+    """Hard-link the files of a folder into another, so nothing is written twice; the error, if there is one."""
     shutil.rmtree(target, ignore_errors=True)
     try:
         target.mkdir()
@@ -151,43 +151,43 @@ def _link(source: Path, target: Path) -> None:
     try:
         target.hardlink_to(source)
     except OSError:
-        # Some file systems know no second names.
+        # Some file systems have no hard links.
         shutil.copyfile(source, target)
         with target.open("rb") as file:
             os.fsync(file.fileno())
 
 
-def drop_damaged(checkpoints: Path, whole: Path, tell: Tell = warnings.warn) -> None:
-    """Delete those before the newest whole one: the next save would keep them, and set the whole one aside."""
+def drop_damaged(checkpoints: Path, whole: Path, warn: Warn = warnings.warn) -> None:
+    """Delete damaged checkpoints newer than the newest whole one; the next save would keep them in its place."""
     for folder in (checkpoints / "last", checkpoints / "previous"):
         if folder == whole:
             return
         if folder.exists():
-            _delete(_set_aside(folder), tell)
+            _delete(_set_aside(folder), warn)
 
 
-def tidy(checkpoints: Path, tell: Tell = warnings.warn) -> None:
-    """Clear away what a killed process left half done; a best that lacked only its name gets it."""
+def clean_up(checkpoints: Path, warn: Warn = warnings.warn) -> None:
+    """Remove the leftovers of a killed process; a new best that lacked only its name gets it."""
     if _is_copy(checkpoints / FRESH_BEST, checkpoints / "last"):
         for folder in _name_best(checkpoints):
-            _delete(folder, tell)
+            _delete(folder, warn)
     leftovers = [path for path in checkpoints.iterdir() if path.name.startswith((TRASH, FRESH, FRESH_BEST))]
     for path in leftovers:
         try:
             shutil.rmtree(path)
         except OSError as error:
-            tell(f"{path}: a leftover cannot be deleted ({error.strerror}); delete it by hand")
+            warn(f"{path}: a leftover cannot be deleted ({error.strerror}); delete it by hand")
 
 
 def _is_copy(folder: Path, original: Path) -> bool:
-    """Whether a folder is a whole copy of a checkpoint, by the hashes of its files."""
+    """Whether a folder is a complete copy of a checkpoint, by the hashes of its files."""
     if why_unusable(folder) is not None or not (original / MANIFEST).is_file():
         return False
     return (folder / MANIFEST).read_bytes() == (original / MANIFEST).read_bytes()
 
 
 def _updates(folder: Path) -> int:
-    """Updates behind a checkpoint; zero where its state cannot be read."""
+    """Updates done by a checkpoint; zero where its state cannot be read."""
     try:
         return int(json.loads((folder / "state.json").read_text())["updates"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -195,12 +195,12 @@ def _updates(folder: Path) -> int:
 
 
 def _older(checkpoints: Path) -> list[Path]:
-    """Checkpoints before `previous`, the newest first."""
+    """Checkpoints older than `previous`, the newest first."""
     return sorted(checkpoints.glob(f"{OLDER}*"), reverse=True)
 
 
 def why_unusable(folder: Path) -> str | None:
-    """The reason why a folder is no whole checkpoint, or None."""
+    """The reason why a folder is not a whole checkpoint, or None."""
     try:
         for name, digest in read_manifest(folder, MANIFEST).items():
             if sha256_of(folder / name) != digest:
@@ -213,13 +213,13 @@ def why_unusable(folder: Path) -> str | None:
 
 
 def read(folder: Path) -> Checkpoint:
-    """A checkpoint that verifies; anything else is an error."""
+    """Read a checkpoint whose hashes and state are valid; anything else is an error."""
     why = why_unusable(folder)
     if why:
         raise WeightsError(f"{folder}: not a whole checkpoint: {why}")
     state = read_json(folder / "state.json", WeightsError)
     check_state(state, str(folder))
-    state = bring_up(state, str(folder))
+    state = migrate(state, str(folder))
     try:
         tensors = {path.stem: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
     except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
@@ -228,7 +228,7 @@ def read(folder: Path) -> Checkpoint:
 
 
 def newest(checkpoints: Path) -> Path | None:
-    """The newest whole checkpoint, or None where there is none; a damaged one is passed over aloud."""
+    """The newest whole checkpoint, or None; a damaged one is skipped with a warning."""
     folders = [checkpoints / "last", checkpoints / "previous", *_older(checkpoints)]
     for folder in folders:
         if not folder.is_dir():

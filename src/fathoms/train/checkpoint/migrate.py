@@ -1,6 +1,6 @@
-"""Checkpoints of earlier versions: what state.json lacked then, and what a newer one means.
+"""Migrate state.json of older checkpoints to the current version, and refuse newer ones.
 
-A release that changes state.json raises VERSION, adds a step here, and a golden checkpoint in tests/golden.
+A release that changes state.json raises VERSION, adds a function here, and a golden checkpoint in tests/golden.
 """
 
 from __future__ import annotations
@@ -8,37 +8,39 @@ from __future__ import annotations
 from typing import Any
 
 from fathoms.errors import WeightsError
+from fathoms.train.guard.policy import GUARD_COUNTS
 
-VERSION = 2
-GUARD_COUNTS = ("skipped", "in_a_row", "overflows", "rollbacks", "jumps")
-"""What the guard counts, by the names that state.json has for it."""
+VERSION = 3
+RENAMED_IN_3 = {"step": "batch", "steps": "batches_per_epoch"}
+"""Until version 2 a batch was called a step, as an optimizer update is."""
 
 
 def check_version(version: Any, where: str) -> int:
-    """The version of a state.json that this fathoms can read; any other is refused with what to do."""
+    """The version of a state.json that this release can read; any other is an error with what to do."""
     if isinstance(version, int) and version > VERSION:
         raise WeightsError(
             f"{where}: written by a newer fathoms (version {version}, this one reads up to {VERSION}); "
-            "install that fathoms, or start anew with another --experiment"
+            "install that fathoms, or start a new run with another --experiment"
         )
     if not isinstance(version, int) or version not in range(1, VERSION + 1):
-        raise WeightsError(
-            f"{where}: version {version!r} is none that fathoms has written; remove the folder"
-        )
+        raise WeightsError(f"{where}: unknown checkpoint version {version!r}; remove the folder")
     return version
 
 
-def bring_up(state: dict[str, Any], where: str) -> dict[str, Any]:
-    """A checked state as this version has it."""
-    if check_version(state.get("version"), where) == 1:
+def migrate(state: dict[str, Any], where: str) -> dict[str, Any]:
+    """A validated state.json in the form of the current version."""
+    version = check_version(state.get("version"), where)
+    if version < 2:
         state = _from_1(state)
+    if version < 3:
+        state = {RENAMED_IN_3.get(key, key): value for key, value in state.items()}
     return {**state, "version": VERSION}
 
 
 def _from_1(state: dict[str, Any]) -> dict[str, Any]:
-    """Before the guard had a memory, and before the number of processes was kept.
+    """Version 1 knew neither the guard's counters nor the number of ranks.
 
-    The optimizer's own momentum and a photo's share of the picture were then written as 0.9; they are None now.
+    It wrote the defaults of momentum and crop_pct as 0.9; they are None now.
     """
     counts = dict.fromkeys(GUARD_COUNTS, 0)
     identity = state.get("identity", {})

@@ -1,4 +1,4 @@
-"""Write safetensors straight from host memory, hashing on the way.
+"""Write safetensors files straight from host memory, hashing on the way.
 
 The safetensors package copies every tensor and holds Python's lock while it writes, which would stop the training
 thread that saving must not disturb. The format is a length, a JSON header and the bytes.
@@ -31,8 +31,8 @@ CHUNK = 8 << 20
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
-    """Write contiguous host tensors, flush them to the disk, and return the sha256 of the file."""
-    # Wide types first, so that every tensor is aligned; the order that the safetensors package has.
+    """Write contiguous host tensors, flush them to the disk, and return the SHA-256 of the file."""
+    # Wide types first, so that every tensor is aligned; the order of the safetensors package.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0

@@ -1,7 +1,7 @@
-"""What is held of a run folder that somebody else may have touched, before a run writes into it or goes on from it.
+"""Validate an untrusted checkpoint before a run resumes from it.
 
-The hashes of a manifest find accidents. Who edits a file can also edit its hash, so what a checkpoint says is
-checked for its form, and a folder with links in it is not written to.
+The hashes of a manifest find accidents. Whoever edits a file can also edit its hash, so the types and ranges of
+state.json are checked too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fathoms.errors import ConfigError, WeightsError
-from fathoms.train.checkpoint.migrate import GUARD_COUNTS, check_version
+from fathoms.errors import WeightsError
+from fathoms.train.checkpoint.migrate import RENAMED_IN_3, check_version
+from fathoms.train.guard.policy import GUARD_COUNTS
 from fathoms.untrusted_files import read_json
 
 NEEDED = ("state.json", "model.safetensors")
@@ -21,34 +22,8 @@ NEEDED = ("state.json", "model.safetensors")
 _MOST = 10**15
 
 
-def refuse_links(folder: Path) -> None:
-    """Refuse a run folder with links or odd files in it: through a link, a run would write somewhere else."""
-    if not folder.is_dir():
-        return
-    for path in (*folder.iterdir(), *folder.glob("checkpoints/*"), *folder.glob("checkpoints/*/*")):
-        if _is_odd(path):
-            raise ConfigError(
-                f"{path}: is a link or a device, and a run folder holds plain files; remove it, "
-                "or choose another --output"
-            )
-
-
-def is_plain(path: Path) -> bool:
-    """Whether a path is a regular file itself, and no link to one."""
-    return stat.S_ISREG(path.lstat().st_mode)
-
-
-def _is_odd(path: Path) -> bool:
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        # The run that holds this folder has just renamed it; the lock will say so.
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-
-
 def read_manifest(folder: Path, name: str) -> dict[str, str]:
-    """The hash of each file of a checkpoint; `ValueError` where files are missing, extra, or no plain files."""
+    """The hash of each file of a checkpoint; `ValueError` if a file is extra or not a regular file."""
     if not (folder / name).exists():
         raise FileNotFoundError(2, "missing", str(folder / name))
     try:
@@ -61,18 +36,19 @@ def read_manifest(folder: Path, name: str) -> dict[str, str]:
             raise ValueError(f"{path.name} is not in the manifest")
     for entry in sorted(listed):
         if Path(entry).name != entry or not isinstance(manifest.get(entry, ""), str):
-            raise ValueError(f"{entry[:80]!r} is no file name with a hash")
+            raise ValueError(f"{entry[:80]!r} is not a file name with a hash")
         if not (folder / entry).exists():
             raise FileNotFoundError(2, "missing", str(folder / entry))
-        if not is_plain(folder / entry):
-            raise ValueError(f"{entry} is no plain file")
+        if not stat.S_ISREG((folder / entry).lstat().st_mode):
+            raise ValueError(f"{entry} is not a regular file")
     return manifest
 
 
 def check_state(state: dict[str, Any], where: str) -> None:
-    """Hold state.json to its form: counts that count, and names that stay inside the run folder."""
+    """Check the types and ranges of state.json, and that its names stay inside the run folder."""
     version = check_version(state.get("version"), where)
-    for key in ("epoch", "step", "updates"):
+    older = {} if version > 2 else {new: old for old, new in RENAMED_IN_3.items()}
+    for key in ("epoch", older.get("batch", "batch"), "updates"):
         _expect(_is_count(state.get(key)), where, key)
     seconds = state.get("seconds")
     _expect(_is_number(seconds) and 0 <= seconds < _MOST, where, "seconds")  # pyrefly: ignore
@@ -80,7 +56,8 @@ def check_state(state: dict[str, Any], where: str) -> None:
     _expect(isinstance(rows, list) and len(rows) > 0 and all(map(_is_sums, rows)), where, "sums")
     if version > 1:
         _expect(_is_count(state.get("world")) and state["world"] == len(rows), where, "world")
-        _expect(_is_count(state.get("steps")), where, "steps")
+        batches = older.get("batches_per_epoch", "batches_per_epoch")
+        _expect(_is_count(state.get(batches)), where, batches)
         _expect(state.get("guard") is not None, where, "guard")
     for key in ("best", "last"):
         value = state.get(key)
@@ -107,7 +84,7 @@ def check_state(state: dict[str, Any], where: str) -> None:
 
 
 def _check_guard(guard: Any, where: str) -> None:
-    """The guard's memory, which checkpoints of the first version do not have."""
+    """Check the guard's counters, which version 1 does not have."""
     if guard is None:
         return
     _expect(isinstance(guard, dict), where, "guard")

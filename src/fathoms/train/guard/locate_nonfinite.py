@@ -1,12 +1,12 @@
-"""Run a bad update once more, slowly, and find where its numbers stop being finite.
+"""Find the first layer whose output or gradient is not finite, by running a bad update again.
 
-The weights are still those before it, and its batches and its noise follow from counters, so it is the same.
+The weights are still those before it, and its batches and random numbers follow from counters, so it is the same.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,51 +14,51 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fathoms.data import Batch
+from fathoms.models.hooks import hooked
 from fathoms.train.distributed import World, gather_objects
 
-Replay = Callable[[int], tuple[Tensor, Batch]]
 
-
-def diagnose(
+def locate_nonfinite(
     model: nn.Module,
-    replay: Replay,
-    steps: range,
+    replay: Callable[[Batch], Tensor],
+    batches: Iterable[Batch],
     where: Callable[[int], str],
     world: World,
 ) -> dict[str, Any]:
-    """The step, rank, loss, first bad layer, first bad gradient and files of a bad update.
+    """The batch, rank, loss, first bad layer, first bad gradient and files of a bad update, for guard.jsonl.
 
     Args:
-        model: What has computed the update; its gradients and statistics are left as they are.
-        replay: The loss and the batch of a step, computed once more.
-        steps: The steps of the update.
+        model: The module that computed the update; its gradients and buffers are left as they were.
+        replay: Computes the loss of a batch once more.
+        batches: The update's batches.
         where: The name of a sample.
-        world: Every rank looks at its own batches, and all are told what the first to find something found.
+        world: Every rank replays its own batches; all get the report of the first that found something.
     """
     found: dict[str, Any] | None = None
-    told: dict[str, Any] = {}
-    with _set_aside(model):
-        for step in steps:
+    report: dict[str, Any] = {}
+    with _restoring(model):
+        for batch in batches:
             with _first_bad_output(model) as outputs:
-                loss, batch = replay(step)
+                loss = replay(batch)
             bad_loss = not bool(loss.isfinite())
             with _first_bad_gradient(model) as gradients:
                 loss.backward()
             gradient = gradients[0] if gradients else bad_gradient(model)
             files = [where(int(index)) for index in batch.ids]
-            told = {"step": step, "rank": world.rank, "loss": float(loss.detach()), "files": files}
-            told |= {"layer": outputs[0] if outputs else None, "gradient": gradient}
+            # "step" is the batch's number in guard.jsonl, whose readers know it by that name.
+            report = {"step": batch.step, "rank": world.rank, "loss": float(loss.detach()), "files": files}
+            report |= {"layer": outputs[0] if outputs else None, "gradient": gradient}
             if found is None and (outputs or bad_loss or gradient):
-                found = told
-    reports = [report for report in gather_objects(world, found) if report is not None]
-    # A bad gradient is averaged over all ranks; a bad layer or loss is where it came from.
-    reports.sort(key=lambda report: (report["layer"] is None, report["loss"] - report["loss"] == 0))
-    return reports[0] if reports else {**told, "step": None}
+                found = report
+    reports = [other for other in gather_objects(world, found) if other is not None]
+    # DDP averages a bad gradient over all ranks; a bad layer or loss is where it came from.
+    reports.sort(key=lambda other: (other["layer"] is None, other["loss"] - other["loss"] == 0))
+    return reports[0] if reports else {**report, "step": None}
 
 
 @contextlib.contextmanager
-def _set_aside(model: nn.Module) -> Iterator[None]:
-    """Give gradients and buffers back as they were."""
+def _restoring(model: nn.Module) -> Iterator[None]:
+    """Clear the gradients, and put them and the buffers back at the end."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     for parameter, _ in gradients:
@@ -75,7 +75,7 @@ def _set_aside(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _first_bad_output(model: nn.Module) -> Iterator[list[str]]:
-    """A list that gets the name of the first module, in order of execution, whose output is not finite."""
+    """A list that receives the name of the first module, in order of execution, whose output is not finite."""
     found: list[str] = []
 
     def look(name: str) -> Any:
@@ -89,16 +89,13 @@ def _first_bad_output(model: nn.Module) -> Iterator[list[str]]:
         return hook
 
     hooks = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
-    try:
+    with hooked(*hooks):
         yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextlib.contextmanager
 def _first_bad_gradient(model: nn.Module) -> Iterator[list[str]]:
-    """A list that gets names of parameters, in the order of the backward pass, whose gradient is not finite."""
+    """A list that receives, in the order of the backward pass, the parameters whose gradient is not finite."""
     found: list[str] = []
 
     def look(name: str) -> Any:
@@ -110,15 +107,12 @@ def _first_bad_gradient(model: nn.Module) -> Iterator[list[str]]:
 
     own = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     hooks = [parameter.register_post_accumulate_grad_hook(look(name)) for name, parameter in own]
-    try:
+    with hooked(*hooks):
         yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def bad_gradient(model: nn.Module) -> str | None:
-    """A parameter whose gradient is not finite, or None: for shards, whose gradients come outside of the pass."""
+    """A parameter whose gradient is not finite, or None; FSDP sets gradients outside of the hooks above."""
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
         own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
@@ -127,15 +121,15 @@ def bad_gradient(model: nn.Module) -> str | None:
     return None
 
 
-def sentence(cause: dict[str, Any]) -> str:
-    """Where, and with which batch, in words."""
+def describe(cause: dict[str, Any]) -> str:
+    """The cause as part of a sentence: batch, loss, layer and files."""
     if cause["layer"] is not None:
         what = f"first in the output of {cause['layer']}"
     elif cause["gradient"] is not None:
-        what = f"in the gradient of {cause['gradient']}, behind a forward pass that is finite"
+        what = f"in the gradient of {cause['gradient']}, after a finite forward pass"
     else:
-        what = "in the loss alone" if cause["step"] is not None else "and not so when run once more"
+        what = "in the loss alone" if cause["step"] is not None else "but finite when run again"
     files = cause["files"]
     listed = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
-    step = "" if cause["step"] is None else f"step {cause['step']}, rank {cause['rank']}: "
-    return f"{step}not a finite number (loss {cause['loss']:g}), {what}; the batch was {listed}"
+    batch = "" if cause["step"] is None else f"batch {cause['step']}, rank {cause['rank']}: "
+    return f"{batch}not a finite number (loss {cause['loss']:g}), {what}; the batch was {listed}"

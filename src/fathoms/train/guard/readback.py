@@ -1,7 +1,7 @@
-"""Loss, gradient norm and signals of each update, on their way from the device to the host without a wait.
+"""Copy the loss and gradient norm of each update from the device to the host without a sync.
 
-The device decides at once whether an update may happen; the host reads why one update later, when the numbers
-have long arrived.
+The device decides at once whether an update may happen. The host reads the numbers one update later, when they have
+long arrived.
 """
 
 from __future__ import annotations
@@ -16,56 +16,57 @@ from fathoms.train.distributed import World, sum_over_ranks
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the host learns of one update, the same on every rank."""
+class UpdateReport:
+    """One update as the host sees it, the same on every rank."""
 
     update: int
     """Its number, counted from 0."""
     epoch: int
-    steps: tuple[int, int]
-    """Its batches: from, to (excluded)."""
+    batches: tuple[int, int]
+    """First and last batch of the epoch that it accumulated, the last excluded."""
     loss: float
     """Mean over its batches and all ranks."""
     norm: float
     """Norm of the gradient."""
     votes: int
-    """Sum over the ranks of what each gave as its vote."""
+    """Sum of the ranks' votes to stop."""
 
     @property
-    def held(self) -> bool:
-        """Whether the device held the update back."""
+    def nonfinite(self) -> bool:
+        """Whether loss or gradient norm is NaN or infinite; the device then skipped the update."""
         return not (math.isfinite(self.loss) and math.isfinite(self.norm))
 
 
-class Watch:
-    """Holds at most one update's numbers: `post` them, and `read` them before the next are posted."""
+class Readback:
+    """Holds the numbers of at most one update: `send` them, and `read` them before the next are sent."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._place: tuple[int, int, tuple[int, int]] | None = None
+        self._sent: tuple[int, int, tuple[int, int]] | None = None
         on_gpu = world.device.type == "cuda"
         self._event = torch.cuda.Event() if on_gpu else None
         self._host = torch.zeros(3, dtype=torch.float64, pin_memory=on_gpu)
 
-    def post(
-        self, update: int, epoch: int, steps: tuple[int, int], loss: Tensor, norm: Tensor, vote: int
+    def send(
+        self, update: int, epoch: int, batches: tuple[int, int], loss: Tensor, norm: Tensor, vote: int
     ) -> Tensor:
-        """Send an update's numbers; the answer, on the device, is one where it must be held back and else zero."""
+        """Sum an update's numbers over the ranks and start the copy; returns, on the device, 1 to skip it, else 0."""
         device = self.world.device
         numbers = [loss.double(), norm.double().to(device), torch.full((), vote, device=device).double()]
         sums = sum_over_ranks(self.world, torch.stack(numbers))
         self._host.copy_(sums, non_blocking=True)
         if self._event is not None:
             self._event.record()
-        self._place = (update, epoch, steps)
+        self._sent = (update, epoch, batches)
         return (~sums.isfinite().all()).float()
 
-    def read(self) -> Seen | None:
-        """The numbers posted last, if they were not read yet."""
-        if self._place is None:
+    def read(self) -> UpdateReport | None:
+        """The numbers sent last; None if they have been read."""
+        if self._sent is None:
             return None
         if self._event is not None:
             self._event.synchronize()
-        (update, epoch, steps), self._place = self._place, None
+        (update, epoch, batches), self._sent = self._sent, None
         loss, norm, votes = self._host.tolist()
-        return Seen(update, epoch, steps, loss / self.world.size, norm / self.world.size, int(votes))
+        size = self.world.size
+        return UpdateReport(update, epoch, batches, loss / size, norm / size, int(votes))

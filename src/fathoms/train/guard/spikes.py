@@ -1,4 +1,4 @@
-"""Loss spikes, found by a score that spikes themselves do not move."""
+"""Loss spikes, by a robust score that the spikes themselves do not move."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Iterable
 
 WINDOW = 100
-"""Losses that a new one is compared with."""
+"""Number of losses that a new one is compared with."""
 LEAST = 20
-"""Losses that must be there before one can be called a spike."""
+"""Losses needed before one can be called a spike."""
 
 
 class Spikes:
@@ -28,7 +28,7 @@ class Spikes:
         self.losses: deque[float] = deque(losses, maxlen=WINDOW)
 
     def score(self, loss: float) -> float:
-        """How far above the usual a loss lies; zero while too few are known."""
+        """How many robust deviations a loss lies above the median; zero while too few are known."""
         if len(self.losses) < LEAST:
             return 0.0
         median = statistics.median(self.losses)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fathoms.errors import ConfigError
-from fathoms.train.checkpoint.optimizer_state import COUNTER
 
+# A group's own counter, which is as much part of the state as the moments are.
+COUNTER = "step"
 # Whole numbers of the same width: adding and subtracting them gives back every bit, NaN or not.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

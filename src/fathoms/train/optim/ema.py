@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError, WeightsError
+from fathoms.models.weights import weights_of
 
 # The warm-up's exponent: decay 0.999 is reached after 31,600 updates.
 WARMUP_POWER = 2 / 3
@@ -49,7 +50,7 @@ class Ema:
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
         """Move the average towards `model` after update number `step`, counted from 1."""
-        ours, theirs = self._tensors(self.module), self._tensors(model)
+        ours, theirs = weights_of(self.module, self._saved), weights_of(model, self._saved)
         if ours.keys() != theirs.keys():
             odd = min(ours.keys() ^ theirs.keys())
             raise WeightsError(
@@ -71,8 +72,3 @@ class Ema:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over averaged weights; they must fit the model exactly."""
         self.module.load_state_dict(state, strict=True)
-
-    def _tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """Parameters and saved buffers, each once: a `state_dict` lists one that two modules share twice."""
-        buffers = {name: value for name, value in model.named_buffers() if name in self._saved}
-        return {**dict(model.named_parameters()), **buffers}

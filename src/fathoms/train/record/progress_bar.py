@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on: a live bar in a terminal, a line an epoch anywhere."""
+"""The progress of a run: a live bar in a terminal, and one line per epoch everywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from fathoms.errors import printable
 
 
 class Progress:
-    """A bar over the images of a run; silent where there is no terminal."""
+    """A bar over the batches of a run, and printed lines; no bar where there is no terminal.
+
+    Args:
+        total: Batches of the run.
+        done: Batches already done.
+        show: Whether to print anything.
+    """
 
     def __init__(self, total: int, done: int, show: bool) -> None:
         self._bar: Any = None
@@ -31,11 +37,11 @@ class Progress:
             self._task = self._bar.add_task("train", total=total, completed=done, numbers="")
             self._bar.start()
 
-    def advance(self, images: int, numbers: dict[str, Any] | None = None) -> None:
-        """Move the bar, and show the newest numbers where there are any."""
+    def advance(self, batches: int, numbers: dict[str, Any] | None = None) -> None:
+        """Move the bar, and show the numbers if given."""
         if self._bar is not None:
-            said = {} if numbers is None else {"numbers": "  ".join(f"{k} {v}" for k, v in numbers.items())}
-            self._bar.update(self._task, advance=images, **said)
+            fields = {} if numbers is None else {"numbers": "  ".join(f"{k} {v}" for k, v in numbers.items())}
+            self._bar.update(self._task, advance=batches, **fields)
 
     @property
     def live(self) -> bool:
@@ -48,7 +54,7 @@ class Progress:
             self._bar.update(self._task, completed=done)
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line."""
         if not self.show or sys.stderr is None:
             return
         line = printable(line)
@@ -58,11 +64,11 @@ class Progress:
             else:
                 print(line, file=sys.stderr, flush=True)
         except (OSError, ValueError):
-            # Whoever listened has gone, as `2>&1 | head` does; the run matters more than its words.
+            # The reader has gone, as in `2>&1 | head`; the run continues in silence.
             self.show = False
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -1,4 +1,4 @@
-"""The run folder: everything after training reads it, and nothing else."""
+"""The run folder: config, metrics, checkpoints and summary of one run. Everything after training reads it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,35 @@ import json
 import math
 import os
 import platform
+import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
 from fathoms.atomic import write_atomic
 from fathoms.errors import ConfigError, FathomsError
-from fathoms.train.checkpoint.validate import refuse_links
 from fathoms.train.record.toml import to_toml
+
+FAILED = 2
+"""Exit code of a run that failed for a reason outside it."""
+DIVERGED = 3
+"""Exit code of a run whose loss or gradient stopped being finite."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: its summary, as in summary.json, and the exit code."""
+
+    summary: dict[str, Any]
+    code: int
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON takes it: no infinities, no tuples."""
+    """A value as strict JSON allows it: None for NaN and infinity, lists for tuples."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -35,7 +49,12 @@ def dumps(value: Any) -> str:
 
 
 class RunFolder:
-    """`OUTPUT/NAME/` with its config, metrics, checkpoints and summary; held by one process at a time."""
+    """`OUTPUT/NAME/` with its config, metrics, checkpoints and summary; locked by one process at a time.
+
+    Args:
+        path: The folder.
+        writes: Whether this rank writes; the others only read.
+    """
 
     def __init__(self, path: Path, writes: bool = True) -> None:
         self.path, self.writes = path, writes
@@ -43,11 +62,11 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints lie."""
+        """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
     def open(self) -> None:
-        """Create the folder and hold its lock; a folder that cannot be written is an error at once."""
+        """Create the folder and lock it; one that cannot be written is an error at once."""
         if not self.writes:
             return
         try:
@@ -66,27 +85,27 @@ class RunFolder:
             ) from error
 
     def close(self) -> None:
-        """Let the lock go."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def write_config(self, table: dict[str, Any]) -> None:
-        """config.toml with every field, and environment.json."""
+        """Write config.toml with every field, and environment.json."""
         if self.writes:
-            with self._telling():
+            with self._naming_the_folder():
                 write_atomic(self.path / "config.toml", to_toml(table).encode())
                 write_atomic(self.path / "environment.json", dumps(environment()).encode() + b"\n")
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Add one line to a .jsonl file."""
         if self.writes:
-            with self._telling(), (self.path / name).open("a") as file:
+            with self._naming_the_folder(), (self.path / name).open("a") as file:
                 file.write(dumps(row) + "\n")
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """What the disk says, in one line."""
+    def _naming_the_folder(self) -> Iterator[None]:
+        """Turn an error of the disk into one line with the folder's name."""
         try:
             yield
         except OSError as error:
@@ -100,27 +119,48 @@ class RunFolder:
         return path.stat().st_size if path.is_file() else 0
 
     def cut(self, name: str, length: int) -> None:
-        """Forget the lines of a .jsonl file behind byte `length`: the resumed run writes them again."""
+        """Drop the lines of a .jsonl file after byte `length`; the resumed run writes them again."""
         if self.writes and self.length(name) > length:
             os.truncate(self.path / name, length)
 
     def sync(self) -> None:
-        """Put the .jsonl files on the disk, before a checkpoint that counts on them."""
+        """Flush the .jsonl files to the disk, before a checkpoint that records their lengths."""
         for path in self.path.glob("*.jsonl"):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """summary.json."""
+        """Write summary.json."""
         if self.writes:
-            with self._telling():
+            with self._naming_the_folder():
                 write_atomic(
                     self.path / "summary.json", json.dumps(plain(summary), indent=1).encode() + b"\n"
                 )
 
 
+def refuse_links(folder: Path) -> None:
+    """Refuse a run folder that contains links or devices: through a link, a run would write somewhere else."""
+    if not folder.is_dir():
+        return
+    for path in (*folder.iterdir(), *folder.glob("checkpoints/*"), *folder.glob("checkpoints/*/*")):
+        if _is_odd(path):
+            raise ConfigError(
+                f"{path}: is a link or a device, and a run folder holds plain files; remove it, "
+                "or choose another --output"
+            )
+
+
+def _is_odd(path: Path) -> bool:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        # The run that holds this folder has just renamed it; the lock will report that.
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
 def environment() -> dict[str, Any]:
-    """What the run depends on besides its config: versions, commit, machine."""
+    """Versions, commit and machine of a run."""
     import torch
 
     packages = ("fathoms", "torch", "triton", "numpy", "timm", "torchvision", "safetensors")
@@ -142,11 +182,11 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the working folder, where git knows one."""
+    """The commit of the working folder; None outside a git repository."""
     try:
-        told = subprocess.run(
+        done = subprocess.run(
             ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return told.stdout.strip() or None
+    return done.stdout.strip() or None

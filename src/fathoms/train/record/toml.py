@@ -1,4 +1,4 @@
-"""Plain values as TOML text; the standard library only reads it."""
+"""Write plain values as TOML; the standard library can only read it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Mirrors of the metrics in other people's trackers: TensorBoard, W&B, MLflow, trackio.
+"""Experiment trackers: send the metrics to TensorBoard, W&B, MLflow or trackio.
 
-`metrics.jsonl` is the truth. A mirror is written by a thread of its own, and one that fails is dropped with a
-line: no tracker ever stops or slows a run.
+`metrics.jsonl` stays the record. Trackers are fed by a background thread, and one that fails is dropped with a
+warning: no tracker ever stops or slows a run.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fathoms.errors import ConfigError, reason
 from fathoms.registry import Registry
 
 PATIENCE = 30.0
-"""Seconds that a run waits at its end for mirrors to take their last rows."""
+"""Seconds that a run waits at its end for the trackers to write their last rows."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """What a mirror is told at the start: the run's folder, its settings, and the updates done before."""
+class RunInfo:
+    """The run as trackers see it: its folder, its settings, and the updates already done."""
 
     folder: Path
     config: dict[str, Any]
@@ -33,39 +33,39 @@ class Run:
 
     @property
     def key(self) -> str:
-        """A name that the same run has again when it goes on."""
+        """An id that stays the same when the run resumes."""
         return hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
 
 
 @runtime_checkable
-class Mirror(Protocol):
-    """What a tracker must do; an exception drops it."""
+class Tracker(Protocol):
+    """The interface of a tracker; an exception drops it."""
 
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Take numbers such as "val/top1" after update `step`."""
+    def log(self, update: int, values: dict[str, float]) -> None:
+        """Log numbers such as "val/top1" after update `update`."""
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write what is left, and close."""
 
 
 # The metadata is the module that must be importable.
-MIRRORS: Registry[Mirror, str] = Registry("tracker", default="")
+TRACKERS: Registry[Tracker, str] = Registry("tracker", default="")
 
 
-@MIRRORS.add("tensorboard", "torch.utils.tensorboard")
+@TRACKERS.add("tensorboard", "torch.utils.tensorboard")
 class TensorBoard:
     """Event files in the run folder's `tensorboard/`."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunInfo) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What a killed run wrote behind its last checkpoint is written again.
+        # Rows after the last checkpoint of a killed run are written again.
         self.writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.updates)
 
-    def log(self, step: int, values: dict[str, float]) -> None:
+    def log(self, update: int, values: dict[str, float]) -> None:
         """One point on each curve."""
         for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
+            self.writer.add_scalar(name, value, update)
 
     def finish(self) -> None:
         """Flush and close the file."""
@@ -73,52 +73,52 @@ class TensorBoard:
 
 
 class _Init:
-    """W&B, and trackio, which has its interface."""
+    """W&B, and trackio, which has the same interface."""
 
     module = "wandb"
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunInfo) -> None:
         self.tracker = importlib.import_module(self.module)
         self.tracker.init(**self.options(run))
 
-    def options(self, run: Run) -> dict[str, Any]:
-        """The same id makes a resumed run one run."""
+    def options(self, run: RunInfo) -> dict[str, Any]:
+        """Arguments of `init`; with the same id a resumed run stays one run."""
         folder = {"project": "fathoms", "name": run.folder.name, "config": run.config}
         return folder | {"id": run.key, "resume": "allow", "dir": str(run.folder)}
 
-    def log(self, step: int, values: dict[str, float]) -> None:
+    def log(self, update: int, values: dict[str, float]) -> None:
         """One row."""
-        self.tracker.log(values, step=step)
+        self.tracker.log(values, step=update)
 
     def finish(self) -> None:
         """End the run there."""
         self.tracker.finish()
 
 
-@MIRRORS.add("wandb", "wandb")
+@TRACKERS.add("wandb", "wandb")
 class WeightsAndBiases(_Init):
     """A run of project "fathoms" at W&B."""
 
 
-@MIRRORS.add("trackio", "trackio")
+@TRACKERS.add("trackio", "trackio")
 class Trackio(_Init):
     """A run of project "fathoms" in trackio's local store."""
 
     module = "trackio"
 
-    def options(self, run: Run) -> dict[str, Any]:
-        """It finds a run by its name."""
+    def options(self, run: RunInfo) -> dict[str, Any]:
+        """Arguments of `init`; trackio finds a run by its name."""
         return {"project": "fathoms", "name": run.folder.name, "config": run.config, "resume": "allow"}
 
 
-@MIRRORS.add("mlflow", "mlflow")
+@TRACKERS.add("mlflow", "mlflow")
 class MLflow:
     """A run of experiment "fathoms", wherever MLflow is set up to write."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunInfo) -> None:
         self.tracker = importlib.import_module("mlflow")
         self.tracker.set_experiment("fathoms")
-        # MLflow hands out the ids itself, so the run folder remembers the one of this run.
+        # MLflow chooses the id itself, so the run folder keeps it.
         kept = run.folder / "mlflow_run.txt"
         known = kept.read_text().strip() if kept.is_file() else None
         started = self.tracker.start_run(run_id=known, run_name=None if known else run.folder.name)
@@ -126,22 +126,22 @@ class MLflow:
             self.tracker.log_params({name: str(value)[:250] for name, value in run.config.items()})
             kept.write_text(started.info.run_id + "\n")
 
-    def log(self, step: int, values: dict[str, float]) -> None:
+    def log(self, update: int, values: dict[str, float]) -> None:
         """One point on each curve."""
-        self.tracker.log_metrics(values, step=step)
+        self.tracker.log_metrics(values, step=update)
 
     def finish(self) -> None:
         """End the run there."""
         self.tracker.end_run()
 
 
-def parse_mirrors(text: str | None) -> tuple[str, ...]:
+def parse_trackers(text: str | None) -> tuple[str, ...]:
     """The trackers of "tensorboard,wandb"; an unknown one, or one that is not installed, is refused."""
     names = tuple(name.strip() for name in text.split(",")) if text else ()
     for name in names:
-        MIRRORS.check(name, "--log")
+        TRACKERS.check(name, "--log")
         try:
-            importlib.import_module(MIRRORS.metadata(name))
+            importlib.import_module(TRACKERS.metadata(name))
         except ImportError as error:
             raise ConfigError(
                 f"--log {name}: not installed; pip install 'fathoms[log]', or {name} alone"
@@ -149,16 +149,16 @@ def parse_mirrors(text: str | None) -> tuple[str, ...]:
     return names
 
 
-class Mirrors:
-    """Some trackers, fed by one thread.
+class Trackers:
+    """The trackers of a run, fed by one thread.
 
     Args:
-        names: Which.
-        run: What they are told at the start.
-        say: Where a warning goes.
+        names: Names in the registry.
+        run: Passed to each tracker at the start.
+        say: Prints a warning.
     """
 
-    def __init__(self, names: Sequence[str], run: Run, say: Callable[[str], None]) -> None:
+    def __init__(self, names: Sequence[str], run: RunInfo, say: Callable[[str], None]) -> None:
         self._say = say
         self._rows: queue.SimpleQueue[tuple[int, dict[str, float]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -167,27 +167,27 @@ class Mirrors:
             self._thread.start()
 
     def log(self, row: dict[str, Any]) -> None:
-        """Hand on a row of metrics.jsonl; returns at once."""
+        """Queue a row of metrics.jsonl; returns at once."""
         if self._thread is not None:
             about = ("epoch", "step", "split")
             numbers = {k: float(v) for k, v in row.items() if k not in about and isinstance(v, int | float)}
             self._rows.put((row["step"], {f"{row['split']}/{name}": v for name, v in numbers.items()}))
 
     def finish(self) -> None:
-        """Let the trackers write what is left, for a while."""
+        """Let the trackers write what is left, for at most `PATIENCE` seconds."""
         if self._thread is None:
             return
         self._rows.put(None)
         self._thread.join(PATIENCE)
         if self._thread.is_alive():
-            self._say(f"log: a tracker did not end within {PATIENCE:.0f} s and is left behind")
+            self._say(f"log: a tracker did not finish within {PATIENCE:.0f} s and is abandoned")
         self._thread = None
 
-    def _write(self, names: Sequence[str], run: Run) -> None:
-        alive: dict[str, Mirror] = {}
+    def _write(self, names: Sequence[str], run: RunInfo) -> None:
+        alive: dict[str, Tracker] = {}
         for name in names:
             with self._dropped_if_it_fails(alive, name):
-                alive[name] = MIRRORS[name](run)
+                alive[name] = TRACKERS[name](run)
         while (row := self._rows.get()) is not None:
             for name in list(alive):
                 with self._dropped_if_it_fails(alive, name):
@@ -197,8 +197,8 @@ class Mirrors:
                 alive[name].finish()
 
     @contextlib.contextmanager
-    def _dropped_if_it_fails(self, alive: dict[str, Mirror], name: str) -> Iterator[None]:
-        """Whatever a tracker raises, the run goes on without it."""
+    def _dropped_if_it_fails(self, alive: dict[str, Tracker], name: str) -> Iterator[None]:
+        """Drop a tracker that raises; the run continues without it."""
         try:
             yield
         except (Exception, SystemExit) as error:

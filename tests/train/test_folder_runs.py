@@ -1,4 +1,4 @@
-"""Runs on photos: LearnableScaler's own lines, a ViT, a CNN, and what validate says of them."""
+"""Runs on a folder of images: LearnableScaler's own commands, a ViT, a CNN, and their validation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fathoms.cli.parse import parse
 from fathoms.train.distributed import World
 from fathoms.train.loop import Trainer
 
-SEED_TRAIN = (
+PAPER_TRAIN = (
     "--weight-decay 0.02 --opt lamb --aa rand-m7-mstd0.5 --warmup-epoch 0 --epochs 2 --sched custom --mixup 0.1 "
     "--cutmix 1 --batch-size 4 --workers 14 --clip-grad 14 --grad-accum-steps 8 --lr 0.005 --amp --amp-dtype bfloat16 "
     "--torchcompile inductor --epoch-factor 0.8 --epoch-threshold 0.5 --train-feature-decay 0.1 --attn-extra-loss 0.03 "
@@ -23,8 +23,8 @@ SEED_TRAIN = (
 
 
 @pytest.mark.compile
-def test_learnable_scalers_own_lines_run_to_the_end(photos, tmp_path, capsys):
-    """Seed 001's train and validate lines; epochs and batch cut down, two of the 36 blocks, smaller images."""
+def test_learnable_scalers_own_commands_run_to_the_end(photos, tmp_path, capsys):
+    """The published train and validate commands; epochs and batch cut down, two of the 36 blocks, smaller images."""
     model = ["--model", "vit_learnable_scaler_embed_dim192_patch16_head3_depth24"]
     small = [
         "--depth",
@@ -34,21 +34,21 @@ def test_learnable_scalers_own_lines_run_to_the_end(photos, tmp_path, capsys):
         "--output",
         str(tmp_path),
         "--experiment",
-        "seed",
+        "paper",
         "--device",
         "cpu",
     ]
-    assert main(["train", str(photos), *model, *SEED_TRAIN.split(), *small]) == 0
-    kept = tmp_path / "seed" / "checkpoints" / "last"
+    assert main(["train", str(photos), *model, *PAPER_TRAIN.split(), *small]) == 0
+    kept = tmp_path / "paper" / "checkpoints" / "last"
     line = ["--checkpoint", str(kept), "--amp", "--amp-dtype", "bfloat16", "--torchcompile", "inductor"]
     capsys.readouterr()
     assert main(["validate", str(photos / "val"), *line, "--device", "cpu", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])["results"][str(photos / "val")]
-    assert told["images"] == 16
-    assert set(told["per_class"]) == {"blue", "red"}
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])["results"][str(photos / "val")]
+    assert result["images"] == 16
+    assert set(result["per_class"]) == {"blue", "red"}
 
 
-def test_photos_are_learnt_and_validated_with_the_same_result(photos, tmp_path, capsys):
+def test_a_folder_of_images_is_learnt_and_validated_with_the_same_result(photos, tmp_path, capsys):
     words = [
         str(photos),
         "--model",
@@ -67,9 +67,9 @@ def test_photos_are_learnt_and_validated_with_the_same_result(photos, tmp_path, 
     table = str(tmp_path / "confusion.csv")
     line = ["validate", "--checkpoint", str(tmp_path / "p" / "checkpoints" / "last"), "--device", "cpu"]
     assert main([*line, "--json", "--confusion", table]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])["results"][str(photos)]
-    assert told["top1"] == summary["last"]["top1"]
-    assert told["loss"] == pytest.approx(summary["last"]["loss"], rel=1e-5)
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])["results"][str(photos)]
+    assert result["top1"] == summary["last"]["top1"]
+    assert result["loss"] == pytest.approx(summary["last"]["loss"], rel=1e-5)
     assert (tmp_path / "confusion.csv").read_text().splitlines()[0] == "true class,blue,red"
 
 
@@ -107,14 +107,14 @@ def test_robustness_sets_and_real_labels_are_measured_in_one_command(photos, tmp
     line = ["validate", "--checkpoint", str(tmp_path / "r"), "--device", "cpu", "--json"]
     line += ["--robustness", str(tmp_path / "v2"), str(tmp_path / "subset")]
     assert main([*line, "--real-labels", str(tmp_path / "real.json")]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
-    assert told[str(photos)]["real_top1"] == 100.0
-    assert told[str(tmp_path / "v2")]["top1"] == told[str(photos)]["top1"]
-    assert told[str(tmp_path / "subset")]["top1"] == 100.0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert result[str(photos)]["real_top1"] == 100.0
+    assert result[str(tmp_path / "v2")]["top1"] == result[str(photos)]["top1"]
+    assert result[str(tmp_path / "subset")]["top1"] == 100.0
 
 
 @pytest.mark.parametrize("swap", [[], ["--swap-norms", "learnable_scaler"]], ids=["batchnorm", "scaler"])
-def test_a_cnn_of_timms_trains(photos, tmp_path, swap):
+def test_a_timm_cnn_trains(photos, tmp_path, swap):
     pytest.importorskip("timm")
     words = [
         str(photos),

@@ -1,4 +1,4 @@
-"""What a user gets wrong: one line, exit code 2, before any long work, and nothing left behind."""
+"""Wrong `fathoms train` commands: one line, exit code 2, before any long work, and no files left."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fathoms.cli.main import main
         (["--fsdp"], "start them with torchrun"),
         (
             ["--fsdp", "--probe-interval", "5"],
-            "--probe-interval looks into fathoms models that are not sharded",
+            "--probe-interval works on fathoms models that are not sharded",
         ),
         (["--momentum", "0.9"], "--momentum would not be used: it needs --opt sgd, momentum or muon"),
     ],
@@ -52,7 +52,7 @@ def test_mistakes_are_one_line_and_exit_2_and_leave_nothing(tmp_path, capsys, mo
     [
         ({"y_train": [0, 1, 2, -1] * 3}, "y_train holds no labels from 0"),
         ({"y_train": [0, 1, 2, 7] * 3, "classes": ["a", "b", "c"]}, "labels run to 7 for 3 classes"),
-        ({"y_test": [0, 1, 2, 4] * 3}, "class '3' has no pictures to train on"),
+        ({"y_test": [0, 1, 2, 4] * 3}, "class '3' has no training images"),
         ({"y_train": [0.5, 1, 2, 1] * 3}, "y_train"),
         ({"y_train": [0, 1, 2]}, "12"),
     ],

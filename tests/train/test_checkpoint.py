@@ -1,4 +1,4 @@
-"""Saving beside the training: the file format, what is kept, and what happens when it fails."""
+"""Checkpoints on disk and in the background: the file format, what is kept, and what happens when saving fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from fathoms.errors import FathomsError
 from fathoms.train.checkpoint import async_saver as saver_module
 from fathoms.train.checkpoint import folder as checkpoints
-from fathoms.train.checkpoint.async_saver import Saver
+from fathoms.train.checkpoint.async_saver import AsyncSaver
 from fathoms.train.checkpoint.folder import Checkpoint
 from fathoms.train.checkpoint.safetensors_writer import NAMES, write_tensors
 from fathoms.train.record.run_folder import RunFolder
@@ -71,9 +71,9 @@ def names(folder):
     ],
 )
 def test_as_many_are_kept_as_asked_for_and_the_best(folder, keep, left):
-    saver = Saver(folder, keep, torch.device("cpu"))
+    saver = AsyncSaver(folder, keep, torch.device("cpu"))
     for updates in range(1, 7):
-        saver.save(lambda _take, number=updates: kept(number), best=updates == 2)
+        saver.save(lambda _stage, number=updates: kept(number), best=updates == 2)
     saver.wait()
     assert names(folder) == left
     assert updates_in(folder.checkpoints / "last") == 6
@@ -81,7 +81,7 @@ def test_as_many_are_kept_as_asked_for_and_the_best(folder, keep, left):
     assert checkpoints.newest(folder.checkpoints) == folder.checkpoints / "last"
 
 
-def test_training_goes_on_while_one_is_written_and_only_one_at_a_time(folder, monkeypatch):
+def test_training_continues_while_one_is_written_and_only_one_at_a_time(folder, monkeypatch):
     gate, running, most = threading.Event(), [], []
     save = checkpoints.save
 
@@ -93,15 +93,15 @@ def test_training_goes_on_while_one_is_written_and_only_one_at_a_time(folder, mo
         running.pop()
 
     monkeypatch.setattr(saver_module.checkpoints, "save", slow)
-    saver = Saver(folder, 2, torch.device("cpu"))
+    saver = AsyncSaver(folder, 2, torch.device("cpu"))
     weights = torch.ones(3)
-    saver.save(lambda take: Checkpoint({"model": {"w": take(weights)}}, {"updates": 1}))
+    saver.save(lambda stage: Checkpoint({"model": {"w": stage(weights)}}, {"updates": 1}))
     # The thread stands still, and training changes the weights: the copy must not.
     weights.add_(5)
     saver.check()
     assert not (folder.checkpoints / "last").exists()
     gate.set()
-    saver.save(lambda take: Checkpoint({"model": {"w": take(weights)}}, {"updates": 2}))
+    saver.save(lambda stage: Checkpoint({"model": {"w": stage(weights)}}, {"updates": 2}))
     saver.wait()
     assert max(most) == 1
     before, after = (
@@ -110,13 +110,13 @@ def test_training_goes_on_while_one_is_written_and_only_one_at_a_time(folder, mo
     assert (before.tolist(), after.tolist()) == ([1, 1, 1], [6, 6, 6])
 
 
-def test_an_error_of_the_thread_comes_up_in_training(folder, monkeypatch):
+def test_an_error_of_the_thread_is_raised_in_training(folder, monkeypatch):
     def fail(*_args):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(saver_module.checkpoints, "save", fail)
-    saver = Saver(folder, 2, torch.device("cpu"))
-    saver.save(lambda _take: kept(1))
+    saver = AsyncSaver(folder, 2, torch.device("cpu"))
+    saver.save(lambda _stage: kept(1))
     saver.close()
     with pytest.raises(
         FathomsError, match="cannot save: Permission denied; mend it and give the same command"
@@ -125,11 +125,11 @@ def test_an_error_of_the_thread_comes_up_in_training(folder, monkeypatch):
     saver.check()
 
 
-def test_an_old_checkpoint_that_cannot_be_deleted_is_told_and_left(folder, monkeypatch):
+def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_left(folder, monkeypatch):
     """F12; the folder is renamed first, so that it is never mistaken for a checkpoint."""
-    told = []
-    saver = Saver(folder, 1, torch.device("cpu"), told.append)
-    saver.save(lambda _take: kept(1))
+    warned = []
+    saver = AsyncSaver(folder, 1, torch.device("cpu"), warned.append)
+    saver.save(lambda _stage: kept(1))
     saver.wait()
     rmtree = checkpoints.shutil.rmtree
 
@@ -139,13 +139,13 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_told_and_left(folder, monke
         rmtree(path, ignore_errors=ignore_errors)
 
     monkeypatch.setattr(checkpoints.shutil, "rmtree", stubborn)
-    saver.save(lambda _take: kept(2))
+    saver.save(lambda _stage: kept(2))
     saver.wait()
-    assert len(told) == 1
-    assert "an old checkpoint cannot be deleted (Permission denied)" in told[0]
+    assert len(warned) == 1
+    assert "an old checkpoint cannot be deleted (Permission denied)" in warned[0]
     assert updates_in(folder.checkpoints / "last") == 2
     monkeypatch.undo()
-    checkpoints.tidy(folder.checkpoints)
+    checkpoints.clean_up(folder.checkpoints)
     assert names(folder) == ["last"]
 
 
@@ -170,18 +170,18 @@ def test_what_a_killed_save_leaves_is_cleared_and_a_nameless_best_gets_its_name(
     checkpoints.write(place / checkpoints.FRESH, kept(2))
     (place / checkpoints.FRESH / checkpoints.MANIFEST).unlink()
     (place / f"{checkpoints.TRASH}1").mkdir()
-    checkpoints.tidy(place)
+    checkpoints.clean_up(place)
     assert names(folder) == ["best", "last"]
     assert updates_in(place / "best") == 1
     assert checkpoints.newest(place) == place / "last"
 
 
 class Killed(BaseException):
-    """Stands for a kill: nobody cleans up behind it."""
+    """Stands for a kill: nothing is cleaned up."""
 
 
 def killed_after(monkeypatch, renames, save):
-    """A save of which only so many renames come about; whether it was cut short."""
+    """Save, and stop after a number of renames; whether it was cut short."""
     rename, left = Path.rename, iter(range(renames))
 
     def counted(path, target):
@@ -212,7 +212,7 @@ def test_two_kills_in_a_row_lose_nothing_but_what_was_under_way(folder, monkeypa
         for updates, renames in zip((3, 4), places, strict=True):
             again = functools.partial(checkpoints.save, place, kept(updates), keep, best=True)
             cut = killed_after(monkeypatch, renames, again)
-            checkpoints.tidy(place)
+            checkpoints.clean_up(place)
             now = updates_in(checkpoints.newest(place))
             assert now in ((whole, updates) if cut else (updates,))
             assert updates_in(place / "best") == now
@@ -232,7 +232,7 @@ def test_a_damaged_last_makes_way_and_does_not_cost_the_whole_one(folder, monkey
             whole = checkpoints.newest(place)
         checkpoints.drop_damaged(place, whole)
         cut = killed_after(monkeypatch, places, functools.partial(checkpoints.save, place, kept(3)))
-        checkpoints.tidy(place)
+        checkpoints.clean_up(place)
         assert updates_in(checkpoints.newest(place)) == (1 if cut else 3)
 
 
@@ -249,15 +249,15 @@ def test_no_room_for_a_best_costs_no_last_and_is_tried_again(folder, monkeypatch
             raise OSError(28, "No space left on device")
         return copyfile(source, target)
 
-    told = []
-    saver = Saver(folder, 2, torch.device("cpu"), told.append)
+    warned = []
+    saver = AsyncSaver(folder, 2, torch.device("cpu"), warned.append)
     monkeypatch.setattr(Path, "hardlink_to", no_names)
     monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.raises(OSError, match="No space left"):
         checkpoints.save(folder.checkpoints, kept(1), best=True)
     assert names(folder) == ["last"]
     refused.clear()
-    saver.save(lambda _take: kept(2), best=True)
+    saver.save(lambda _stage: kept(2), best=True)
     saver.wait()
-    assert "removing older checkpoints and trying once more" in told[0]
+    assert "removing older checkpoints and trying once more" in warned[0]
     assert updates_in(folder.checkpoints / "best") == updates_in(folder.checkpoints / "last") == 2

@@ -1,0 +1,47 @@
+"""F20 and F21: a loader that fails ends the run, and the run resumes from the last update."""
+
+from __future__ import annotations
+
+import pytest
+
+from fathoms.data import LoaderError
+
+
+def fail_at(trainer, number):
+    """A loader that loses its second worker when it is asked for batch `number`."""
+    epochs = trainer.context.data.train.epoch
+
+    def failing(epoch, start=0):
+        for batch in epochs(epoch, start):
+            if batch.step == number:
+                raise LoaderError(
+                    "loader: data-worker-0 died at train/7.jpg, and a worker was replaced before"
+                )
+            yield batch
+
+    trainer.context.data.train.epoch = failing
+
+
+def test_a_loader_that_gives_up_loses_no_update(tiny_runs):
+    tiny_runs.train("--epochs", "1", name="whole")
+    trainer = tiny_runs.trainer("--epochs", "1", name="cut")
+    fail_at(trainer, 3)
+    with pytest.raises(LoaderError, match="data-worker-0 died at train/7.jpg"):
+        trainer.run()
+    assert tiny_runs.summary("cut")["status"] == "failed"
+    assert "data-worker-0" in str(tiny_runs.summary("cut"))
+    assert (tiny_runs.state("cut")["epoch"], tiny_runs.state("cut")["batch"]) == (0, 3)
+    assert tiny_runs.train("--epochs", "1", name="cut").code == 0
+    assert tiny_runs.same("cut", "whole")
+
+
+def test_half_an_update_is_done_again(tiny_runs):
+    words = ["--epochs", "1", "--grad-accum-steps", "2"]
+    tiny_runs.train(*words, name="whole")
+    trainer = tiny_runs.trainer(*words, name="half")
+    fail_at(trainer, 3)
+    with pytest.raises(LoaderError):
+        trainer.run()
+    assert (tiny_runs.state("half")["batch"], tiny_runs.state("half")["updates"]) == (2, 1)
+    assert tiny_runs.train(*words, name="half").code == 0
+    assert tiny_runs.same("half", "whole")
