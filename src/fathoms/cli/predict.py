@@ -98,7 +98,7 @@ def run(args: Args) -> int:
 
 def table(rows: list[Prediction]) -> str:
     """A line for each picture: its classes with their percent, or why it could not be read."""
-    from fathoms.surgery.report import aligned
+    from fathoms.text_table import aligned
 
     width = max((len(row.classes) for row in rows), default=0) or 1
     lines = []

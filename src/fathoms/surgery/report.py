@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-
-def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text as columns of one width each."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in (header, *rows)
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+from fathoms.text_table import aligned
 
 
 def number(value: float | None) -> str:

@@ -19,7 +19,7 @@ from fathoms.surgery.accelerate.modules import (
 )
 from fathoms.surgery.inputs import as_batches, difference, example_images, run
 from fathoms.surgery.replace import replace_module
-from fathoms.surgery.report import aligned
+from fathoms.text_table import aligned
 
 # The order of summation changes; what is left is rounding, over the largest value of the output.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}

@@ -28,7 +28,7 @@ from fathoms.surgery.fold.graph import Traced, trace
 from fathoms.surgery.fold.normal_form import join_biases, learn_constants, plain_scales, remove_drop_path
 from fathoms.surgery.fold.targets import NoRouteError, routes
 from fathoms.surgery.inputs import as_batches, difference, example_images, run
-from fathoms.surgery.report import aligned
+from fathoms.text_table import aligned
 
 # How far a folded model's answer may be from the original's, over its largest value: rounding only.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-2}

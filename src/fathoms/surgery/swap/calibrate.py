@@ -7,14 +7,14 @@ error of those before it, at the price of a pass of both networks over the batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
+from fathoms.models.hooks import hooked
 from fathoms.parts.dyt import Derf, DyT
 from fathoms.parts.norm import NoNorm, ScaleNorm
 from fathoms.parts.scaler import LearnableScaler
@@ -64,15 +64,6 @@ def _rows(x: Tensor, layout: Layout) -> Tensor:
     return last.detach().flatten(0, -2).double()
 
 
-@contextmanager
-def _hooked(module: nn.Module, hook: Callable[..., None]) -> Iterator[None]:
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def record_pairs(
     teacher: nn.Module,
     student: nn.Module,
@@ -90,7 +81,8 @@ def record_pairs(
     def keep_output(_module: nn.Module, _inputs: Any, output: Any) -> None:
         put.append(_rows(output, layout))
 
-    with _hooked(sites[0], keep_output), _hooked(sites[1], keep_input):
+    handles = (sites[0].register_forward_hook(keep_output), sites[1].register_forward_hook(keep_input))
+    with hooked(*handles):
         for batch in batches:
             run(teacher, batch)
             run(student, batch)
@@ -104,11 +96,8 @@ def running_order(model: nn.Module, modules: dict[str, nn.Module], batch: Tensor
         module.register_forward_pre_hook(lambda *_, name=name: order.append(name))
         for name, module in modules.items()
     ]
-    try:
+    with hooked(*handles):
         run(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
     unused = [name for name in modules if name not in order]
     if unused:
         raise FathomsError(

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fathoms.models.hooks import hooked
 from fathoms.surgery.inputs import run
 from fathoms.surgery.swap.sites import kind_of
 
@@ -41,10 +42,6 @@ def functional_norms(model: nn.Module, images: Tensor) -> dict[str, str]:
         )
         leave = module.register_forward_hook(lambda *_: watch.stack.pop() and None, always_call=True)
         handles += [enter, leave]
-    try:
-        with watch:
-            run(model, images)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(*handles), watch:
+        run(model, images)
     return watch.seen
