@@ -10,9 +10,8 @@ from fathoms.errors import ConfigError, WeightsError
 from fathoms.evaluate.preprocessing import Look
 from fathoms.models import hub
 from fathoms.models.config import FIELDS, ViTConfig
-from fathoms.models.safetensors_header import build_for
 from fathoms.models.vit import ViT
-from fathoms.models.weights import load_weights
+from fathoms.models.weights import build_for, load_weights
 from fathoms.models.zoo import model_config
 from fathoms.registry import check_name
 from fathoms.untrusted_files import check_names, read_json, read_toml

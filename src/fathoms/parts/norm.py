@@ -1,7 +1,7 @@
-"""Norms that measure each token; the maps that stand in for them are in `scaler` and `dyt`.
+"""Norms with per-token statistics; statistics-free replacements are in `scaler` and `dyt`.
 
-Every part here takes any channels-last tensor, computes in float32 or better and gives back the dtype
-it was given, so that a bfloat16 stream under float32 weights loses nothing on the way.
+Every norm takes any channels-last tensor, computes in float32 or better and returns the dtype of its input, so
+that a bfloat16 stream under float32 weights is rounded once.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def _widest(x: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def split_affine(norm: nn.Module) -> tuple[nn.Module, Tensor | None, Tensor | None]:
-    """A norm in parts: y = gain * rest(x) + shift. The norm itself stays as it is.
+    """Split a norm: y = gain * rest(x) + shift. The norm itself is unchanged.
 
-    What each norm calls its gain and its shift stands in its `affine_names`; one without such names is all rest.
+    A norm names its gain and its shift in `affine_names`; one without such names is all rest.
     """
     rest = copy.copy(norm)
     rest._parameters = dict(norm._parameters)
@@ -63,7 +63,7 @@ class LayerNorm(nn.LayerNorm):
         return F.layer_norm(wide, self.normalized_shape, weight, bias, self.eps).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """Three multiplications an element: the square, the scale, the weight."""
+        """Three multiplications per element: the square, the scale, the weight."""
         return 3 * num_tokens * self.normalized_shape[0]
 
 
@@ -87,13 +87,13 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(wide, self.normalized_shape, weight, self.eps).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """Three multiplications an element: the square, the scale, the weight."""
+        """Three multiplications per element: the square, the scale, the weight."""
         return 3 * num_tokens * self.normalized_shape[0]
 
 
 @NORMS.add("scalenorm")
 class ScaleNorm(nn.Module):
-    """Give every token the same learned length: y = g * x / |x|, g starting at sqrt(dim).
+    """Give every token the same learned length: y = g * x / |x|, g initialised to sqrt(dim).
 
     Tokens shorter than `eps` are divided by `eps`. It is large enough that the gradient at a token of
     zeros, g / eps, stays a float16 number.
@@ -121,13 +121,13 @@ class ScaleNorm(nn.Module):
         return (unit if own is None else unit * own).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """Three multiplications an element: the square, the division by the length, g."""
+        """Three multiplications per element: the square, the division by the length, g."""
         return 3 * num_tokens * self.dim
 
 
 @NORMS.add("none")
 class NoNorm(nn.Module):
-    """No norm at all: y = x."""
+    """No norm: y = x."""
 
     affine_names = (None, None)
 
