@@ -1,4 +1,4 @@
-"""A file is there whole, or as it was."""
+"""Atomic writes: a file is replaced whole, or stays as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a file whole or not at all: beside its place first, flushed, then renamed over it."""
+"""Atomic file writes: to a temporary file in the same folder, flushed, then renamed over the target."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to, which becomes `path` if the block ends well and goes away if not.
+    """A temporary file in the folder of `path` that replaces `path` at the end of the block, or is removed on an error.
 
-    The name is new each time, so that two processes never write into the same file; its ending is that
-    of `path`, which some writers look at.
+    Its name is new each time, so that two processes never write to the same file; its suffix is that of `path`,
+    which some writers look at.
     """
     temporary = path.with_name(f".{secrets.token_hex(4)}.{path.name}")
     try:
@@ -28,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Put `data` at `path`; a crash leaves the old file or none, never half of one."""
+    """Write `data` to `path`; a crash leaves the old file or none, never a partial one."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 

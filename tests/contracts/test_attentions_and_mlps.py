@@ -1,4 +1,4 @@
-"""What every attention and every MLP must do. A new one gets these tests by being registered."""
+"""The contract of attentions and MLPs. A new one gets these tests by being registered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every norm must do. A new norm gets these tests by being registered."""
+"""The contract of norms. A new norm gets these tests by being registered."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_formulas_at_the_start():
         assert torch.allclose(NORMS[name](32).double()(x), y, atol=1e-12), name
 
 
-def test_scaler_keeps_the_seeds_signature_names_and_draw():
+def test_scaler_keeps_its_authors_signature_names_and_init():
     scaler = LearnableScaler(10_000, eps=1e-6, affine=True)
     assert [name for name, _ in scaler.named_parameters()] == ["a", "b"]
     assert abs(scaler.a.mean()) < 0.05

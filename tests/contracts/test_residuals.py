@@ -1,4 +1,4 @@
-"""What every residual method must do. A new method gets these tests by being registered."""
+"""The contract of residual methods. A new method gets these tests by being registered."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_repository_without_a_card_needs_the_model_s_name(store, digits_run, t
 def test_mistakes_are_said(store, monkeypatch):
     with pytest.raises(FathomsError, match="a push makes a commit of its own; leave @main out"):
         hub.push("me/digits@main", {})
-    with pytest.raises(FathomsError, match="no Hub id; write OWNER/NAME"):
+    with pytest.raises(FathomsError, match="not a Hub id; write OWNER/NAME"):
         hub.push("digits", {})
     monkeypatch.setattr(store, "model_info", lambda *_, **__: (_ for _ in ()).throw(OSError("no route")))
     with pytest.raises(FathomsError, match="no route.*and there is no such folder or file here"):
@@ -125,5 +125,5 @@ def test_mistakes_are_said(store, monkeypatch):
     monkeypatch.setattr(
         store, "create_repo", lambda *_, **__: (_ for _ in ()).throw(OSError("401 Unauthorized"))
     )
-    with pytest.raises(FathomsError, match="the Hub does not take it \\(401 Unauthorized\\); see `hf auth`"):
+    with pytest.raises(FathomsError, match="the upload failed \\(401 Unauthorized\\); see `hf auth`"):
         hub.push("me/digits", {})

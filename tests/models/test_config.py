@@ -1,4 +1,4 @@
-"""ViTConfig refuses what cannot be, in one line, with the nearest valid name."""
+"""ViTConfig: invalid options are refused in one line, with the nearest valid name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes and multiplications: the published ones, and an independent count."""
+"""Parameters and multiplications: the published figures, and an independent count."""
 
 from __future__ import annotations
 

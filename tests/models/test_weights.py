@@ -1,4 +1,4 @@
-"""Weights go in whole or not at all, and nothing but safetensors is opened."""
+"""Weights: loaded strictly, or not at all, and from safetensors only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the models, or show every field of one."""
+"""List the named models, or show the config of one."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ fathoms models cait_s24_224 --json
 
 @dataclass(frozen=True)
 class Args:
-    """Models to list."""
+    """Options of `fathoms models`."""
 
     pattern: tyro.conf.Positional[str] = "*"
-    """A model name or a shell pattern."""
+    """A model's name, or a shell pattern such as 'cait_*'."""
     json: bool = False
     """Print one JSON object."""
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Config, parameters and multiplications of a model, built without memory for its weights."""
+    """Config, parameters and multiplications of a model, built on the meta device."""
     import torch
 
     from fathoms.models.vit import ViT
@@ -46,7 +46,7 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def run(args: Args) -> int:
-    """Print the matching names, or the details of a single match."""
+    """Print the names that match, or the details of a single match."""
     from fathoms.models.zoo import list_models, model_config
 
     names = list_models(args.pattern)

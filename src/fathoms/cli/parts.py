@@ -1,4 +1,4 @@
-"""List the parts that each model option selects from."""
+"""List the parts that each option of a model can name."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ fathoms parts --json
 
 @dataclass(frozen=True)
 class Args:
-    """Families to list."""
+    """Options of `fathoms parts`."""
 
     family: tyro.conf.Positional[str | None] = None
-    """One family, such as norm; default: all."""
+    """One family, for example norm. Default: all."""
     json: bool = False
     """Print one JSON object."""
 
 
 def run(args: Args) -> int:
-    """Print the names of each family with their summaries."""
+    """Print each family's names with a one-line summary."""
     from fathoms.parts import families
     from fathoms.registry import check_name
 

@@ -16,8 +16,8 @@ from fathoms.evaluate.training_record import TrainingRecord, record_of_card, rec
 from fathoms.models import hub
 from fathoms.models.build_timm import TIMM, build_timm, timm_size
 from fathoms.models.config import ViTConfig
-from fathoms.models.safetensors_header import build_for, check_header, check_size
-from fathoms.models.weights import load_weights, put_weights, read_tensors
+from fathoms.models.safetensors_header import check_header
+from fathoms.models.weights import build_for, check_size, load_weights, put_weights, read_tensors
 from fathoms.models.zoo import model_config
 
 

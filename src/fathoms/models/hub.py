@@ -1,4 +1,4 @@
-"""Weights on the Hugging Face Hub: safetensors and a card, read at one commit, written in one commit."""
+"""Hugging Face Hub: download a file at one commit, upload files in one commit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class NoSuchFileError(WeightsError):
-    """A repository that can be reached and does not hold the file."""
+    """The repository can be reached and does not hold the file."""
 
 
 def is_hub_id(source: object) -> bool:
-    """Whether a text names a Hub repository, "OWNER/NAME" or "OWNER/NAME@REVISION", and no file."""
+    """Whether a text names a Hub repository, "OWNER/NAME" or "OWNER/NAME@REVISION", and not a file."""
     return (
         isinstance(source, str)
         and _ID.fullmatch(source) is not None
@@ -31,32 +31,34 @@ def is_hub_id(source: object) -> bool:
 
 
 def _client(hub_id: str) -> Any:
-    """The Hub's own library, from the extra."""
+    """The huggingface_hub package, an optional dependency."""
     try:
         import huggingface_hub
         import huggingface_hub.errors
     except ImportError as error:
-        raise WeightsError(f"{hub_id}: the Hub needs an extra; pip install 'fathoms[hub]'") from error
+        raise WeightsError(
+            f"{hub_id}: the Hub needs an optional dependency; pip install 'fathoms[hub]'"
+        ) from error
     return huggingface_hub
 
 
 def _split(hub_id: str) -> tuple[str, str | None]:
     match = _ID.fullmatch(hub_id)
     if match is None:
-        raise WeightsError(f"{hub_id}: no Hub id; write OWNER/NAME or OWNER/NAME@REVISION")
+        raise WeightsError(f"{hub_id}: not a Hub id; write OWNER/NAME or OWNER/NAME@REVISION")
     return match["repo"], match["revision"]
 
 
 def fetch(hub_id: str, file: str = FILE, *, endpoint: str | None = None) -> tuple[Path, str]:
     """Download one file of a repository at one commit.
 
-    A branch or tag, or no revision at all, is resolved to the commit it stands for first, so that what
-    was read can be named and read again.
+    A branch, a tag or no revision is resolved to its commit first, so that the same file can be named and read
+    again.
 
     Args:
         hub_id: "OWNER/NAME" or "OWNER/NAME@REVISION".
-        file: Which.
-        endpoint: Another server than the public one.
+        file: Its name in the repository.
+        endpoint: Server to use instead of the public one.
 
     Returns:
         The local file, and "OWNER/NAME@COMMIT".
@@ -67,7 +69,7 @@ def fetch(hub_id: str, file: str = FILE, *, endpoint: str | None = None) -> tupl
     try:
         if revision is None or not _COMMIT.fullmatch(revision):
             revision = client.HfApi(endpoint=endpoint).model_info(repo, revision=revision).sha
-        # What a server answers ends up in paths and in messages; only a commit is taken for a commit.
+        # The server's reply ends up in paths and messages, so nothing but a commit hash is accepted.
         if not isinstance(revision, str) or not _COMMIT.fullmatch(revision):
             raise WeightsError(f"{hub_id}: the Hub names no commit for it; give OWNER/NAME@COMMIT")
         path = client.hf_hub_download(repo, file, revision=revision, endpoint=endpoint)
@@ -77,20 +79,20 @@ def fetch(hub_id: str, file: str = FILE, *, endpoint: str | None = None) -> tupl
         raise NoSuchFileError(
             f"{hub_id}: the repository holds no {file}, and nothing else is opened"
         ) from error
-    # A server that breaks off or an id that is none raises errors of the client underneath.
+    # A dropped connection or a malformed id raises errors of the HTTP client underneath.
     except (errors.HfHubHTTPError, OSError, ValueError, TypeError, RuntimeError) as error:
-        raise WeightsError(f"{hub_id}: the Hub does not give it ({reason(error)})") from error
+        raise WeightsError(f"{hub_id}: the download failed ({reason(error)})") from error
     return Path(path), f"{repo}@{revision}"
 
 
 def push(repo: str, files: Mapping[str, Path], *, public: bool = False, endpoint: str | None = None) -> str:
-    """Upload files to a repository in one commit, and make the repository if there is none.
+    """Upload files to a repository in one commit, creating the repository if needed.
 
     Args:
-        repo: "OWNER/NAME"; a revision cannot be given, since the commit is new.
+        repo: "OWNER/NAME"; without a revision, since the commit is new.
         files: Name in the repository, and the local file.
-        public: Whether a repository that is made can be seen by everybody.
-        endpoint: Another server than the public one.
+        public: Whether a new repository is public.
+        endpoint: Server to use instead of the public one.
 
     Returns:
         "OWNER/NAME@COMMIT", which `fetch` reads.
@@ -98,7 +100,7 @@ def push(repo: str, files: Mapping[str, Path], *, public: bool = False, endpoint
     client = _client(repo)
     name, revision = _split(repo)
     if revision is not None:
-        raise WeightsError(f"{repo}: a push makes a commit of its own; leave @{revision} out")
+        raise WeightsError(f"{repo}: a push creates a new commit; leave @{revision} out")
     added = [
         client.CommitOperationAdd(path_in_repo=target, path_or_fileobj=str(path))
         for target, path in files.items()
@@ -108,5 +110,5 @@ def push(repo: str, files: Mapping[str, Path], *, public: bool = False, endpoint
         api.create_repo(name, private=not public, exist_ok=True)
         commit = api.create_commit(name, added, commit_message=f"fathoms export: {', '.join(files)}")
     except (client.errors.HfHubHTTPError, OSError, ValueError, TypeError, RuntimeError) as error:
-        raise WeightsError(f"{repo}: the Hub does not take it ({reason(error)}); see `hf auth`") from error
+        raise WeightsError(f"{repo}: the upload failed ({reason(error)}); see `hf auth`") from error
     return f"{name}@{commit.oid}"

@@ -1,4 +1,4 @@
-"""A model in inference for a while."""
+"""Inference mode of a model for the length of a block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def in_inference(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; behind it every module has its own mode again, whatever it was."""
+    """Evaluation mode inside the block; after it every module has its previous mode again."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

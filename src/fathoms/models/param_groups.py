@@ -1,4 +1,4 @@
-"""Which parameters decay, and how fast each layer learns."""
+"""Parameter groups for an optimizer: weight decay and layer-wise learning-rate decay."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fathoms.text_table import aligned
 
 
 class ParamGroups(list[dict[str, Any]]):
-    """Groups as an optimizer takes them: `params`, `weight_decay`, `lr_scale`, `names`, `why`."""
+    """Groups for a torch optimizer: `params`, `weight_decay`, `lr_scale`, `names`, `why`."""
 
     def table(self) -> str:
-        """One line for each parameter: its group, its decay, its share of the learning rate, and why."""
-        rows: list[tuple[str, ...]] = []
+        """One line per parameter: its group, weight decay, learning-rate scale, and the reason."""
+        rows = []
         for index, group in enumerate(self):
             numbers = (str(index), f"{group['weight_decay']:g}", f"{group['lr_scale']:.3g}")
             rows += [(*numbers, name, group["why"]) for name in group["names"]]
@@ -24,14 +24,14 @@ class ParamGroups(list[dict[str, Any]]):
 
 
 def why_no_decay(parameter: nn.Parameter) -> str | None:
-    """The reason why weight decay leaves a parameter alone, or None."""
+    """The reason why a parameter takes no weight decay, or None."""
     if getattr(parameter, "_no_weight_decay", False):
         return "marked _no_weight_decay"
     return "one-dimensional" if parameter.ndim <= 1 else None
 
 
 def layer_of(model: nn.Module, name: str) -> int:
-    """The layer of a parameter for layer decay: 0 the stem, 1 to L the blocks, L + 1 all after them."""
+    """The layer of a parameter for layer decay: 0 for the stem, 1 to L for the blocks, L + 1 after them."""
     if not isinstance(model, ViT):
         raise ConfigError(
             f"param_groups: layer_decay knows the layers of fathoms models only, not of "
@@ -45,10 +45,10 @@ def layer_of(model: nn.Module, name: str) -> int:
 
 
 def param_groups(model: nn.Module, weight_decay: float, layer_decay: float | None = None) -> ParamGroups:
-    """Parameters in groups of one decay and one learning-rate scale.
+    """Group parameters by weight decay and learning-rate scale.
 
-    What is marked `_no_weight_decay` (LayerScale, class token, positions) or has one dimension takes no
-    decay. With `layer_decay` d, layer l of L + 1 learns at d^(L + 1 - l) of the rate.
+    Parameters that are marked `_no_weight_decay` (LayerScale, class token, positions) or have one dimension take
+    no decay. With `layer_decay` d, the learning rate of layer l of L + 1 is scaled by d^(L + 1 - l).
 
     >>> from fathoms.models.zoo import create_model
     >>> groups = param_groups(create_model("vit_tiny_patch16_224"), weight_decay=0.05)
@@ -58,7 +58,7 @@ def param_groups(model: nn.Module, weight_decay: float, layer_decay: float | Non
     if weight_decay < 0 or (layer_decay is not None and not 0 < layer_decay <= 1):
         raise ConfigError(
             f"param_groups: weight_decay={weight_decay}, layer_decay={layer_decay}; "
-            "the first must not be negative, the second lie in (0, 1]"
+            "the first must be zero or more, the second in (0, 1]"
         )
     groups: dict[tuple[float, str], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Names of weights: fathoms' own, and timm's, which DeiT, CaiT, LearnableScaler and ViT-5 share.
+"""Conversion between the weight names of fathoms and of timm, which DeiT, CaiT, LearnableScaler and ViT-5 share.
 
 Two things differ beyond names. timm keeps the patch projection as a convolution; here it is the same
 matrix with its columns in the order (row, column, channel). And timm's plain ViT adds a position to the
@@ -35,7 +35,7 @@ _BLOCK_NAMES = {
 
 
 def unwrap(state: Mapping[str, object]) -> State:
-    """The tensors of a checkpoint, out of a "model" or "state_dict" entry and without wrappers' prefixes."""
+    """The tensors of a checkpoint, taken out of a "model" or "state_dict" entry, without wrappers' prefixes."""
     for key in ("model", "state_dict"):
         inner = state.get(key)
         if isinstance(inner, Mapping):
@@ -51,7 +51,7 @@ def unwrap(state: Mapping[str, object]) -> State:
 
 
 def layout_of(state: State) -> str:
-    """Whose names these are."""
+    """The naming scheme of a state dict: "fathoms" or "timm"."""
     if "stem.proj.weight" in state:
         return "fathoms"
     if "patch_embed.proj.weight" in state:
@@ -70,7 +70,7 @@ def linear_to_conv(weight: Float[Tensor, "D F"], patch_size: int) -> Float[Tenso
 
 
 def _ours(name: str) -> str:
-    """A timm name in fathoms' words, for everything that is a renaming."""
+    """The fathoms name of a timm name, for tensors that are only renamed."""
     match = re.fullmatch(r"(blocks|blocks_token_only)\.(\d+)\.(.+)", name)
     if match is None:
         return name.replace("patch_embed.proj.", "stem.proj.")
@@ -105,14 +105,14 @@ def from_timm(state: State) -> State:
             positions = positions[front:]
         ours["position.table"] = positions
     if len({token.shape[1:] for token in queries}) > 1:
-        raise WeightsError("weights: cls_token and dist_token differ in width; they belong to no one model")
+        raise WeightsError("weights: cls_token and dist_token differ in width; they are not from one model")
     if queries:
         ours["readout.queries"] = torch.cat(queries)
     return ours
 
 
 def why_not_timm(config: ViTConfig) -> str | None:
-    """The reason why timm has no model of this kind, or None."""
+    """The reason why timm has no model of this config, or None."""
     expected = {
         "attn_placement": ("pre",),
         "mlp_placement": ("pre",),
@@ -172,7 +172,7 @@ def resize_positions(table: Float[Tensor, "N D"], grid: int) -> Float[Tensor, "M
     """A table of positions for another square grid: bicubic, antialiased."""
     old = math.isqrt(table.shape[0])
     if not old or old * old != table.shape[0]:
-        raise WeightsError(f"weights: {table.shape[0]} positions form no square grid; they cannot be resized")
+        raise WeightsError(f"weights: {table.shape[0]} positions are not a square grid and cannot be resized")
     maps = table.float().T.unflatten(1, (old, old))[None]
     maps = F.interpolate(maps, size=(grid, grid), mode="bicubic", antialias=True)
     return maps[0].flatten(1).T.to(table.dtype)

@@ -1,4 +1,4 @@
-"""The Vision Transformer: a stem, positions, blocks and a read-out, each picked by name."""
+"""The Vision Transformer: a stem, positions, blocks and a read-out, each chosen by name."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from fathoms.registry import check_name
 
 
 class ViT(nn.Module):
-    """A Vision Transformer as `config` describes it: images in, logits out.
+    """A Vision Transformer built from its config: images in, logits out.
 
-    Tokens stand in the order queries (cls, distillation), registers, patches.
+    Tokens are in the order queries (cls, distillation), registers, patches.
 
     >>> vit = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, heads=4, depth=2, num_classes=10))
     >>> vit(torch.randn(5, 3, 32, 32)).shape
@@ -42,7 +42,7 @@ class ViT(nn.Module):
         self.image_size = config.image_size
         self.num_features = config.dim
         self.grad_checkpointing = False
-        # The dtype of the residual stream; None is that of the stem, which under autocast is autocast's.
+        # The dtype of the residual stream; None keeps that of the stem, which under autocast is autocast's.
         self.stream_dtype: torch.dtype | None = None
         self.stem = PatchEmbed(config.dim, config.patch_size, config.in_channels, config.stem_norm)
         self.position = _build_position(config)
@@ -68,9 +68,9 @@ class ViT(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start every parameter and table anew, also after `to_empty` on a meta model.
+        """Initialise every parameter and table, also after `to_empty` on a meta model.
 
-        Children come before their parents, so that a block's own rule has the last word on its linears.
+        Children come before their parents, so that a block's init rule overrides that of its linears.
         """
         for module in reversed(list(self.modules())):
             reset = getattr(module, "reset_parameters", None)
@@ -104,13 +104,13 @@ class ViT(nn.Module):
 
     @property
     def grid(self) -> int:
-        """Patches along a side of the images that are taken now."""
+        """Number of patches along a side at the current image size."""
         return self.image_size // self.config.patch_size
 
     def set_image_size(self, image_size: int) -> None:
-        """Take images of another size from now on, with positions resized to it.
+        """Switch to another image size, with positions resized to it.
 
-        Parameters keep their shapes: a learned table stays that of `config.image_size`, and is resized at
+        Parameters keep their shapes: a learned table keeps the grid of `config.image_size` and is resized at
         every call. `config` does not change.
         """
         if image_size < 1 or image_size % self.config.patch_size:
@@ -127,7 +127,7 @@ class ViT(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int) -> None:
-        """Put a new classifier of `num_classes` outputs in the old one's place; 0 leaves it out."""
+        """Replace the classifier by a new one of `num_classes` outputs; 0 for none."""
         self.config = self.config.replace(num_classes=num_classes)
         like = self._home()
         self.head = _build_head(self.config).to(**like)
@@ -135,7 +135,7 @@ class ViT(nn.Module):
             self.head_dist = _build_head(self.config).to(**like)
 
     def _home(self) -> dict[str, Any]:
-        """Where the model lives, for modules that are to join it."""
+        """Device and dtype of the model, for new modules."""
         return {"device": self.stem.proj.weight.device, "dtype": self.stem.proj.weight.dtype}
 
     def _embed(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
@@ -186,7 +186,7 @@ class ViT(nn.Module):
         return logits[0] if len(logits) == 1 else (logits[0] + logits[1]) / 2
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C_out"]:
-        """Logits of each image; the final norm sees only the tokens that are read."""
+        """Logits of each image; the final norm runs on the tokens that are read only."""
         read = self.readout.read(self._stream(images), self.config.registers)
         return self.forward_head(self.norm(read))
 
@@ -200,7 +200,7 @@ class ViT(nn.Module):
         return_prefix_tokens: bool = False,
         intermediates_only: bool = False,
     ) -> Any:
-        """The final tokens and what stood after chosen blocks, as timm's models give them.
+        """The final tokens and the tokens after chosen blocks, with timm's interface.
 
         Args:
             images: A batch.
@@ -263,7 +263,7 @@ def take_indices(indices: int | Sequence[int] | None, depth: int) -> set[int]:
 
 
 def _block_options(config: ViTConfig) -> dict[str, Any]:
-    """What the blocks of both stages have in common."""
+    """Options that the blocks of both stages share."""
     names = ("dim", "heads", "depth", "mlp_ratio", "attn_placement", "mlp_placement", "residual")
     names += ("residual_init", "qk_norm", "qkv_bias", "mlp")
     return {name: getattr(config, name) for name in names}

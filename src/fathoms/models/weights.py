@@ -1,8 +1,9 @@
-"""Load and save weights: safetensors only, and nothing is skipped in silence."""
+"""Load and save weights: safetensors only, and strict: nothing is skipped silently."""
 
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,23 +16,27 @@ from torch import Tensor, nn
 from fathoms.atomic import replacing
 from fathoms.errors import WeightsError, reason
 from fathoms.models import hub
+from fathoms.models.config import ViTConfig
 from fathoms.models.safetensors_header import check_header
 from fathoms.models.timm_names import State, from_timm, layout_of, resize_positions, to_timm, unwrap
 from fathoms.models.vit import ViT
 from fathoms.registry import check_name
 
+# Parameters that an error lists by name.
 SHOWN = 6
+# Elements that a model may hold beyond its weights file: positions of a larger image, rotation tables.
+_ROOM = 1 << 26
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What `load_weights` did.
+    """Result of `load_weights`.
 
     Args:
         source: The file, or the Hub repository with the commit that was read.
-        layout: Whose names the file used: "fathoms" or "timm".
-        resized: Side of the position grid before and after, where it was resized.
-        skipped: Parameters left as they were because `skip` said so.
+        layout: The naming scheme of the file: "fathoms" or "timm".
+        resized: Side of the position grid before and after, if it was resized.
+        skipped: Parameters that `skip` excluded.
     """
 
     source: str
@@ -41,7 +46,7 @@ class LoadReport:
 
 
 def read_tensors(path: Path, name: str) -> State:
-    """The tensors of a safetensors file; `name` is what an error calls it."""
+    """The tensors of a safetensors file, called `name` in errors."""
     check_header(path, name)
     try:
         return load_file(path)
@@ -68,17 +73,17 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _check_kinds(state: State, name: str) -> None:
-    """Weights are floating-point numbers; anything else would be cast in silence."""
+    """Weights are floating-point numbers; anything else would be cast silently."""
     odd = next((key for key, value in state.items() if not value.is_floating_point()), None)
     if odd is not None:
         kind = str(state[odd].dtype).removeprefix("torch.")
         raise WeightsError(
-            f"{name}: {odd[:80]!r} holds {kind} values, no weights; it is no checkpoint of a ViT"
+            f"{name}: {odd[:80]!r} holds {kind} values, not weights; it is not a checkpoint of a ViT"
         )
 
 
 def _check(own: State, given: State, name: str) -> None:
-    """Every parameter once, in its own shape, and nothing else."""
+    """Every parameter must be given, in its shape, and nothing else."""
     missing = [key for key in own if key not in given]
     extra = [key for key in given if key not in own]
     wrong = [
@@ -91,7 +96,7 @@ def _check(own: State, given: State, name: str) -> None:
     if not found:
         return
     heads = any(key.startswith("head") for key in [*missing, *wrong])
-    hint = '; to start the classifier anew, pass skip=["head*"]' if heads else ""
+    hint = '; to keep a new classifier, pass skip=["head*"]' if heads else ""
     error = WeightsError(f"{name} does not fit the model: {'; '.join(found)}{hint}")
     for fault, keys in faults.items():
         error.add_note(f"{fault}: {', '.join(keys) or 'none'}")
@@ -99,7 +104,7 @@ def _check(own: State, given: State, name: str) -> None:
 
 
 def _other_grid(table: Tensor, target: Tensor) -> bool:
-    """Whether two tables of positions differ in nothing but their number."""
+    """Whether two position tables differ in the number of positions only."""
     return table.ndim == 2 and table.shape[1:] == target.shape[1:] and table.shape[0] != target.shape[0]
 
 
@@ -107,16 +112,16 @@ def _other_grid(table: Tensor, target: Tensor) -> bool:
 def load_weights(
     model: ViT, source: str | Path | Mapping[str, object], *, skip: Sequence[str] = ()
 ) -> LoadReport:
-    """Put the weights of a file, a Hub repository or a state_dict into a model, or refuse.
+    """Load the weights of a file, a Hub repository or a state_dict into a model, strictly.
 
     timm's, DeiT's, CaiT's, LearnableScaler's and fathoms' names are recognised, and a convolution as
     patch projection. Learned positions are resized when the grid differs. A missing, extra or mis-shaped
-    tensor is an error, and then nothing has been changed.
+    tensor is an error, and the model is then unchanged.
 
     Args:
-        model: Where the weights go.
+        model: The model to fill.
         source: A .safetensors file, "timm/NAME" or "timm/NAME@REVISION" on the Hub, or a state_dict.
-        skip: Patterns of parameters that keep their values, such as ["head*"] for another label set.
+        skip: Patterns of parameters that keep their values, for example ["head*"] for another label set.
     """
     name, raw = _read(source)
     state = unwrap(raw)
@@ -180,12 +185,39 @@ def put_weights(
         tensor.copy_(spread_like(given[name], tensor))
 
 
+def build_for(config: ViTConfig, path: str | Path) -> ViT:
+    """Build the model of a weights file, after checking that the file can fill it; the weights are not loaded.
+
+    An untrusted config may describe a model that fills the machine, so its size is computed on the meta device,
+    without memory, and compared with the size of the file.
+    """
+    shapes = check_header(Path(path), str(path))
+    held = sum(math.prod(shape) for shape in shapes.values())
+    blocks = config.depth + (config.class_attention_depth if config.readout == "class_attention" else 0)
+    if blocks > len(shapes):
+        raise WeightsError(f"{path}: holds {len(shapes)} tensors, too few for a model of {blocks} blocks")
+    with torch.device("meta"):
+        described = ViT(config)
+    check_size(described, held, path)
+    return ViT(config)
+
+
+def check_size(described: nn.Module, held: int, path: str | Path) -> None:
+    """Refuse a model, built without memory on the meta device, that is far larger than its weights file."""
+    needed = sum(value.numel() for value in [*described.parameters(), *described.buffers()])
+    if needed > 2 * held + _ROOM:
+        raise WeightsError(
+            f"{path}: holds {held:,} numbers, but the config describes a model of {needed:,}; "
+            "they do not belong together"
+        )
+
+
 def save_weights(model: ViT, path: str | Path, layout: str = "fathoms") -> None:
-    """Write a model's weights to a safetensors file, whole or not at all.
+    """Write a model's weights to a safetensors file, atomically.
 
     Args:
-        model: Whose weights.
-        path: Where to; the folder must exist.
+        model: The model to save.
+        path: The file; its folder must exist.
         layout: "fathoms", or "timm" for a file that loads strictly into timm's model of that kind.
     """
     check_name(layout, ("fathoms", "timm"), "layout", "save_weights")

@@ -120,7 +120,7 @@ def _dual_patch_norm() -> dict[str, Shape]:
     }
 
 
-# What the commands use when no model is named: deep, narrow, for scikit-learn's 8x8 handwritten digits.
+# The default model of the commands: deep and narrow, for scikit-learn's 8x8 handwritten digits.
 _DIGITS = {"vit_digits": {"image_size": 8, "patch_size": 2, "in_channels": 1, "num_classes": 10}}
 _DIGITS["vit_digits"] |= {"dim": 64, "depth": 24, "heads": 4}
 
@@ -144,7 +144,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def model_config(name: str, **overrides: Any) -> ViTConfig:
-    """The config behind a model name, with any field overridden."""
+    """The config of a named model, with any field overridden."""
     check_name(name, [*MODELS, *ALIASES], "model", "model")
     return ViTConfig(**MODELS[ALIASES.get(name, name)]).replace(**overrides)
 
@@ -161,7 +161,7 @@ def create_model(
 
     Args:
         name: One of `list_models()`.
-        num_classes: Outputs of the classifier; 0 leaves it out.
+        num_classes: Outputs of the classifier; 0 for none.
         image_size: Side of the images, if not the one in the name.
         weights: A safetensors file, or "timm/NAME" or "timm/NAME@REVISION" on the Hub.
         **overrides: Any field of `ViTConfig`.

@@ -1,4 +1,4 @@
-"""Attention among tokens: softmax, talking heads, and class attention for the read-out."""
+"""Attention: softmax, talking heads, and class attention for the read-out."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SelfAttention(nn.Module):
         heads: Number of heads; must divide `dim`.
         qkv_bias: Whether the packed q, k, v projection has a bias.
         qk_norm: The norm on each head's q and k, one for all heads, before any rotation.
-        layers: What the linears are built with.
+        layers: Factory of the linears.
 
     Paper: Vaswani et al. 2017, arXiv:1706.03762.
     """
@@ -76,7 +76,7 @@ class SelfAttention(nn.Module):
         return q, k, v
 
     def forward(self, x: Float[Tensor, "B N D"], rotation: Rotation | None = None) -> Float[Tensor, "B N D"]:
-        """Let every token look at every token."""
+        """Attention of every token to every token."""
         q, k, v = self.project(x, rotation)
         return self.proj(merge_heads(attend(q, k, v)))
 
@@ -116,20 +116,20 @@ class TalkingHeadsAttention(SelfAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Mixing matrices start from the truncated normal of all of CaiT's linears."""
+        """Initialise the mixing matrices with CaiT's truncated normal."""
         for mixer in (self.proj_l, self.proj_w):
             nn.init.trunc_normal_(mixer.weight, std=STD)
             nn.init.zeros_(mixer.bias)
 
     def forward(self, x: Float[Tensor, "B N D"], rotation: Rotation | None = None) -> Float[Tensor, "B N D"]:
-        """Let every token look at every token, with heads that confer."""
+        """Attention of every token to every token, with mixed heads."""
         q, k, v = self.project(x, rotation)
         mixers = self.proj_l.weight, self.proj_l.bias, self.proj_w.weight, self.proj_w.bias
         out = talking_heads(q, k, v, *mixers, scale=(self.dim // self.heads) ** -0.5)
         return self.proj(merge_heads(out))
 
     def flop_count(self, num_tokens: int) -> int:
-        """Plain attention, and heads² multiplications a pair of tokens for each of the two mixings."""
+        """Plain attention, and heads² multiplications per pair of tokens for each of the two mixings."""
         return super().flop_count(num_tokens) + 2 * self.heads**2 * num_tokens**2
 
 
@@ -162,7 +162,7 @@ class ClassAttention(nn.Module):
     def forward(
         self, queries: Float[Tensor, "B Q D"], context: Float[Tensor, "B N D"]
     ) -> Float[Tensor, "B Q D"]:
-        """What each query gathers from the queries and the context."""
+        """Attention of each query to the queries and the context."""
         q = self.q_norm(split_heads(self.q(queries), self.heads))
         reason = self._why_not_absorbed()
         if reason is None:
@@ -195,7 +195,7 @@ class ClassAttention(nn.Module):
     def flop_count(self, num_tokens: int, num_queries: int = 1) -> int:
         """Multiplications with `num_queries` queries over a context of `num_tokens` tokens.
 
-        They are those of the keys and values, as papers count them, also where `impl` spares them.
+        Keys and values are counted, as in papers, also where `impl` avoids computing them.
         """
         keys = num_queries + num_tokens
         norms = self.heads * (num_queries + keys)

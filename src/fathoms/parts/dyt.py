@@ -49,11 +49,11 @@ class DyT(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Squash each element."""
+        """Apply the function to each element."""
         return _affine(torch.tanh(x * self.alpha), self.weight, self.bias).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """Two multiplications an element: alpha, and the weight where there is one."""
+        """Two multiplications per element: alpha, and the weight where there is one."""
         return (1 if self.weight is None else 2) * num_tokens * self.dim
 
 
@@ -87,9 +87,9 @@ class Derf(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Squash each element."""
+        """Apply the function to each element."""
         return _affine(torch.erf(x * self.alpha + self.shift), self.weight, self.bias).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """Two multiplications an element: alpha, and the weight where there is one."""
+        """Two multiplications per element: alpha, and the weight where there is one."""
         return (1 if self.weight is None else 2) * num_tokens * self.dim

@@ -1,4 +1,4 @@
-"""The linears and activations a branch is made of, plain or with Fixup's scalar shifts."""
+"""Linears and activations of a branch: plain, or with Fixup's scalar shifts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ShiftedLinear(nn.Linear):
 
 @dataclass(frozen=True)
 class Layers:
-    """What a branch builds its linears and activations with."""
+    """Factories of a branch's linears and activations."""
 
     linear: Callable[..., nn.Linear] = nn.Linear
     activation: Callable[[nn.Module], nn.Module] = lambda activation: activation

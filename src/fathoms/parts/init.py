@@ -1,9 +1,9 @@
-"""How the linears of a residual branch start: one rule per paper.
+"""Init rules of the linears in a residual branch, one per paper.
 
 A rule is `(branch, depth)`. It fills the weights of an attention or an MLP in place, for a network of
-`depth` blocks, which has 2 * depth residual branches; biases become zero. A branch tells its matrices
-apart through `roles()`: "q", "k", "v", "hidden" and "out". Packed matrices give one view per role, so
-that every rule sees the shape its paper speaks of.
+`depth` blocks, which has 2 * depth residual branches; biases become zero. A branch gives its matrices
+by role through `roles()`: "q", "k", "v", "hidden" and "out". Packed matrices give one view per role, so
+that every rule sees the shapes of its paper.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STD = 0.02
 
 
 def exempt_from_decay(parameter: nn.Parameter) -> None:
-    """Mark a parameter that weight decay must leave alone; `param_groups` heeds it."""
+    """Mark a parameter that takes no weight decay; `param_groups` reads the mark."""
     parameter._no_weight_decay = True  # pyrefly: ignore[missing-attribute]
 
 
@@ -26,21 +26,21 @@ Rule = Callable[[Branch, int], None]
 
 
 def trunc_normal(branch: Branch, depth: int) -> None:
-    """Truncated normal with deviation 0.02, whatever the depth: the start of ViT, DeiT and CaiT."""
+    """Truncated normal with deviation 0.02, at any depth: the init of ViT, DeiT and CaiT."""
     del depth
     for _, weight in branch.roles():
         nn.init.trunc_normal_(weight, std=STD)
 
 
 def xavier(branch: Branch, depth: int) -> None:
-    """Xavier uniform, as ReZero's authors start their transformer."""
+    """Xavier uniform, the init of ReZero's transformer."""
     del depth
     for _, weight in branch.roles():
         nn.init.xavier_uniform_(weight)
 
 
 def he(branch: Branch, depth: int) -> None:
-    """He normal by fan-in, as SkipInit's authors start their residual branches."""
+    """He normal by fan-in, the init of SkipInit's residual branches."""
     del depth
     for _, weight in branch.roles():
         nn.init.kaiming_normal_(weight, nonlinearity="relu")

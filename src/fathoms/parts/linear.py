@@ -11,8 +11,8 @@ def linear_flops(linear: nn.Linear, num_tokens: int) -> int:
 
 
 def is_bare(linear: nn.Module) -> bool:
-    """Whether a call of the linear does nothing but W x + b, so that its weights say all that it does."""
-    # A forward of its own is how some libraries move weights between devices.
+    """Whether a call of the linear is W x + b and nothing else, so that its weights can be used directly."""
+    # Some libraries replace `forward` on the instance to move weights between devices.
     return type(linear) is nn.Linear and not has_hooks(linear) and "forward" not in linear.__dict__
 
 

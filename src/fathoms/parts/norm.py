@@ -1,7 +1,7 @@
-"""Norms that measure each token; the maps that stand in for them are in `scaler` and `dyt`.
+"""Norms with per-token statistics; statistics-free replacements are in `scaler` and `dyt`.
 
-Every part here takes any channels-last tensor, computes in float32 or better and gives back the dtype
-it was given, so that a bfloat16 stream under float32 weights loses nothing on the way.
+Every norm takes any channels-last tensor, computes in float32 or better and returns the dtype of its input, so
+that a bfloat16 stream under float32 weights is rounded once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LayerNorm(nn.LayerNorm):
         return F.layer_norm(wide, self.normalized_shape, weight, bias, self.eps).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """Three multiplications an element: the square, the scale, and the weight where there is one."""
+        """Three multiplications per element: the square, the scale, and the weight where there is one."""
         return (2 if self.weight is None else 3) * num_tokens * self.normalized_shape[0]
 
 
@@ -95,13 +95,13 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(wide, self.normalized_shape, weight, self.eps).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """Three multiplications an element: the square, the scale, and the weight where there is one."""
+        """Three multiplications per element: the square, the scale, and the weight where there is one."""
         return (2 if self.weight is None else 3) * num_tokens * self.normalized_shape[0]
 
 
 @NORMS.add("scalenorm")
 class ScaleNorm(nn.Module):
-    """Give every token the same learned length: y = g * x / |x|, g starting at sqrt(dim).
+    """Give every token the same learned length: y = g * x / |x|, g initialised to sqrt(dim).
 
     Tokens shorter than `eps` are divided by `eps`. It is large enough that the gradient at a token of
     zeros, g / eps, stays a float16 number.
@@ -129,13 +129,13 @@ class ScaleNorm(nn.Module):
         return (unit if own is None else unit * own).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """Three multiplications an element: the square, the division by the length, and g where there is one."""
+        """Three multiplications per element: the square, the division by the length, and g where there is one."""
         return (2 if self.g is None else 3) * num_tokens * self.dim
 
 
 @NORMS.add("none")
 class NoNorm(nn.Module):
-    """No norm at all: y = x."""
+    """No norm: y = x."""
 
     affine_names = (None, None)
 

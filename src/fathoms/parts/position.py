@@ -75,7 +75,7 @@ class LearnedPosition(nn.Module):
         return torch.einsum("cw,rwd->rcd", self.resample, rows).flatten(0, 1).to(self.table.dtype)
 
     def reset_parameters(self) -> None:
-        """Start from the truncated normal; positions take no weight decay."""
+        """Initialise with the truncated normal; positions take no weight decay."""
         nn.init.trunc_normal_(self.table, std=STD)
         exempt_from_decay(self.table)
 

@@ -1,4 +1,4 @@
-"""What every part of a family can do. A family is this and its contract test, not a base class."""
+"""Protocols of the parts. A family is its protocol and its contract tests, not a base class."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from fathoms.parts.rope import Rope2d
 
 @runtime_checkable
 class Part(Protocol):
-    """A module of tokens that knows how much it multiplies."""
+    """A module on tokens that counts its multiplications."""
 
     def __call__(self, *inputs: Any) -> Tensor:
         """Run the part."""
         ...
 
     def flop_count(self, *sizes: int) -> int:
-        """Multiplications for that many tokens."""
+        """Multiplications on that many tokens."""
         ...
 
 
 @runtime_checkable
 class Branch(Part, Protocol):
-    """An attention or an MLP: a part whose matrices an init rule can tell apart."""
+    """An attention or an MLP: a part that gives its matrices by role, for init rules."""
 
     def roles(self) -> list[tuple[str, Tensor]]:
         """Each weight matrix with its role, as views that do not track gradients."""
         ...
 
     def ends(self) -> tuple[list[nn.Linear], nn.Linear]:
-        """The linears that read what enters the branch, all of them, and the one whose output leaves it."""
+        """All linears that read the branch's input, and the one whose output is the branch's output."""
         ...
 
     def modules(self) -> Iterator[nn.Module]:
@@ -68,7 +68,7 @@ class Position(Protocol):
 
 @runtime_checkable
 class Readout(Protocol):
-    """What stands between the blocks and the heads."""
+    """The stage between the blocks and the heads."""
 
     travelling: int
 
@@ -81,7 +81,7 @@ class Readout(Protocol):
         ...
 
     def read(self, tokens: Tensor, registers: int) -> Tensor:
-        """Of the tokens after the read-out's own work, those that `pool` looks at, in the same order."""
+        """Those of `finish`'s tokens that `pool` looks at, in the same order."""
         ...
 
     def pool(self, tokens: Tensor, registers: int) -> Tensor:

@@ -1,8 +1,8 @@
-"""How an image's answer is read from its tokens: class token, mean, or class attention.
+"""Read-outs, which pool the tokens into the heads' input: class token, mean, or class attention.
 
 A read-out acts three times: `start` may put query tokens in front before the first block, `finish` runs
-after the last one, and `pool` picks the vectors that the heads read, one for each head. `read` is `finish` for
-whoever wants the answer only: it leaves out the tokens that `pool` would not look at.
+after the last one, and `pool` picks the vectors that the heads read, one per head. `read` is `finish` for
+logits alone: it leaves out the tokens that `pool` does not look at.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def _prepend(queries: Float[Tensor, "Q D"], tokens: Float[Tensor, "B N D"]) -> F
 
 @READOUTS.add("cls", Traits(travels=True))
 class ClassToken(nn.Module):
-    """Learned query tokens travel with the patches through every block and are read at the end.
+    """Learned query tokens go through every block in front of the patches and are read at the end.
 
     Args:
         dim: Width of a token.
-        queries: 1 for the class token, 2 with DeiT's distillation token behind it.
+        queries: 1 for the class token, 2 with DeiT's distillation token after it.
 
     Papers: Dosovitskiy et al. 2020, arXiv:2010.11929; Touvron et al. 2020, arXiv:2012.12877.
     """
@@ -71,7 +71,7 @@ class ClassToken(nn.Module):
         return _prepend(self.queries, tokens)
 
     def finish(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B M D"]:
-        """Nothing is left to do."""
+        """Return the tokens."""
         del registers
         return tokens
 
@@ -104,11 +104,11 @@ class MeanToken(nn.Module):
         self.dim = dim
 
     def start(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """Nothing is put in front."""
+        """Return the tokens."""
         return tokens
 
     def finish(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B N D"]:
-        """Nothing is left to do."""
+        """Return the tokens."""
         del registers
         return tokens
 
@@ -121,7 +121,7 @@ class MeanToken(nn.Module):
         return tokens[:, registers:].mean(dim=1, keepdim=True)
 
     def flop_count(self, num_tokens: int) -> int:
-        """One multiplication a channel, by 1/N."""
+        """One multiplication per channel, by 1/N."""
         return self.dim if num_tokens else 0
 
 
@@ -129,14 +129,14 @@ class MeanToken(nn.Module):
 class ClassAttentionReadout(nn.Module):
     """CaiT's second stage: the queries come after the last block and read the patches in a few more.
 
-    Registers have done their work by then and are dropped.
+    Registers are dropped before it.
 
     Args:
         dim: Width of a token.
         heads: Heads of the class attention.
-        queries: 1 for the class token, 2 with a distillation token behind it.
+        queries: 1 for the class token, 2 with a distillation token after it.
         class_attention_depth: Number of class-attention blocks.
-        depth: Blocks before this stage; the residual method's rules go by it, and its block index goes on.
+        depth: Number of blocks before this stage; residual methods use it, and block indices continue from it.
         **options: As for `Block`.
 
     Paper: Touvron et al. 2021, arXiv:2103.17239.
@@ -150,8 +150,8 @@ class ClassAttentionReadout(nn.Module):
         super().__init__()
         self.queries = nn.Parameter(torch.empty(queries, dim))
         self.blocks = nn.ModuleList(
-            ClassBlock(dim, heads, depth=depth, index=depth + step, **options)
-            for step in range(class_attention_depth)
+            ClassBlock(dim, heads, depth=depth, index=depth + offset, **options)
+            for offset in range(class_attention_depth)
         )
         self.reset_parameters()
 
@@ -160,7 +160,7 @@ class ClassAttentionReadout(nn.Module):
         _reset_queries(self.queries)
 
     def start(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """The queries come later."""
+        """Return the tokens; the queries come later."""
         return tokens
 
     def finish(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B M D"]:

@@ -1,7 +1,7 @@
-"""How a residual branch is scaled, and all that belongs to each method besides its module.
+"""Residual methods: the scale of a branch, with the init and the placements that belong to it.
 
-A method multiplies at one place: on the branch, on the skip, or on what enters the branch. It may bring
-its own weight init, its own layers, and it may make sense with some placements only; `Method` says so.
+A method multiplies at one place: the branch, the skip, or the branch's input. It may bring its own weight init
+and its own layers, and it may be defined for some placements only; its metadata, a `Method`, says so.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ PLACEMENTS = ("pre", "post", "pre_post", "res_post")
 
 @dataclass(frozen=True)
 class Method:
-    """What a block builder must know of a residual method beyond its module.
+    """What a block builder must know of a residual method besides its module.
 
     Args:
-        start: The method's own init_value for a network of so many blocks; None if it has no value.
-        weights: How the linears of the branch start.
-        place: What the module multiplies.
+        start: The method's init_value as a function of the number of blocks; None if it has none.
+        weights: Init rule of the branch's linears.
+        place: Where the module multiplies.
         takes: Which of "depth" and "index" the module is built with.
-        placements: Where the norm may stand.
-        why: The reason for a restriction, said to whoever breaks it.
-        needs_norm: Whether the method means nothing without a norm.
+        placements: Placements of the norm that the method allows.
+        why: The reason for a restriction, for the error message.
+        needs_norm: Whether the method is defined with a norm only.
         per_block: One module for both branches of a block instead of one each.
         layers: What the branch builds its linears and activations with.
         zero_head: Whether the classifier starts at zero.
@@ -56,7 +56,7 @@ RESIDUALS: Registry[Part, Method] = Registry("residual", default=Method())
 
 
 def build_residual(name: str, dim: int, *, depth: int, index: int, init_value: float | None = None) -> Part:
-    """The module of method `name` for block `index` of `depth`; None takes the method's own value."""
+    """The module of method `name` for block `index` of `depth`; None takes the method's default."""
     method = RESIDUALS.metadata(name)
     if init_value is None and method.start is not None:
         init_value = method.start(depth)
@@ -92,9 +92,9 @@ def layerscale_start(depth: int) -> float:
 
 @RESIDUALS.add("layerscale", Method(start=layerscale_start))
 class LayerScale(nn.Module):
-    """Weigh each channel of a branch: y = gamma * x, gamma learned.
+    """Scale each channel of a branch: y = gamma * x, gamma learned.
 
-    A small `init_value` keeps a deep stack close to the identity at the start of training.
+    A small `init_value` keeps a deep network close to the identity at the start of training.
     Zero is allowed and means zero: the branch is silent until gamma moves.
 
     >>> LayerScale(768)(torch.ones(2, 196, 768)).shape
@@ -119,7 +119,7 @@ class LayerScale(nn.Module):
         return (x * self.gamma).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """One multiplication an element."""
+        """One multiplication per element."""
         return num_tokens * self.gamma.shape[0]
 
 
@@ -143,7 +143,7 @@ class Scalar(nn.Module):
         return (x * self.alpha).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """One multiplication an element."""
+        """One multiplication per element."""
         return num_tokens * self.dim
 
 
@@ -207,7 +207,7 @@ class DeepNorm(nn.Module):
         return x * self.alpha
 
     def flop_count(self, num_tokens: int) -> int:
-        """One multiplication an element."""
+        """One multiplication per element."""
         return num_tokens * self.dim
 
 
@@ -217,12 +217,12 @@ class DeepNorm(nn.Module):
         place="input",
         takes=("index",),
         placements=("pre", "pre_post"),
-        why="it divides what the norm in front of the branch puts out",
+        why="it divides the output of the norm before the branch",
         needs_norm=True,
     ),
 )
 class LayerNormScaling(nn.Module):
-    """Quieten deeper blocks: y = x / sqrt(index + 1), applied to what enters the branch.
+    """Damp deeper blocks: y = x / sqrt(index + 1), applied to the branch's input.
 
     Paper: Sun et al. 2025, arXiv:2502.05795.
     """
@@ -232,9 +232,9 @@ class LayerNormScaling(nn.Module):
         self.dim, self.factor = dim, (index + 1) ** -0.5
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Scale what enters the branch."""
+        """Scale the branch's input."""
         return x * self.factor
 
     def flop_count(self, num_tokens: int) -> int:
-        """One multiplication an element."""
+        """One multiplication per element."""
         return num_tokens * self.dim

@@ -1,4 +1,4 @@
-"""LearnableScaler: a learned affine map where a norm used to be."""
+"""LearnableScaler: a learned affine map in place of a norm."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ScalerInit = Literal["normal", "ones"]
 
 @NORMS.add("learnable_scaler")
 class LearnableScaler(nn.Module):
-    """A learned affine map in the place of a norm: y = a * x + b, without any statistics.
+    """A learned affine map in place of a norm: y = a * x + b, without statistics.
 
     Args:
         num_channels: Length of `a` and `b`.
-        eps: Taken so that the class stands wherever a LayerNorm was built; nothing is divided here.
+        eps: Accepted for LayerNorm's signature and not used.
         affine: False leaves `a` and `b` out, which makes this the identity.
         init: "normal" draws a from N(0, 1), as the authors' code does; "ones" starts at the identity.
 
@@ -40,7 +40,7 @@ class LearnableScaler(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw `a` as `init` says; `b` is zero."""
+        """Initialise `a` by `init`; `b` is zero."""
         if self.a is not None and self.b is not None:
             nn.init.normal_(self.a) if self.init == "normal" else nn.init.ones_(self.a)
             nn.init.zeros_(self.b)
@@ -52,12 +52,12 @@ class LearnableScaler(nn.Module):
         return (x * self.a + self.b).to(x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """One multiplication an element; for maps, `num_tokens` is the number of positions."""
+        """One multiplication per element; for maps, `num_tokens` is the number of positions."""
         return 0 if self.a is None else num_tokens * self.num_channels
 
 
 class LearnableScaler2d(LearnableScaler):
-    """LearnableScaler for convolutional maps (B, C, H, W), in the place of a BatchNorm.
+    """LearnableScaler for convolutional maps (B, C, H, W), in place of a BatchNorm.
 
     From: github.com/nghiemtuan/LearnableScaler.
     """

@@ -103,7 +103,7 @@ class PatchEmbed(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start the projection from the truncated normal, without a shift."""
+        """Initialise the projection with the truncated normal and a zero bias."""
         nn.init.trunc_normal_(self.proj.weight, std=STD)
         nn.init.zeros_(self.proj.bias)
 

@@ -167,7 +167,7 @@ def test_files_that_are_none(place, monkeypatch):
 )
 def test_whatever_the_client_raises_is_one_line(error, monkeypatch):
     Stub(monkeypatch, error=error)
-    assert "the Hub does not give it" in loaded()
+    assert "the download failed" in loaded()
 
 
 @pytest.mark.parametrize("source", ["../x", "a..b/c", "-/-", "x/.git", "a/b@../../c"])
