@@ -1,4 +1,4 @@
-"""Swap, fold and export over other people's models, and what calibration keeps of a trained one.
+"""Swap, fold and export of models from timm, torchvision and transformers; accuracy kept by calibration.
 
     python benchmarks/surgery.py
 
@@ -38,7 +38,7 @@ from fathoms.surgery.swap.swap import swap_norms
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "surgery.md"
-# What stands between these two lines of the page is written here.
+# This script writes what is between these two lines of the page.
 MARKS = ("<!-- written by benchmarks/surgery.py -->", "<!-- end -->")
 SEEDS = (0, 1, 2)
 
@@ -85,7 +85,7 @@ PEERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def moved(model: nn.Module) -> nn.Module:
-    """A model off its start, where ones and zeros would make folding trivial."""
+    """A model with noise on its parameters: ones and zeros would make folding trivial."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.02)
@@ -93,7 +93,7 @@ def moved(model: nn.Module) -> nn.Module:
 
 
 def milliseconds(models: list[nn.Module], images: Tensor, passes: int = 25) -> list[float]:
-    """The best time of each model's forward pass, measured in turn so that both meet the same machine."""
+    """The best time of each model's forward pass, measured in turn so that all see the same load."""
     best = [float("inf")] * len(models)
     for _ in range(passes):
         for index, model in enumerate(models):
@@ -127,7 +127,7 @@ def peer(name: str) -> dict[str, Any]:
         model.img_size = 64  # pyrefly: ignore
     sites = len(find_sites(model))
     folded, report = fold(model)
-    # The copy computes what the model does: how far the two times differ is the noise of the machine.
+    # The copy is the same model: the difference of the two times is the noise of the machine.
     times = milliseconds([model, copy.deepcopy(model), folded], example_images(model, 4))
     return {
         "model": name,
@@ -156,7 +156,7 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, epochs: int, rate: f
 
 
 def trained(seed: int) -> list[dict[str, Any]]:
-    """Accuracy on held-out digits: trained with LayerNorm, right after each swap, after 1 and 5 epochs more."""
+    """Accuracy on held-out digits: trained with LayerNorm, right after each swap, after 1 and 5 more epochs."""
     torch.manual_seed(seed)
     images, labels = digits()
     order = torch.randperm(len(images))

@@ -1,10 +1,10 @@
-"""What a trained LayerNorm ViT keeps of its accuracy when its norms are swapped, on CIFAR-10.
+"""Accuracy of a trained LayerNorm ViT after its norms are swapped, on CIFAR-10.
 
     python benchmarks/swap_cifar.py cifar10.npz --device cuda --json
 
 trains the network of the `cifar` recipe for some epochs, swaps its norms in each way, and fine-tunes every
 swapped network with the same recipe at one constant learning rate, tuned for none of them. The network that was
-not swapped is fine-tuned too: what it gains is the gain of training on. Accuracies are taken before the swap,
+not swapped is fine-tuned too: its gain is that of longer training. Accuracies are taken before the swap,
 right after it, and after 1 and 5 epochs. Writes results/swap_cifar.json and .md after each seed.
 """
 
@@ -40,7 +40,7 @@ from fathoms.train.loop import Trainer
 from fathoms.train.recipe.recipe import Recipe, read_recipe
 
 RESULTS = Path(__file__).parents[1] / "results"
-# The norm that takes LayerNorm's place, and how; the first row is not swapped.
+# The norm that replaces LayerNorm, and how; the first row is not swapped.
 ARMS = (
     ("layernorm", "not swapped"),
     ("learnable_scaler", "reset"),
@@ -55,7 +55,7 @@ EPOCHS = 5
 
 @dataclass(frozen=True)
 class Bench:
-    """One seed's data, place and settings."""
+    """Data, folder and settings of the study."""
 
     data: str
     sources: tuple[ArraySource, ArraySource]
@@ -65,8 +65,8 @@ class Bench:
     world: World
     calibration: int
 
-    def views(self, source: ArraySource, batch: int) -> Any:
-        """A split as evaluation sees it, on the device."""
+    def batches(self, source: ArraySource, batch: int) -> Any:
+        """A split preprocessed as in evaluation, on the device."""
         recipe = self.recipe
         preprocessing = Preprocessing.of(recipe.to_dict())
         loader = eval_loader(source, self.config.image_size, batch, preprocessing, device=self.world.device)
@@ -74,14 +74,14 @@ class Bench:
 
     def accuracy(self, model: nn.Module) -> float:
         """Percent right of the test images, in the precision of training."""
-        batches = self.views(self.sources[1], self.recipe.batch_size)
+        batches = self.batches(self.sources[1], self.recipe.batch_size)
         dtype = getattr(torch, self.recipe.amp_dtype) if self.recipe.amp else None
         classes = len(self.sources[1].classes)
         return evaluate(model, batches, classes, device=self.world.device, amp_dtype=dtype).top1
 
     def calibration_images(self) -> Tensor:
         """The first training images."""
-        return next(iter(self.views(self.sources[0], self.calibration))).images
+        return next(iter(self.batches(self.sources[0], self.calibration))).images
 
     def train(
         self, name: str, config: ViTConfig, seed: int, start: Path | None = None, **changes: Any
@@ -98,7 +98,7 @@ class Bench:
 
 
 def accuracies(run: Path) -> dict[int, float]:
-    """Test accuracy after each epoch of a run that got so far, from its metrics."""
+    """Test accuracy after each epoch that a run reached, from its metrics."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {row["epoch"] + 1: row["top1"] for row in rows if row["split"] == "val"}
 
@@ -127,13 +127,13 @@ def measure(bench: Bench, seed: int, base_epochs: int, lr: float) -> list[dict[s
         row |= {"status": json.loads((run / "summary.json").read_text())["status"]}
         row["seconds"] = round(time.monotonic() - began, 1)
         rows.append(row)
-        told = "  ".join(f"{name} {cell([row[name]])}" for name in COLUMNS)
-        print(f"seed {seed}  {to:<16} {how:<11}  {told}  ({row['seconds']} s)", flush=True)
+        accuracy = "  ".join(f"{name} {cell([row[name]])}" for name in COLUMNS)
+        print(f"seed {seed}  {to:<16} {how:<11}  {accuracy}  ({row['seconds']} s)", flush=True)
     return rows
 
 
 def cell(values: list[float | None]) -> str:
-    """Mean and range of what is there."""
+    """Mean and range of the values that are not None."""
     known = [value for value in values if value is not None]
     lost = "" if len(known) == len(values) else f"{len(values) - len(known)} diverged"
     if not known:
@@ -143,20 +143,20 @@ def cell(values: list[float | None]) -> str:
     return f"{mean}{spread}{', ' + lost if lost else ''}"
 
 
-def write(rows: list[dict[str, Any]], told: dict[str, Any], output: Path) -> None:
+def write(rows: list[dict[str, Any]], study: dict[str, Any], output: Path) -> None:
     """Both files of results."""
-    (output / "swap_cifar.json").write_text(json.dumps({**told, "rows": rows}, indent=1) + "\n")
+    (output / "swap_cifar.json").write_text(json.dumps({**study, "rows": rows}, indent=1) + "\n")
     seeds = sorted({row["seed"] for row in rows})
-    config, recipe = told["config"], told["recipe"]
+    config, recipe = study["config"], study["recipe"]
     lines = [
         "# What a trained network keeps when its norms are swapped",
         "",
-        f"`{told['command']}`, on {told['device']}, torch {told['torch']}.",
-        f"CIFAR-10: {told['images'][0]} training and {told['images'][1]} test images. A LayerNorm ViT, "
+        f"`{study['command']}`, on {study['device']}, torch {study['torch']}.",
+        f"CIFAR-10: {study['images'][0]} training and {study['images'][1]} test images. A LayerNorm ViT, "
         f"{config['depth']} blocks of {config['dim']}, {config['patch_size']}x{config['patch_size']} patches, "
-        f"recipe `cifar` without RandAugment for {told['base_epochs']} epochs. Each swap uses "
-        f"{told['calibration']} training images (`reset` and `keep` only measure on them). "
-        f"Fine-tuned with Muon at a constant {told['lr']:g}, batch "
+        f"recipe `cifar` without RandAugment for {study['base_epochs']} epochs. Each swap uses "
+        f"{study['calibration']} training images (`reset` and `keep` only measure on them). "
+        f"Fine-tuned with Muon at a constant {study['lr']:g}, batch "
         f"{recipe['batch_size']}, tuned for no row. Percent right of the test images, mean and range over "
         f"seeds {', '.join(map(str, seeds))}.",
         "",
@@ -179,7 +179,7 @@ def plain_copy(data: str, folder: Path, limit: int | None) -> str:
 
 
 def main() -> None:
-    """Run every seed, print each row as it comes, and the whole as JSON at the end."""
+    """Run every seed, print each row as it comes, and everything as JSON at the end."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -198,7 +198,7 @@ def main() -> None:
     args = parser.parse_args()
     table = read_recipe("cifar")
     name = table["model"].pop("name")
-    # The norms of q and k stand on heads, not on the stream: this study leaves them out.
+    # The norms of q and k act on heads, not on the stream: this study leaves them out.
     switches = {"dim": args.dim, "heads": args.dim // 64, "depth": args.depth, "qk_norm": "none"}
     config = model_config(name, **table.pop("model") | switches)
     table.pop("about")
@@ -213,7 +213,7 @@ def main() -> None:
         data = plain_copy(args.data, folder, args.limit)
         sources = open_splits(data)
         bench = Bench(data, sources, folder, recipe, config, world, args.calibration)
-        told = {
+        study = {
             "command": f"python benchmarks/swap_cifar.py DATA --seeds {args.seeds} --dim {args.dim}",
             "device": torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU",
             "torch": torch.__version__,
@@ -226,9 +226,9 @@ def main() -> None:
         }
         for seed in range(args.first_seed, args.first_seed + args.seeds):
             rows += measure(bench, seed, args.base_epochs, args.lr)
-            write(rows, {**told, "seconds": round(time.monotonic() - began, 1)}, args.output)
+            write(rows, {**study, "seconds": round(time.monotonic() - began, 1)}, args.output)
     if args.json:
-        print(json.dumps({**told, "seconds": round(time.monotonic() - began, 1), "rows": rows}))
+        print(json.dumps({**study, "seconds": round(time.monotonic() - began, 1), "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""What `accelerate` does to the speed of timm's models, at the size of their images.
+"""Speed of timm's models before and after `accelerate`, at their image size.
 
-    python benchmarks/accelerate.py [--device cuda] [--json]
+    python benchmarks/accelerate_timm.py [--device cuda] [--json]
 
-Each model runs beside its own copy, whose time shows the noise of the machine, and beside the accelerated one, in
-turn: a forward pass in inference, and a forward and backward pass in training. On a CPU the time is that of the
-process itself, on one thread, in float32 at batch 2 and with 4 blocks; on a GPU whole models run at batch 64 under
-bfloat16 autocast, and the memory of a training pass on top of the models is told too. Writes
-results/accelerate_DEVICE.json and .md.
+Each model, its copy (whose time shows the noise of the machine) and the accelerated model run in turn: a forward
+pass in inference, and a forward and backward pass in training. On a CPU the time is that of the process itself, on
+one thread, in float32 at batch 2 and with 4 blocks; on a GPU whole models run at batch 64 under bfloat16 autocast,
+and the memory of a training pass on top of the models is measured too. Writes results/accelerate_DEVICE.json and .md.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ MODELS = ("cait_xxs24_224", "cait_s24_224")
 
 
 def seconds(call: Callable[[], Any], device: torch.device) -> float:
-    """How long a call takes: of the device, or of this process's own time."""
+    """Duration of a call: time of the device, or CPU time of this process."""
     if device.type != "cuda":
         start = time.process_time()
         call()
@@ -46,12 +45,12 @@ def seconds(call: Callable[[], Any], device: torch.device) -> float:
     return start_event.elapsed_time(end_event) / 1e3
 
 
-def in_turn(models: list[nn.Module], step: Callable[[nn.Module], Any], device: torch.device) -> list[float]:
+def in_turn(models: list[nn.Module], call: Callable[[nn.Module], Any], device: torch.device) -> list[float]:
     """The best milliseconds of each model, after a few passes to warm up."""
     best = [float("inf")] * len(models)
     for number in range(10):
         for index, model in enumerate(models):
-            passed = seconds(lambda model=model: step(model), device)
+            passed = seconds(lambda model=model: call(model), device)
             if number > 2:
                 best[index] = min(best[index], 1e3 * passed)
     return best
@@ -121,15 +120,15 @@ def main() -> None:
         rows.append(measure(name, device))
         print(table(rows)[-1], flush=True)
     where = torch.cuda.get_device_name() if args.device == "cuda" else "CPU, one thread"
-    command = f"python benchmarks/accelerate.py --device {args.device}"
-    told = {
+    command = f"python benchmarks/accelerate_timm.py --device {args.device}"
+    result = {
         "command": command,
         "device": where,
         "torch": torch.__version__,
         "timm": timm.__version__,
         "rows": rows,
     }
-    (args.output / f"accelerate_{args.device}.json").write_text(json.dumps(told, indent=1) + "\n")
+    (args.output / f"accelerate_{args.device}.json").write_text(json.dumps(result, indent=1) + "\n")
     head = [
         f"# `accelerate` on timm's models: {where}",
         "",
@@ -139,7 +138,7 @@ def main() -> None:
     ]
     (args.output / f"accelerate_{args.device}.md").write_text("\n".join([*head, *table(rows), ""]))
     if args.json:
-        print(json.dumps(told))
+        print(json.dumps(result))
 
 
 if __name__ == "__main__":
