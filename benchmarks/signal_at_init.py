@@ -1,12 +1,12 @@
-"""The signal at the start of training, for each residual method at depths 12 to 96, as a stored table.
+"""Signal propagation at initialisation, for each residual method at depths 12 to 96.
 
     python benchmarks/signal_at_init.py
 
 writes results/signal_at_init.json (every block) and results/signal_at_init.md (five blocks of each).
-The model is the narrow ViT of the commands (64 wide, 8x8 digits, one batch of 64, seed 0). Each method
-stands once with LayerNorm kept, as in CaiT's comparison, and once without any norm, as in the papers of
-Fixup, T-Fixup, ReZero and SkipInit, where it has that form. Fixup's classifier starts at zero, which lets
-no gradient through before the first step; here it starts as the others do, so that the blocks can be seen.
+The model is the narrow ViT of `fathoms probe` (64 wide, 8x8 digits, one batch of 64, seed 0). Each method is
+measured with LayerNorm, as in CaiT's comparison, and without any norm where the method allows it, as in the
+papers of Fixup, T-Fixup, ReZero and SkipInit. Fixup's classifier starts at zero, which passes no gradient before
+the first update; here it is initialised as the others are, so that the gradient reaches the blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def cases() -> list[tuple[str, str, dict[str, Any]]]:
-    """Form, method and switches of every row."""
+    """Norm, method and model options of every row."""
     listed = []
     for residual in RESIDUALS:
         method = RESIDUALS.metadata(residual)
@@ -42,7 +42,7 @@ def cases() -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def measure(depth: int, residual: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Branch over stream and gradient norm after each block, attention and MLP together."""
+    """Branch-to-stream ratio and gradient norm after each block, mean of attention and MLP."""
     torch.manual_seed(0)
     images, labels = digits()
     model = ViT(model_config("vit_digits", depth=depth, **options))

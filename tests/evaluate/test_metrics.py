@@ -1,8 +1,6 @@
-"""Accuracy, calibration and confusion against a count by hand; classes matched by name or number."""
+"""Accuracy, calibration and confusion against a count by hand."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 import torch
@@ -11,11 +9,10 @@ from torch import nn
 from fathoms import FathomsError
 from fathoms.data import Batch
 from fathoms.evaluate.metrics import FewerChannels, Tally, evaluate
-from fathoms.evaluate.robustness import image_number, match_classes, read_real
 
 
 class Fixed(nn.Module):
-    """Answers with the logits that are written into the images."""
+    """Returns the logits that are written into the images."""
 
     def forward(self, images):
         return images[:, 0, 0, :]
@@ -95,27 +92,3 @@ def test_tallies_add_up_over_batches_of_any_size():
     for index in range(20):
         many.add(logits[index : index + 1], labels[index : index + 1])
     assert one.result().summary() == pytest.approx(many.result().summary())
-
-
-def test_classes_are_matched_by_name_by_number_or_refused():
-    wordnet = ["n01", "n02", "n10"]
-    assert match_classes(["n10", "n01"], wordnet, "imagenet-r") == [2, 0]
-    assert match_classes(["0", "1", "2"], wordnet, "imagenetv2") == [0, 1, 2]
-    assert match_classes(["10", "2"], [f"n{i}" for i in range(11)], "imagenetv2") == [10, 2]
-    with pytest.raises(FathomsError, match="imagenet-a: the model has no class 'n03'; the nearest is 'n"):
-        match_classes(["n03"], wordnet, "imagenet-a")
-    with pytest.raises(FathomsError, match="has no class '7'"):
-        match_classes(["7"], wordnet, "imagenetv2")
-
-
-def test_real_labels_are_read_by_image_number(tmp_path):
-    path = tmp_path / "real.json"
-    path.write_text(json.dumps([[3], [], [1, 2]]))
-    assert read_real(path) == {1: (3,), 3: (1, 2)}
-    assert image_number("val/n01/ILSVRC2012_val_00000003.JPEG") == 3
-    for bad in ("{}", "[1]", '[["a"]]', "["):
-        path.write_text(bad)
-        with pytest.raises(FathomsError, match="ReaL"):
-            read_real(path)
-    with pytest.raises(FathomsError, match="ReaL labels need a number at the end"):
-        image_number("cat.jpg")

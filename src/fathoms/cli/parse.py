@@ -28,7 +28,6 @@ def parse(module: ModuleType, name: str, words: Sequence[str]) -> Any:
     """The `Args` of a command module from the words after the command; a mistake raises FathomsError."""
     summary = (module.__doc__ or "").strip()
     annotate(module.Args)
-
     spelled = spell_out(words, module.Args, getattr(module, "ALIASES", {}))
 
     def refuse(event: tyro._errors.ParseErrorEvent) -> None:

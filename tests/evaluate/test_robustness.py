@@ -1,0 +1,34 @@
+"""Classes of other data sets matched by name or number, and ReaL labels."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fathoms import FathomsError
+from fathoms.evaluate.robustness import image_number, match_classes, read_real
+
+
+def test_classes_are_matched_by_name_by_number_or_refused():
+    wordnet = ["n01", "n02", "n10"]
+    assert match_classes(["n10", "n01"], wordnet, "imagenet-r") == [2, 0]
+    assert match_classes(["0", "1", "2"], wordnet, "imagenetv2") == [0, 1, 2]
+    assert match_classes(["10", "2"], [f"n{i}" for i in range(11)], "imagenetv2") == [10, 2]
+    with pytest.raises(FathomsError, match="imagenet-a: the model has no class 'n03'; the nearest is 'n"):
+        match_classes(["n03"], wordnet, "imagenet-a")
+    with pytest.raises(FathomsError, match="has no class '7'"):
+        match_classes(["7"], wordnet, "imagenetv2")
+
+
+def test_real_labels_are_read_by_image_number(tmp_path):
+    path = tmp_path / "real.json"
+    path.write_text(json.dumps([[3], [], [1, 2]]))
+    assert read_real(path) == {1: (3,), 3: (1, 2)}
+    assert image_number("val/n01/ILSVRC2012_val_00000003.JPEG") == 3
+    for bad in ("{}", "[1]", '[["a"]]', "["):
+        path.write_text(bad)
+        with pytest.raises(FathomsError, match="ReaL"):
+            read_real(path)
+    with pytest.raises(FathomsError, match="ReaL labels need a number at the end"):
+        image_number("cat.jpg")
