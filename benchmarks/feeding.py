@@ -42,8 +42,8 @@ from fathoms.data import (
 from fathoms.data.sources.tar_index import read_index
 from fathoms.data.tools.pack import PackOptions, pack_split, write_index
 from fathoms.data.workers.threads import available_cores
+from fathoms.train.precision.compile import keep_lean
 from fathoms.train.precision.cuda_graph import WARMUP
-from fathoms.train.precision.policy import keep_lean
 
 SIZE = 224
 POLICY = "rand-m9-mstd0.5-inc1"

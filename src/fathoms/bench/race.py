@@ -19,17 +19,10 @@ from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
+from fathoms.train.precision.compile import KEEPS, compile_blocks, kept_for_backward
 from fathoms.train.precision.cuda_graph import WARMUP, GraphedStep
 from fathoms.train.precision.master_weights import WorkingCopy
-from fathoms.train.precision.policy import (
-    KEEPS,
-    PRECISIONS,
-    SUMS,
-    compile_blocks,
-    compile_options,
-    kept_for_backward,
-    set_stream,
-)
+from fathoms.train.precision.policy import PRECISIONS, SUMS, compile_options, set_stream
 
 COMPILES = ("none", "model", "blocks")
 LAUNCHES = ("eager", "graph")
