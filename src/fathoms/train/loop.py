@@ -57,7 +57,7 @@ class Trainer:
         set_stream(self.model, self.recipe.policy)
         objective = Objective(self.recipe, self.model, data.classes, world.device)
         self.learner = wrap(job, world, self.model, objective)
-        self.stepper = Stepper(self.scene, self.learner, objective, self.channels)
+        self.stepper = Stepper(job, world, self.learner, objective, self.channels)
         self.course = Course(torch.zeros(4, dtype=torch.float64, device=world.device))
         self.guard = Guard(job.run, scaled=self.learner.scaler.is_enabled())
         self.show = show and world.is_main

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.data import Batch
-from fathoms.train.context import Scene
-from fathoms.train.distributed import whole
+from fathoms.train.distributed import World, whole
 from fathoms.train.guard.readback import Seen, Watch
+from fathoms.train.job import Job
 from fathoms.train.learner import Learner
 from fathoms.train.objective.objective import Objective
 from fathoms.train.optim.build import set_lr
@@ -23,14 +23,15 @@ class Stepper:
     """Takes the updates of a run: `add` each batch, then `gradient_norm`, `settle` the update before, `take`.
 
     Args:
-        scene: The run's recipe, seed and processes.
+        job: The run's recipe and seed.
+        world: Its ranks.
         learner: What is trained.
         objective: What is minimised.
         channels: The model sees so many of an image's.
     """
 
-    def __init__(self, scene: Scene, learner: Learner, objective: Objective, channels: int) -> None:
-        self.recipe, self.seed, self.world = scene.job.recipe, scene.job.run.seed, scene.world
+    def __init__(self, job: Job, world: World, learner: Learner, objective: Objective, channels: int) -> None:
+        self.recipe, self.seed, self.world = job.recipe, job.run.seed, world
         self.learner, self.objective, self.channels = learner, objective, channels
         self.amp_dtype = getattr(torch, self.recipe.amp_dtype) if self.recipe.policy != "fp32" else None
         self.gate, self.watch = Gate(learner.model, learner.optimizer), Watch(self.world)
