@@ -18,7 +18,7 @@ from fathoms.parts.drop import drop_path_rates
 from fathoms.parts.init import STD, exempt_from_decay
 from fathoms.parts.layers import linear_flops
 from fathoms.parts.norm import NORMS
-from fathoms.parts.position import POSITIONS, ROTARY, Rope2d, Rotation
+from fathoms.parts.position import POSITIONS, ROTARY, Rope2d
 from fathoms.parts.readout import READOUTS
 from fathoms.parts.residual import RESIDUALS
 from fathoms.parts.stem import PatchEmbed
