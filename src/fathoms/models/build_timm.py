@@ -24,10 +24,22 @@ def _timm(name: str, flag: str = "--model") -> Any:
     return timm
 
 
-def build_timm(name: str, classes: int, grad_checkpointing: bool = False) -> nn.Module:
-    """One of timm's models, untrained."""
-    leave_out_cudnn_attention()
-    model = _timm(name).create_model(name.removeprefix(TIMM), num_classes=classes)
+def build_timm(
+    name: str,
+    classes: int,
+    grad_checkpointing: bool = False,
+    *,
+    flag: str = "--model",
+    cudnn_attention: bool = False,
+) -> nn.Module:
+    """One of timm's models, untrained.
+
+    Without `cudnn_attention` the process is kept off the attention kernel whose gradients may be NaN; a benchmark
+    leaves torch its choice.
+    """
+    if not cudnn_attention:
+        leave_out_cudnn_attention()
+    model = _timm(name, flag).create_model(name.removeprefix(TIMM), num_classes=classes)
     if grad_checkpointing:
         model.set_grad_checkpointing()
     return model
