@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from fathoms import ViT, ViTConfig
-from fathoms.bench.race import Setting, training_step
+from fathoms.bench.race import Setting, training_update
 from fathoms.data import (
     ArraySource,
     Augment,
@@ -43,7 +43,6 @@ from fathoms.data.sources.tar_index import read_index
 from fathoms.data.tools.pack import PackOptions, pack_split, write_index
 from fathoms.data.workers.threads import available_cores
 from fathoms.train.precision.cuda_graph import WARMUP
-from fathoms.train.precision.policy import keep_lean
 
 SIZE = 224
 POLICY = "rand-m9-mstd0.5-inc1"
@@ -96,7 +95,7 @@ SETTINGS = {
 class Behind:
     """Wait for what the device was asked for at the call before: the host is one call ahead and no more.
 
-    So it is in the loop of `fathoms train`, which reads what became of a step when the next one is under way.
+    So it is in the loop of `fathoms train`, which reads the result of an update while the next one runs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -111,18 +110,15 @@ class Behind:
 
 
 class Trainer:
-    """Training steps of a ViT, as a consumer of batches."""
+    """The updates of `fathoms train` on a ViT, as a consumer of batches; the host is one update ahead and no more."""
 
     def __init__(self, config: ViTConfig, device: torch.device, setting: Setting) -> None:
         torch.manual_seed(0)
-        self.step = training_step(ViT(config).to(device), setting, device)
-        self.wait = Behind(device)
-        keep_lean()
+        self.update = training_update(ViT(config).to(device), setting, device, config.in_channels)
 
     def __call__(self, batch: Batch) -> None:
         """Forward, backward and update."""
-        self.step(batch.images, batch.labels if batch.targets is None else batch.targets)
-        self.wait(batch)
+        self.update(batch)
 
 
 def rate(batches: Iterable[Batch], use: Callable[[Batch], None], device: torch.device) -> float:

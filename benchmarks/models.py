@@ -1,10 +1,11 @@
 """Whole models beside timm + torch.compile on one GPU: `python benchmarks/models.py --json --output results/models`.
 
-Each row runs both in one process on the same random images, in turns; the median turn counts. A training step is
-forward, backward and fused AdamW. timm runs as its users run it: torch.compile of the whole model (rows marked
-"blocks": of each block, which compiles sooner) under bfloat16 autocast, and for inference with bfloat16 weights,
-launched kernel by kernel ("eager"). fathoms runs as `fathoms bench` does, as a replayed CUDA graph. `--warm` only
-fills torch's compile cache, so that a later run starts sooner; several may warm at once.
+Each row runs both in one process on the same random images, in turns; the median turn counts. A training step is the
+update of `fathoms train` around either model, with its guard, parameter groups and fused AdamW. timm's models are
+compiled as people compile them: torch.compile of the whole model (rows marked "blocks": of each block, which compiles
+sooner) under bfloat16 autocast, and for inference with bfloat16 weights, launched kernel by kernel ("eager"). fathoms
+runs as `fathoms bench` does, as a replayed CUDA graph. `--warm` only fills torch's compile cache, so that a later run
+starts sooner; several may warm at once.
 """
 
 from __future__ import annotations
@@ -26,14 +27,13 @@ import fathoms
 from fathoms.bench.race import (
     TIMM_SETTINGS,
     Setting,
-    device_limits,
-    make_timm,
     prepare,
     race,
-    shares_of_limit,
 )
+from fathoms.models.build_timm import build_timm
 from fathoms.surgery.accelerate.accelerate import fuse_mlps
 from result_rows import load_report, save_report
+from timing import device_limits, shares_of_limit
 
 NARROW = "vit_{}_embed_dim192_patch16_head3_depth36"
 
@@ -43,6 +43,11 @@ def narrow_timm() -> nn.Module:
     from timm.models.vision_transformer import VisionTransformer
 
     return VisionTransformer(embed_dim=192, depth=36, num_heads=3)
+
+
+def make_timm(name: str) -> nn.Module:
+    """One of timm's models, with torch's own choice of attention kernels."""
+    return build_timm(name, 1000, cudnn_attention=True)
 
 
 def ours(name: str, **options: Any) -> nn.Module:

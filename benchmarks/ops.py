@@ -31,13 +31,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from fathoms.bench.race import device_limits
 from fathoms.ops.class_attention import class_attention, class_attention_reference
 from fathoms.ops.gelu import bias_gelu, bias_gelu_reference
 from fathoms.ops.talking_heads import talking_heads, talking_heads_reference
 from gelu_mlp import MLP_SHAPES, measure_mlp, mlp_line
 from result_rows import load_report, save_report
-from timing import forward, peak_mib, replay_ms, time_ms
+from timing import device_limits, forward, peak_mib, replay_ms, time_ms
 
 SHAPES = [(256, 8, 196, 48), (64, 8, 576, 48), (256, 4, 196, 48), (64, 6, 576, 48), (32, 16, 576, 48)]
 # Tokens of 256 images at 196 patches and a class token; four times 384 and 192 channels.

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fathoms.bench.race import seconds
+
 
 def forward(impl: Callable[..., Tensor], leaves: list[Tensor]) -> Tensor:
     """One forward pass without gradients."""
@@ -37,3 +39,29 @@ def peak_mib(work: Callable[[], object]) -> float:
     work()
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def device_limits() -> dict[str, float]:
+    """Matrix and copy rate of the CUDA device, on random data."""
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    big = torch.randn(2**29, device="cuda", dtype=torch.bfloat16)
+    target = torch.empty_like(big)
+    return {
+        "matrix_tflops": 2 * 8192**3 / seconds(lambda: a @ a, 20) / 1e12,
+        "copy_tbps": 2 * big.nbytes / seconds(lambda: target.copy_(big), 20) / 1e12,
+    }
+
+
+def shares_of_limit(
+    flops: int, peak_gib: float, ms: float, limits: dict[str, float], mode: str
+) -> dict[str, float]:
+    """How much of a step's time the matrix units would need at their measured rate, and the memory at its own.
+
+    A backward pass has twice the products of a forward pass. The least that moves is every byte of the peak,
+    written once and read once.
+    """
+    passes = 3 if mode == "train" else 1
+    return {
+        "matrix_share": 2 * passes * flops / (limits["matrix_tflops"] * 1e9) / ms,
+        "bytes_share": 2 * peak_gib * 2**30 / (limits["copy_tbps"] * 1e9) / ms,
+    }

@@ -174,7 +174,7 @@ def test_drop_path_keeps_the_mean():
 
 def test_zero_scales_leave_the_stream_alone():
     vit = fresh("plain", residual="layerscale", residual_init=0.0).eval()
-    tokens = vit._embed(images())
+    tokens = vit.embed(images())
     final, maps = vit.forward_intermediates(images(), output_fmt="NLC")
     assert torch.equal(maps[-1], tokens[:, 1:])
     assert vit.blocks[0].attn_join.scale.gamma.shape == (48,)

@@ -38,7 +38,7 @@ def test_rows_come_block_by_block_with_both_branches():
 def test_numbers_agree_with_a_measure_by_hand():
     model = vit(residual="layerscale", residual_init=0.5).eval()
     images, labels = batch()
-    tokens = model._embed(images)
+    tokens = model.embed(images)
     block = model.blocks[0]
     added = block.attn_join.scale(block.attn(block.attn_join.enter(tokens)))
     middle = (tokens + added).detach().requires_grad_()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import shutil
 import subprocess
@@ -15,7 +14,6 @@ import torch
 
 from fathoms import FathomsError
 from fathoms.train.checkpoint import folder as checkpoints
-from fathoms.train.step import batch_seed
 from tiny_runs import Killed, kill_before_update
 
 
@@ -168,11 +166,6 @@ def test_twenty_updates_on_fixed_data_give_the_stored_losses(digit_runs):
         losses.append([row["loss"] for row in digit_runs.metrics(name) if row["split"] == "train"])
     assert losses[0] == losses[1]
     assert losses[0] == pytest.approx(golden, abs=1e-4)
-
-
-def test_each_batch_has_a_seed_of_its_own():
-    places = list(itertools.product(range(3), range(3), range(3), range(2)))
-    assert len({batch_seed(*place) for place in places}) == len(places)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "ddp_bf16", "fsdp", "fsdp_muon", "fsdp_everything"])

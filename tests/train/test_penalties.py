@@ -243,7 +243,7 @@ def test_drop_path_is_recomputed_with_the_same_draws():
 
 def test_attention_with_maxima_is_the_attention(variant):
     vit = built(variant).double()
-    tokens = vit._embed(images())
+    tokens = vit.embed(images())
     rotation = None if vit.rope is None else vit.rope()
     attn = vit.blocks[0].attn
     out, maxima = attend_with_maxima(attn, tokens / 100, rotation)

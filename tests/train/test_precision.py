@@ -10,9 +10,10 @@ from torch import nn
 from fathoms.errors import ConfigError
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
+from fathoms.train.precision.compile import compile_blocks, kept_for_backward
 from fathoms.train.precision.cuda_graph import WARMUP, GraphedStep, _Capture
 from fathoms.train.precision.master_weights import WorkingCopy
-from fathoms.train.precision.policy import PRECISIONS, compile_blocks, kept_for_backward, set_stream
+from fathoms.train.precision.policy import PRECISIONS, set_stream
 from fathoms.train.recipe.recipe import Recipe
 
 CONFIG = ViTConfig(

@@ -1,33 +1,33 @@
-"""How fast a model trains and answers, in images per second, beside another on the same inputs.
+"""Throughput and peak memory of training updates or inference, one model next to another on the same inputs.
 
-A training step is forward, backward and fused AdamW on a batch that stays on the device. Contenders take turns,
-a few steps each, and the median turn counts.
+A training update is the one of `fathoms train`, on a batch that stays on the device. Contenders take turns of a few
+runs each, and the median turn counts.
 """
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fathoms.data import Batch
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
+from fathoms.train.context import TrainState
+from fathoms.train.distributed import World
+from fathoms.train.job import Job
+from fathoms.train.learner import build_learner
+from fathoms.train.objective.objective import Objective
+from fathoms.train.precision.compile import KEEPS, compile_blocks, kept_for_backward
 from fathoms.train.precision.cuda_graph import WARMUP, GraphedStep
-from fathoms.train.precision.master_weights import WorkingCopy
-from fathoms.train.precision.policy import (
-    KEEPS,
-    PRECISIONS,
-    compile_blocks,
-    kept_for_backward,
-    set_stream,
-)
+from fathoms.train.precision.policy import PRECISIONS, set_stream
+from fathoms.train.recipe.recipe import Recipe
+from fathoms.train.step import Stepper
 
 COMPILES = ("none", "model", "blocks")
 LAUNCHES = ("eager", "graph")
@@ -35,14 +35,14 @@ LAUNCHES = ("eager", "graph")
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is run.
+    """Precision, compilation and launch of a contender.
 
     Args:
         precision: A policy of `fathoms.train.precision.policy`.
-        compile: What is compiled as one: the model, each block, or nothing.
-        launch: Kernel by kernel, or each step as one CUDA graph.
-        keep: What a compiled forward pass keeps for the backward pass: all that torch would, or "lean", without
-            what can be made again element by element.
+        compile: Compile the whole "model", each of its "blocks", or "none".
+        launch: Kernel by kernel ("eager"), or forward and backward pass as one CUDA graph ("graph").
+        keep: What a compiled forward pass saves for the backward pass: "all" that torch would, or "lean", which
+            recomputes element-wise results.
     """
 
     precision: str = "bf16"
@@ -51,13 +51,17 @@ class Setting:
     keep: str = "lean"
 
     def __post_init__(self) -> None:
-        check_name(self.precision, PRECISIONS, "precision", "bench.precision")
-        check_name(self.compile, COMPILES, "compile scope", "bench.compile")
-        check_name(self.launch, LAUNCHES, "launch", "bench.launch")
-        check_name(self.keep, KEEPS, "amount", "bench.keep")
+        check_name(self.precision, PRECISIONS, "precision", "--precision")
+        check_name(self.compile, COMPILES, "scope", "--compile")
+        check_name(self.launch, LAUNCHES, "launch", "--launch")
+        check_name(self.keep, KEEPS, "amount", "--keep")
 
 
-# As people run timm's models: compiled whole, under autocast; for inference in bfloat16 throughout.
+# The optimizer and the options of a measured update: AdamW, without clipping or a moving average.
+RECIPE = Recipe(lr=1e-4)
+
+# As people run timm's models: compiled whole, under autocast, one kernel at a time; for inference in bfloat16
+# throughout. Around timm's model an update is the same as around ours: its guard, optimizer and groups.
 TIMM_SETTINGS = {
     "train": Setting("autocast", "model", "eager", "all"),
     "infer": Setting("bf16", "model", "eager", "all"),
@@ -66,10 +70,10 @@ TIMM_SETTINGS = {
 
 @dataclass
 class Contender:
-    """A model made ready: `step()` runs it once; what it took to make it so."""
+    """A model compiled and warmed up; `run()` is one training update or one forward pass."""
 
     name: str
-    step: Callable[[], object]
+    run: Callable[[], object]
     setup_s: float = 0.0
     peak_gib: float | None = None
 
@@ -82,29 +86,67 @@ def prepare(
     mode: Literal["train", "infer"],
     setting: Setting,
 ) -> Contender:
-    """Put a model to work and run it until everything is compiled and captured; measures its peak memory.
+    """Run a model until it is compiled and captured, and measure its peak memory.
 
-    The peak counts from the memory in use before, with the model's own weights in it.
+    The peak is counted from the memory in use before, and includes the model's weights.
     """
     cuda = images.is_cuda
     if setting.launch == "graph" and not cuda:
-        raise ConfigError("--launch graph needs a CUDA device; use eager")
+        raise ConfigError("--launch graph: needs a CUDA device; use eager")
     began = time.perf_counter()
     # The model may be on the device already.
     own = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda)
     before = torch.cuda.memory_allocated() - own if cuda else 0
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    build = _training if mode == "train" else _answering
+    build = _training if mode == "train" else _inference
     contender = Contender(name, build(model.to(images.device), images, labels, setting))
     with kept_for_backward(setting.keep):
         for _ in range(WARMUP + 3):
-            contender.step()
+            contender.run()
     if cuda:
         torch.cuda.synchronize()
         contender.peak_gib = (torch.cuda.max_memory_allocated() - before) / 2**30
     contender.setup_s = time.perf_counter() - began
     return contender
+
+
+def training_update(
+    model: nn.Module, setting: Setting, device: torch.device, channels: int = 3, recipe: Recipe = RECIPE
+) -> Callable[[Batch], None]:
+    """The update of `fathoms train` as a function of one batch, made of the same `Learner` and `Stepper`.
+
+    It includes the gradient norm and clipping, the guard's readback of the previous update, the optimizer with
+    its parameter groups, and the moving average if the recipe has one. The first calls compile.
+    """
+    scope = None if setting.compile == "none" else setting.compile
+    recipe = recipe.replace(
+        precision=setting.precision,
+        torchcompile=scope and "inductor",
+        compile_scope=scope,
+        launch=setting.launch,
+    )
+    set_stream(model, recipe.policy)
+    job, world = Job(None, type(model).__name__, None, recipe), World(0, 1, device)
+    objective = Objective(recipe, model, (), device)
+    stepper = Stepper(job, world, build_learner(job, world, model, objective), objective, channels)
+    state = TrainState(torch.zeros(4, dtype=torch.float64, device=device))
+
+    def update(batch: Batch) -> None:
+        stepper.accumulate(batch, parts=1, first=True)
+        state.batch += 1
+        norm = stepper.gradient_norm()
+        stepper.finish_previous()
+        stepper.apply(state, norm, recipe.lr, vote=0)
+        state.updates += 1
+
+    return update
+
+
+def _training(model: nn.Module, images: Tensor, labels: Tensor, setting: Setting) -> Callable[[], object]:
+    update = training_update(model, setting, images.device, images.shape[1])
+    batch = Batch(images, labels, torch.arange(len(labels)), epoch=0, step=0)
+    return lambda: update(batch)
 
 
 def compiled(model: nn.Module, setting: Setting) -> nn.Module:
@@ -117,53 +159,7 @@ def compiled(model: nn.Module, setting: Setting) -> nn.Module:
     return model
 
 
-@contextlib.contextmanager
-def _autocast(device: torch.device, precision: str) -> Iterator[None]:
-    with torch.autocast(device.type, torch.bfloat16, enabled=precision != "fp32"):
-        yield
-
-
-def training_step(
-    model: nn.Module, setting: Setting, device: torch.device
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """Forward, backward and fused AdamW on images and their classes or soft targets; gives the loss.
-
-    The first calls compile, and with `launch="graph"` the loss is overwritten by the next call.
-    """
-    set_stream(model, setting.precision)
-    model.train()
-    copies = WorkingCopy(model) if setting.precision == "bf16" else None
-    student = model if copies is None else copies.module
-    runner = compiled(student, setting)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.05, fused=device.type == "cuda")
-
-    def compute(images: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        with _autocast(images.device, setting.precision):
-            loss = F.cross_entropy(runner(images).float(), targets)
-        loss.backward()
-        return (loss.detach(),)
-
-    run = GraphedStep(compute, student.parameters()) if setting.launch == "graph" else compute
-
-    def step(images: Tensor, targets: Tensor) -> Tensor:
-        (loss,) = run(images, targets)
-        if copies is not None:
-            copies.pull_gradients()
-        optimizer.step()
-        if copies is not None:
-            copies.push_weights()
-        optimizer.zero_grad(set_to_none=True)
-        return loss
-
-    return step
-
-
-def _training(model: nn.Module, images: Tensor, labels: Tensor, setting: Setting) -> Callable[[], object]:
-    step = training_step(model, setting, images.device)
-    return lambda: step(images, labels)
-
-
-def _answering(model: nn.Module, images: Tensor, labels: Tensor, setting: Setting) -> Callable[[], object]:
+def _inference(model: nn.Module, images: Tensor, labels: Tensor, setting: Setting) -> Callable[[], object]:
     del labels
     set_stream(model, setting.precision)
     model.eval().requires_grad_(False)
@@ -173,7 +169,8 @@ def _answering(model: nn.Module, images: Tensor, labels: Tensor, setting: Settin
     runner = compiled(model, setting)
 
     def compute(images: Tensor) -> tuple[Tensor, ...]:
-        with torch.no_grad(), _autocast(images.device, autocast):
+        enabled = autocast != "fp32"
+        with torch.no_grad(), torch.autocast(images.device.type, torch.bfloat16, enabled=enabled):
             return (runner(images),)
 
     run = GraphedStep(compute, []) if setting.launch == "graph" else compute
@@ -183,11 +180,11 @@ def _answering(model: nn.Module, images: Tensor, labels: Tensor, setting: Settin
 def race(
     contenders: list[Contender], batch: int, *, turns: int = 5, steps: int = 5
 ) -> dict[str, dict[str, Any]]:
-    """Images per second of each, the median of turns of a few steps, taken one after the other."""
+    """Measure contenders in turns of `steps` runs each; a row for each, from its median turn."""
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     for _ in range(turns):
         for contender in contenders:
-            times[contender.name].append(_seconds(contender.step, steps))
+            times[contender.name].append(seconds(contender.run, steps))
     result: dict[str, dict[str, Any]] = {}
     for contender in contenders:
         own = times[contender.name]
@@ -202,53 +199,14 @@ def race(
     return result
 
 
-def _seconds(step: Callable[[], object], steps: int) -> float:
-    """Seconds of one step, over a few of them with the device left to run behind."""
-    if not torch.cuda.is_available():
-        began = time.perf_counter()
-        for _ in range(steps):
-            step()
-        return (time.perf_counter() - began) / steps
-    step()
-    torch.cuda.synchronize()
+def seconds(run: Callable[[], object], times: int) -> float:
+    """Mean seconds of one run; on a GPU the host queues all of them before it waits."""
+    if torch.cuda.is_available():
+        run()
+        torch.cuda.synchronize()
     began = time.perf_counter()
-    for _ in range(steps):
-        step()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - began) / steps
-
-
-def device_limits() -> dict[str, float]:
-    """Matrix and copy rate of the CUDA device, on random data."""
-    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    big = torch.randn(2**29, device="cuda", dtype=torch.bfloat16)
-    target = torch.empty_like(big)
-    return {
-        "matrix_tflops": 2 * 8192**3 / _seconds(lambda: a @ a, 20) / 1e12,
-        "copy_tbps": 2 * big.nbytes / _seconds(lambda: target.copy_(big), 20) / 1e12,
-    }
-
-
-def shares_of_limit(
-    flops: int, peak_gib: float, ms: float, limits: dict[str, float], mode: str
-) -> dict[str, float]:
-    """How much of a step's time the matrix units would need at their measured rate, and the memory at its own.
-
-    A backward pass has twice the products of a forward pass. The least that moves is every byte of the peak,
-    written once and read once.
-    """
-    passes = 3 if mode == "train" else 1
-    return {
-        "matrix_share": 2 * passes * flops / (limits["matrix_tflops"] * 1e9) / ms,
-        "bytes_share": 2 * peak_gib * 2**30 / (limits["copy_tbps"] * 1e9) / ms,
-    }
-
-
-def make_timm(name: str, **options: Any) -> nn.Module:
-    """One of timm's models by name, without drop-path."""
-    try:
-        import timm
-    except ImportError as error:
-        raise ConfigError("--against timm needs an extra; pip install 'fathoms[timm]'") from error
-    check_name(name, timm.list_models(), "timm model", "--against timm")
-    return cast(nn.Module, timm.create_model(name, **options))
+    for _ in range(times):
+        run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / times

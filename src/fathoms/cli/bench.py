@@ -1,7 +1,8 @@
-"""Measure how fast a model trains or answers here: images per second and peak memory.
+"""Measure the training or inference speed of a model on this machine: images per second and peak memory.
 
-A training step is forward, backward and AdamW on random images that stay on the device. On a GPU the defaults are
-the fastest settings: bfloat16 weights cast once a step, blocks compiled, each step replayed as one CUDA graph.
+Training is the update of `fathoms train` with AdamW, on random images that stay on the device. On a GPU the defaults
+are the fastest settings: bfloat16 weights cast once per update, blocks compiled, forward and backward pass replayed as
+one CUDA graph.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ fathoms bench vit_digits --batch-size 32 --device cpu --compile none
 
 @dataclass(frozen=True)
 class Args:
-    """What to measure, and how."""
+    """Options of `fathoms bench`."""
 
     model: tyro.conf.Positional[str]
     """A name from `fathoms models`."""
     mode: Literal["train", "infer"] = "train"
-    """Training steps, or answers only."""
+    """Measure training updates, or inference only."""
     batch_size: int = 128
-    """Images in a step."""
+    """Images per batch."""
     precision: Literal["fp32", "autocast_fp32_stream", "autocast", "bf16"] = "bf16"
-    """What steps are computed in."""
+    """Precision of the forward and backward pass; bf16 casts the weights once per update."""
     compile: Literal["none", "model", "blocks"] = "blocks"
-    """What torch.compile takes as one."""
+    """Compile the whole model, each of its blocks, or nothing."""
     launch: Literal["eager", "graph"] | None = None
-    """Launch kernels one by one, or a step as one CUDA graph; without it, graph on a GPU."""
+    """Launch kernels one by one, or replay them as one CUDA graph. Default: graph on a GPU."""
     keep: Literal["lean", "all"] = "lean"
-    """What a compiled forward pass keeps for the backward pass; lean makes element-wise results again."""
+    """What a compiled forward pass saves for the backward pass; lean recomputes element-wise results."""
     against: Literal["timm"] | None = None
-    """Also measure timm's model of the same name, as people run it, in turns with this one."""
+    """Also measure timm's model of the same name, in turns: the same update, compiled whole, under autocast."""
     turns: int = 5
-    """Times that each is measured; the median counts."""
+    """Measurements of each model; the median counts."""
     steps: int = 5
-    """Steps in a turn."""
+    """Updates, or batches of inference, per measurement."""
     device: str = "auto"
     """auto, cpu or cuda."""
     json: bool = False
@@ -57,7 +58,8 @@ def run(args: Args) -> int:
     """Build, warm up, measure and print."""
     import torch
 
-    from fathoms.bench.race import TIMM_SETTINGS, Setting, make_timm, prepare, race
+    from fathoms.bench.race import TIMM_SETTINGS, Setting, prepare, race
+    from fathoms.models.build_timm import build_timm
     from fathoms.models.vit import ViT
     from fathoms.models.zoo import model_config
     from fathoms.surgery.accelerate.accelerate import fuse_mlps
@@ -77,8 +79,10 @@ def run(args: Args) -> int:
     contenders = []
     if args.against is not None:
         if given(args.switches):
-            raise ConfigError("--against timm: timm has no model with these switches; leave one of both out")
-        theirs = make_timm(args.model)
+            raise ConfigError(
+                "--against timm: timm has no model with these switches; leave one of the two out"
+            )
+        theirs = build_timm(args.model, config.num_classes, flag="--against timm", cudnn_attention=True)
         contenders.append(prepare("timm", theirs, images, labels, args.mode, TIMM_SETTINGS[args.mode]))
     model = ViT(config).to(device)
     if args.mode == "infer":
@@ -101,9 +105,10 @@ def run(args: Args) -> int:
 
 
 def describe(name: str, mode: str, row: dict[str, Any]) -> str:
-    """One line on one contender."""
+    """The printed line of one model."""
     memory = "" if row["peak_gib"] is None else f", peak {row['peak_gib']:.2f} GiB"
+    unit = "update" if mode == "train" else "batch"
     return (
-        f"{name:<8} {mode} {row['images_per_second']:,.0f} images/s, {row['ms']:.2f} ms a step{memory}, "
-        f"ready after {row['setup_s']:.0f} s"
+        f"{name:<8} {mode} {row['images_per_second']:,.0f} images/s, {row['ms']:.2f} ms per {unit}{memory}, "
+        f"ready in {row['setup_s']:.0f} s"
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fathoms.errors import ConfigError
-from fathoms.ops.softmax_attention import leave_out_cudnn_attention
 from fathoms.registry import check_name
 
 if TYPE_CHECKING:
@@ -31,17 +30,30 @@ def _timm(name: str, flag: str = "--model") -> Any:
     return timm
 
 
-def build_timm(name: str, classes: int | None, grad_checkpointing: bool = False) -> nn.Module:
+def build_timm(
+    name: str,
+    classes: int | None,
+    grad_checkpointing: bool = False,
+    *,
+    flag: str = "--model",
+    cudnn_attention: bool = False,
+) -> nn.Module:
     """A timm model with random weights.
 
     Args:
         name: "timm/NAME".
         classes: Number of outputs; None keeps timm's own.
         grad_checkpointing: Recompute activations in the backward pass.
+        flag: The flag that errors name.
+        cudnn_attention: Leave torch the choice of the cuDNN attention kernel, whose gradients may be NaN; for
+            benchmarks.
     """
-    leave_out_cudnn_attention()
+    if not cudnn_attention:
+        from fathoms.ops.softmax_attention import leave_out_cudnn_attention
+
+        leave_out_cudnn_attention()
     outputs = {} if classes is None else {"num_classes": classes}
-    model = _timm(name).create_model(name.removeprefix(TIMM), **outputs)
+    model = _timm(name, flag).create_model(name.removeprefix(TIMM), **outputs)
     if grad_checkpointing:
         model.set_grad_checkpointing()
     return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -21,7 +21,7 @@ from fathoms.parts.position import POSITIONS
 from fathoms.parts.protocols import Position, Readout
 from fathoms.parts.readout import READOUTS
 from fathoms.parts.residual import RESIDUALS
-from fathoms.parts.rope import Rope2d, Rotation
+from fathoms.parts.rope import Rope2d
 from fathoms.parts.stem import PatchEmbed
 from fathoms.registry import check_name
 
@@ -138,7 +138,8 @@ class ViT(nn.Module):
         """Device and dtype of the model, for new modules."""
         return {"device": self.stem.proj.weight.device, "dtype": self.stem.proj.weight.dtype}
 
-    def _embed(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
+    def embed(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
+        """The tokens that enter the first block."""
         size = self.image_size
         if images.shape[-2:] != (size, size):
             height, width = images.shape[-2:]
@@ -155,10 +156,11 @@ class ViT(nn.Module):
             tokens = torch.cat([registers, tokens], dim=1)
         return self.readout.start(tokens)
 
-    def _run(self, block: nn.Module, tokens: Tensor, rotation: Rotation | None) -> Tensor:
+    def run(self, block: Callable[..., Any], *inputs: Any) -> Any:
+        """Call a block, or a function around one, recomputed in the backward pass under gradient checkpointing."""
         if self.grad_checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, tokens, rotation, use_reentrant=False)
-        return block(tokens, rotation)
+            return checkpoint(block, *inputs, use_reentrant=False)
+        return block(*inputs)
 
     def forward_features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
         """All tokens after the read-out's last block and the final norm."""
@@ -166,10 +168,10 @@ class ViT(nn.Module):
 
     def _stream(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
         """The tokens after the last block."""
-        tokens = self._embed(images)
+        tokens = self.embed(images)
         rotation = None if self.rope is None else self.rope()
         for block in self.blocks:
-            tokens = self._run(block, tokens, rotation)
+            tokens = self.run(block, tokens, rotation)
         return tokens
 
     def forward_heads(self, tokens: Float[Tensor, "B N D"]) -> tuple[Tensor, ...]:
@@ -212,11 +214,11 @@ class ViT(nn.Module):
         """
         check_name(output_fmt, ("NCHW", "NLC"), "output_fmt", "forward_intermediates")
         wanted = take_indices(indices, self.config.depth)
-        tokens = self._embed(images)
+        tokens = self.embed(images)
         rotation = None if self.rope is None else self.rope()
         taken = []
         for index, block in enumerate(self.blocks):
-            tokens = self._run(block, tokens, rotation)
+            tokens = self.run(block, tokens, rotation)
             if index in wanted:
                 taken.append(self._intermediate(tokens, norm, output_fmt, return_prefix_tokens))
         if intermediates_only:

@@ -63,10 +63,26 @@ def talking_heads_reference(
     scale: float,
 ) -> Float[Tensor, "B H N K"]:
     """The same in plain torch, the maps in the dtype of q and the softmax in float32 (float64 stays float64)."""
-    logits = _mix(q * scale @ k.transpose(-2, -1), logit_weight, logit_bias)
-    statistics = torch.promote_types(q.dtype, torch.float32)
-    probs = logits.softmax(-1, dtype=statistics).to(q.dtype)
-    return (_mix(probs, prob_weight, prob_bias) @ v).to(q.dtype)
+    probs = attention_probabilities(q, k, logit_weight, logit_bias, scale=scale).to(q.dtype)
+    return (mix_heads(probs, prob_weight, prob_bias) @ v).to(q.dtype)
+
+
+def attention_probabilities(
+    q: Float[Tensor, "B H N K"],
+    k: Float[Tensor, "B H M K"],
+    logit_weight: Float[Tensor, "H H"] | None = None,
+    logit_bias: Float[Tensor, " H"] | None = None,
+    *,
+    scale: float,
+) -> Float[Tensor, "B H N M"]:
+    """The attention map softmax(mix_l(scale q kᵀ)) in float32 (float64 stays float64); no mixing without a weight.
+
+    With talking heads these are the probabilities before the second mixing, after which rows no longer sum to one.
+    """
+    logits = q * scale @ k.transpose(-2, -1)
+    if logit_weight is not None:
+        logits = mix_heads(logits, logit_weight, logit_bias)
+    return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 def why_not_fused(q: Float[Tensor, "B H N K"]) -> str | None:
@@ -74,7 +90,10 @@ def why_not_fused(q: Float[Tensor, "B H N K"]) -> str | None:
     return why_not_triton(q) or _why_not_kernel(q)
 
 
-def _mix(maps: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def mix_heads(
+    maps: Float[Tensor, "B H N M"], weight: Float[Tensor, "H H"], bias: Float[Tensor, " H"] | None
+) -> Float[Tensor, "B H N M"]:
+    """Mix maps across the heads: out[g] = Σ_h weight[g, h] maps[h] + bias[g], in the dtype of the maps."""
     mixed = torch.einsum("gh,bhmn->bgmn", weight.to(maps.dtype), maps)
     return mixed if bias is None else mixed + bias.to(maps.dtype)[:, None, None]
 

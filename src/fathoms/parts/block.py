@@ -162,7 +162,16 @@ class Block(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N D"], rotation: Rotation | None = None) -> Float[Tensor, "B N D"]:
         """The stream after attention and MLP."""
-        x = self.attn_join(x, self.attn(self.attn_join.enter(x), rotation))
+        return self.add_mlp(self.add_attention(x, rotation))
+
+    def add_attention(
+        self, x: Float[Tensor, "B N D"], rotation: Rotation | None = None, attend: Any = None
+    ) -> Float[Tensor, "B N D"]:
+        """The stream after the attention, for which `attend` may stand in."""
+        return self.attn_join(x, (attend or self.attn)(self.attn_join.enter(x), rotation))
+
+    def add_mlp(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        """The stream after the MLP."""
         return self.mlp_join(x, self.mlp(self.mlp_join.enter(x)))
 
     def flop_count(self, num_tokens: int) -> int:

@@ -12,22 +12,20 @@ from fathoms.errors import FathomsError
 from fathoms.models.hooks import hooked
 from fathoms.models.inference_mode import in_inference
 from fathoms.models.vit import ViT
+from fathoms.ops.talking_heads import attention_probabilities, mix_heads
 from fathoms.parts.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
 
 
 def _self_map(attention: SelfAttention, x: Tensor, rotation: Any) -> Tensor:
     """Attention probabilities of one block, mean over heads, (B, N, N)."""
     q, k, _ = attention.project(x, rotation)
-    logits = q @ k.transpose(-2, -1) * (attention.dim // attention.heads) ** -0.5
+    scale = q.shape[-1] ** -0.5
     if isinstance(attention, TalkingHeadsAttention):
-        probs = _mixed(_mixed(logits, attention.proj_l).softmax(-1), attention.proj_w).abs()
+        before, after = attention.proj_l, attention.proj_w
+        probs = attention_probabilities(q, k, before.weight, before.bias, scale=scale)
+        probs = mix_heads(probs, after.weight, after.bias).abs()
         return (probs / probs.sum(-1, keepdim=True)).mean(1)
-    return logits.softmax(-1).mean(1)
-
-
-def _mixed(maps: Float[Tensor, "B H N M"], mixer: nn.Linear) -> Float[Tensor, "B H N M"]:
-    """The maps after a linear layer across the heads."""
-    return mixer(maps.movedim(1, -1)).movedim(-1, 1)
+    return attention_probabilities(q, k, scale=scale).mean(1)
 
 
 def _class_map(attention: ClassAttention, queries: Tensor, context: Tensor) -> Tensor:
@@ -38,7 +36,7 @@ def _class_map(attention: ClassAttention, queries: Tensor, context: Tensor) -> T
 
     q = attention.q_norm(heads(attention.q(queries)))
     k = attention.k_norm(heads(torch.cat([attention.k(queries), attention.k(context)], dim=1)))
-    probs = (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1)
+    probs = attention_probabilities(q, k, scale=q.shape[-1] ** -0.5)
     return probs[:, :, 0, queries.shape[1] :].mean(1)
 
 

@@ -14,8 +14,8 @@ from fathoms.train.job import Job
 from fathoms.train.objective.objective import Objective
 from fathoms.train.optim.build import build_optimizer
 from fathoms.train.optim.ema import Ema
+from fathoms.train.precision.compile import compile_blocks, keep_lean
 from fathoms.train.precision.master_weights import WorkingCopy
-from fathoms.train.precision.policy import compile_blocks, keep_lean
 
 
 class Learner(NamedTuple):

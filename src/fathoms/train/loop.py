@@ -261,7 +261,8 @@ class Trainer:
         report = self.stepper.finish_previous()
         if report is None:
             return
-        self.stop.agree(report.votes)
+        if report.votes:
+            self.stop.agree(report.votes)
         finding = self.guard.judge(report)
         if finding is not None:
             model, replay = self.stepper.unwrapped_model, self.stepper.replay

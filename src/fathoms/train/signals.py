@@ -50,8 +50,8 @@ class StopRequest:
         return VOTES[self.code]
 
     def agree(self, votes: int) -> None:
-        """Receive the sum of all votes."""
-        if votes and self.agreed is None:
+        """Receive the sum of all votes, which is not zero."""
+        if self.agreed is None:
             self.agreed = 143 if votes >= VOTES[143] else 130
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
 from fathoms.models.vit import ViT
-from fathoms.train.objective.distillation import class_logits
+from fathoms.train.objective.distillation import build_teacher, class_logits
 from fathoms.train.objective.loss import LOSSES
 from fathoms.train.objective.penalties import WithPenalties
-from fathoms.train.objective.teacher import build_teacher
 from fathoms.train.recipe.recipe import Recipe
 
 

@@ -12,10 +12,10 @@ from typing import cast
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from fathoms.errors import ConfigError
 from fathoms.models.vit import ViT
+from fathoms.ops.talking_heads import attention_probabilities, mix_heads
 from fathoms.parts.attention import SelfAttention, TalkingHeadsAttention
 from fathoms.parts.block import Block
 from fathoms.parts.rope import Rotation
@@ -99,35 +99,35 @@ class WithPenalties(nn.Module):
     def forward(self, images: Float[Tensor, "B C H W"]) -> tuple[tuple[Tensor, ...], Float[Tensor, ""]]:
         """The logits of each head, and the weighted penalties of all blocks."""
         vit = self.vit
-        tokens = vit._embed(images)
+        tokens = vit.embed(images)
         rotation = None if vit.rope is None else vit.rope()
         penalty = _wide(tokens.new_zeros(()))
         for index, block in enumerate(cast(Iterable[Block], vit.blocks)):
             sharpen = index < self.attn_layers
-            if not (sharpen or self.feature_weight):
-                tokens = vit._run(block, tokens, rotation)
-                continue
-            if vit.grad_checkpointing and torch.is_grad_enabled():
-                tokens, own = checkpoint(self._run, block, tokens, rotation, sharpen, use_reentrant=False)
+            if sharpen or self.feature_weight:
+                tokens, own = vit.run(self._run, block, tokens, rotation, sharpen)
+                penalty = penalty + own
             else:
-                tokens, own = self._run(block, tokens, rotation, sharpen)
-            penalty = penalty + own
+                tokens = vit.run(block, tokens, rotation)
         tokens = vit.norm(vit.readout.read(tokens, vit.config.registers))
         return vit.forward_heads(tokens), penalty
 
     def _run(
         self, block: Block, x: Tensor, rotation: Rotation | None, sharpen: bool
     ) -> tuple[Tensor, Tensor]:
-        """What the block makes of x, and the penalties on the way."""
+        """The stream after a block, and the block's penalties."""
         penalty = _wide(x.new_zeros(()))
-        entered = block.attn_join.enter(x)
-        if sharpen:
-            branch, maxima = attend_with_maxima(cast(SelfAttention, block.attn), entered, rotation)
-            penalty = penalty + self.attn_weight * attention_penalty(maxima)
-        else:
-            branch = block.attn(entered, rotation)
-        middle = block.attn_join(x, branch)
-        after = block.mlp_join(middle, block.mlp(block.mlp_join.enter(middle)))
+        maxima: list[Tensor] = []
+
+        def attend(entered: Tensor, rotation: Rotation | None) -> Tensor:
+            branch, highest = attend_with_maxima(cast(SelfAttention, block.attn), entered, rotation)
+            maxima.append(highest)
+            return branch
+
+        middle = block.add_attention(x, rotation, attend if sharpen else None)
+        after = block.add_mlp(middle)
+        for highest in maxima:
+            penalty = penalty + self.attn_weight * attention_penalty(highest)
         if self.feature_weight:
             features = feature_penalty(middle) + feature_penalty(after)
             penalty = penalty + self.feature_weight * features
@@ -137,25 +137,20 @@ class WithPenalties(nn.Module):
 def attend_with_maxima(
     attention: SelfAttention, x: Float[Tensor, "B N D"], rotation: Rotation | None
 ) -> tuple[Float[Tensor, "B N D"], Float[Tensor, "B H N"]]:
-    """What the attention makes of x, and each row's largest probability.
+    """The output of the attention, and the largest probability of each row.
 
-    The map has to exist for this, so it is made once and used for both. With talking heads the probabilities
-    are those of the softmax, before the second mixing, after which rows no longer sum to one.
+    The map has to exist for this, so it is made once and used for both.
     """
     q, k, v = attention.project(x, rotation)
-    logits = q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)
-    talking = isinstance(attention, TalkingHeadsAttention)
-    if talking:
-        logits = _mix(logits, attention.proj_l)
-    probs = _wide(logits).softmax(-1)
-    maps = _mix(probs.to(v.dtype), attention.proj_w) if talking else probs.to(v.dtype)
+    scale = q.shape[-1] ** -0.5
+    if isinstance(attention, TalkingHeadsAttention):
+        before, after = attention.proj_l, attention.proj_w
+        probs = attention_probabilities(q, k, before.weight, before.bias, scale=scale)
+        maps = mix_heads(probs.to(v.dtype), after.weight, after.bias)
+    else:
+        probs = attention_probabilities(q, k, scale=scale)
+        maps = probs.to(v.dtype)
     return attention.proj((maps @ v).transpose(1, 2).flatten(2)), probs.amax(-1)
-
-
-def _mix(maps: Float[Tensor, "B H N M"], mixer: nn.Linear) -> Float[Tensor, "B H N M"]:
-    """Let a linear act across the heads."""
-    mixed = torch.einsum("gh,bhnm->bgnm", mixer.weight.to(maps.dtype), maps)
-    return mixed + mixer.bias.to(maps.dtype)[:, None, None]
 
 
 def _wide(x: Tensor) -> Tensor:

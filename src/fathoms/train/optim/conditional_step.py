@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -39,14 +38,6 @@ def zero_(tensors: Sequence[Tensor], hold: Tensor) -> None:
 def _bits(tensors: Sequence[Tensor]) -> list[Tensor]:
     local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
     return [tensor.detach().view(_BITS[tensor.element_size()]) for tensor in local]
-
-
-def loss_of(closure: Callable[[], Any] | None) -> Any:
-    """What an optimizer's closure gives, called as torch's own optimizers call it; None if there is none."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
 
 
 def hold_of(optimizer: torch.optim.Optimizer) -> Tensor | None:

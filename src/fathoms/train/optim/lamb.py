@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fathoms.errors import ConfigError
-from fathoms.train.optim.conditional_step import hold_of, loss_of, zero_
+from fathoms.train.optim.closure import loss_of
+from fathoms.train.optim.conditional_step import hold_of, zero_
 
 
 class Lamb(torch.optim.Optimizer):
@@ -58,7 +59,7 @@ class Lamb(torch.optim.Optimizer):
             "step": 0,
         }
         super().__init__(params, defaults)
-        # torch's word for: set `found_inf`, and where it is one a step moves nothing (see gate.py).
+        # torch's word for: set `found_inf`, and where it is one a step moves nothing (see conditional_step.py).
         self._step_supports_amp_scaling = True
 
     @torch.no_grad()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fathoms.errors import ConfigError
-from fathoms.train.optim.conditional_step import hold_of, loss_of, step_unless
+from fathoms.train.optim.closure import loss_of
+from fathoms.train.optim.conditional_step import hold_of, step_unless
 from fathoms.train.optim.stacked_muon import StackedMuon
 
 ALGORITHMS = ("muon", "adamw")
@@ -65,7 +66,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         filled = {name: iter(part.param_groups) for name, part in self._parts.items()}
         self.param_groups = [next(filled[group["algorithm"]]) for group in self.param_groups]
         self._share()
-        # torch's word for: set `found_inf`, and where it is one a step moves nothing (see gate.py).
+        # torch's word for: set `found_inf`, and where it is one a step moves nothing (see conditional_step.py).
         self._step_supports_amp_scaling = True
 
     def _share(self) -> None:

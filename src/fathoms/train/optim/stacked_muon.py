@@ -14,7 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from fathoms.errors import ConfigError
-from fathoms.train.optim.conditional_step import hold_of, loss_of, put_back_
+from fathoms.train.optim.closure import loss_of
+from fathoms.train.optim.conditional_step import hold_of, put_back_
 
 # A stack has at most so many numbers (256 MB in bfloat16); more matrices of its shape make another one.
 LIMIT = 2**27
@@ -58,7 +59,7 @@ class StackedMuon(torch.optim.Muon):
     Of matrices that are spread over processes (FSDP2) each process orthogonalises its share of a stack.
     """
 
-    # torch's word for: set `found_inf`, and where it is one a step moves nothing (see gate.py).
+    # torch's word for: set `found_inf`, and where it is one a step moves nothing (see conditional_step.py).
     _step_supports_amp_scaling = True
 
     @torch.no_grad()

@@ -1,0 +1,73 @@
+"""One update of the Stepper: accumulated gradients, a skipped update, the seed of a batch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from fathoms.train.step import batch_seed
+
+
+@pytest.fixture
+def trainer(tiny_runs):
+    return tiny_runs.trainer("--model-ema", "--model-ema-decay", "0.5", "--drop-path", "0.2")
+
+
+def batches(trainer, count):
+    return list(itertools.islice(trainer.context.data.train.epoch(0), count))
+
+
+def gradients(trainer):
+    found = [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]
+    trainer.stepper.clear()
+    return found
+
+
+def weights(module):
+    return [value.clone() for value in module.state_dict().values()]
+
+
+def test_accumulated_gradients_are_the_mean_of_their_batches(trainer):
+    pair, stepper = batches(trainer, 2), trainer.stepper
+    alone = []
+    for batch in pair:
+        stepper.accumulate(batch, parts=1, first=True)
+        alone.append(gradients(trainer))
+    for number, batch in enumerate(pair):
+        stepper.accumulate(batch, parts=2, first=number == 0)
+    for both, one, other in zip(gradients(trainer), *alone, strict=True):
+        assert torch.allclose(both, (one + other) / 2, atol=1e-7)
+
+
+def test_a_replayed_batch_has_the_loss_it_had(trainer):
+    [batch] = batches(trainer, 1)
+    trainer.stepper.accumulate(batch, parts=1, first=True)
+    first = trainer.stepper.pending[0] / trainer.stepper.pending[3]
+    torch.manual_seed(1)
+    assert float(trainer.stepper.replay(batch).detach()) == pytest.approx(float(first), abs=1e-7)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_an_update_is_reported_once_and_skipped_if_it_is_not_finite(trainer, bad):
+    [batch], stepper, state = batches(trainer, 1), trainer.stepper, trainer.state
+    before, average = weights(trainer.model), weights(trainer.learner.ema.module)
+    stepper.accumulate(batch, parts=1, first=True)
+    norm = stepper.gradient_norm()
+    assert stepper.finish_previous() is None
+    state.batch = 1
+    stepper.apply(state, norm * (math.inf if bad else 1), lr=0.1, vote=0)
+    report = stepper.finish_previous()
+    assert (report.update, report.epoch, report.batches, report.nonfinite) == (0, 0, (0, 1), bad)
+    assert stepper.finish_previous() is None
+    for now, then in ((trainer.model, before), (trainer.learner.ema.module, average)):
+        assert all(torch.equal(a, b) for a, b in zip(weights(now), then, strict=True)) == bad
+    assert float(state.sums[3]) == (0 if bad else len(batch))
+    assert all(p.grad is None for p in trainer.model.parameters())
+
+
+def test_each_batch_has_a_seed_of_its_own():
+    places = list(itertools.product(range(3), range(3), range(3), range(2)))
+    assert len({batch_seed(*place) for place in places}) == len(places)
