@@ -278,7 +278,7 @@ class Affine(nn.Module):
 
 
 def test_parts_that_touch_once_another_has_gone_are_folded_too():
-    """The norm's tail goes first; the chain of scales behind it is found anew after each fold."""
+    """The norm's tail goes first; the chain of scales after it is found anew after each fold."""
     model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), Affine(), Affine(), Affine(), nn.Linear(4, 4))
     folded, report = fold(moved(model), images=torch.randn(2, 4))
     assert {row.name for row in report} == {"0.weight, bias", *[f"{i}.scale, shift" for i in (2, 3, 4)]}

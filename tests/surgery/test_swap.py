@@ -246,7 +246,7 @@ def test_a_model_that_cannot_be_swapped_is_an_error(model, options, message):
         swap_norms(model, **{"to": "learnable_scaler", **options})
 
 
-def test_a_functional_norm_beside_modules_is_noted():
+def test_a_functional_norm_in_a_model_with_norm_modules_is_noted():
     report = swap_norms(Mixed(), "learnable_scaler", calibrate=images(4))
     assert report.notes == ("the model calls layer_norm as a function: not swapped",)
 
