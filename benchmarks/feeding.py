@@ -35,6 +35,7 @@ from fathoms.data import (
     ResidentLoader,
     Source,
     TrainView,
+    choose_backend,
     choose_decoder,
     list_splits,
     open_source,
@@ -168,7 +169,9 @@ def measure_resident(args: argparse.Namespace) -> dict[str, object]:
     share: dict[str, float] = {}
     still: list[float] = []
     for name, (crop, options) in recipes.items():
-        augment = Augment(options, classes=len(source.classes), device=device, kernels=args.kernels)
+        augment = Augment(
+            options, classes=len(source.classes), device=device, backend=choose_backend(args.kernels, device)
+        )
         loader = ResidentLoader(source, Plan(len(source), size), 32, crop, augment, device)
         epochs = itertools.count()
         first = next(loader.epoch(next(epochs)))
@@ -270,7 +273,9 @@ def measure_feed(args: argparse.Namespace) -> dict[str, object]:
         size = args.batch_size or 256
         source = Repeated(pack, -(-size * 4000 // len(pack)))
         options = AugmentOptions(aa=POLICY, reprob=0.25, mix=MixOptions(mixup=0.8, cutmix=1.0))
-        augment = Augment(options, classes=len(source.classes), device=device, kernels=args.kernels)
+        augment = Augment(
+            options, classes=len(source.classes), device=device, backend=choose_backend(args.kernels, device)
+        )
         config = ViTConfig(
             image_size=SIZE, dim=192, depth=args.depth, heads=3, num_classes=len(source.classes)
         )

@@ -44,7 +44,7 @@ from fathoms.data import (
     open_source,
 )
 from fathoms.data.decode.sample_reader import Reader
-from fathoms.data.device.backend import KERNELS
+from fathoms.data.device.backend import IMPLS
 from fathoms.data.loader import KINDS
 from fathoms.data.sampler import Refs
 from fathoms.data.tools.pack import PackOptions, pack_split, write_index
@@ -206,9 +206,7 @@ def main() -> None:
     form.add_argument("--feed", action="store_true", help="the third form")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--step", choices=SETTINGS, default="launched", help="how a training step is run")
-    parser.add_argument(
-        "--kernels", choices=KERNELS, default="auto", help="who does the pictures on the device"
-    )
+    parser.add_argument("--kernels", choices=IMPLS, default="auto", help="backend of the work on the device")
     parser.add_argument("--workers", type=int, nargs="*", help="with --feed: numbers of workers to try")
     parser.add_argument("--worker-kind", choices=KINDS, default="auto", help="with --feed: who decodes")
     parser.add_argument("--seconds", type=float, default=3.0, help="with --feed: length of one measurement")

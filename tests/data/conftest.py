@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -26,6 +28,17 @@ def encode(image: Image.Image, kind: str = "JPEG", **options) -> bytes:
         options.setdefault("quality", 92)
     image.save(buffer, kind, **options)
     return buffer.getvalue()
+
+
+@pytest.fixture
+def kernel_device():
+    """Where Triton kernels run: the CPU in Triton's interpreter, which must be on from the first import, or a GPU."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        pytest.skip("kernel tests run in Triton's interpreter: TRITON_INTERPRET=1 pytest -m kernels")
+    return torch.device("cuda")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fathoms.data.crop.random_crop import CropOptions
     from fathoms.data.crop.transforms import EvalView, TrainView
     from fathoms.data.decode.decode import Decoder, choose_decoder
+    from fathoms.data.device.backend import choose_backend
     from fathoms.data.device_loader import ResidentLoader
     from fathoms.data.errors import ArchiveError, BadImageError, DataError, LoaderError
     from fathoms.data.loader import Loader, LoaderOptions
@@ -48,6 +49,7 @@ __all__ = [
     "ResidentLoader",
     "Source",
     "TrainView",
+    "choose_backend",
     "choose_decoder",
     "list_splits",
     "open_source",
@@ -78,6 +80,7 @@ _HOMES = {
     "ResidentLoader": "fathoms.data.device_loader",
     "Source": "fathoms.data.sources.base",
     "TrainView": "fathoms.data.crop.transforms",
+    "choose_backend": "fathoms.data.device.backend",
     "choose_decoder": "fathoms.data.decode.decode",
     "list_splits": "fathoms.data.sources.detect",
     "open_source": "fathoms.data.sources.detect",

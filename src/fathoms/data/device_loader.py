@@ -20,12 +20,12 @@ from fathoms.data.counter_rng import sample_keys
 from fathoms.data.crop.packed_rgb import as_planes, as_words
 from fathoms.data.crop.pixel_layout import Places
 from fathoms.data.crop.random_crop import CropOptions, draw_boxes
-from fathoms.data.device.backend import choose_forms
-from fathoms.data.device.transfer import to_device
+from fathoms.data.device.backend import loader_backend
 from fathoms.data.errors import DataError
 from fathoms.data.sampler import Plan, Refs
 from fathoms.data.sources.arrays import ArraySource
 from fathoms.data.stats import LoaderStats
+from fathoms.data.to_device import to_device
 from fathoms.errors import ConfigError
 
 # Pixels that a GPU is given in one go: 16,384 pictures of 32 x 32, 201 MB as float32. What the host does
@@ -61,7 +61,7 @@ class ResidentLoader:
         self.source, self.plan, self.size, self.crop, self.augment = source, plan, size, crop, augment
         self.device = torch.device(device)
         self._cubic = interpolation == "bicubic"
-        self._forms = augment.forms if augment is not None else choose_forms("auto", self.device)
+        self._backend = loader_backend(augment, self.device)
         self._next: Ahead[list[Batch]] | None = None
         self._check_room()
         # torch takes no read-only arrays, which is what a file read into memory gives.
@@ -111,7 +111,7 @@ class ResidentLoader:
         return (
             f"data: {self.source.kind} {self.source.split}, {len(self.source)} images, "
             f"{len(self.source.classes)} classes; kept on {self.device}, no decoder in use"
-            f"{self._forms.described(self.device)}"
+            f"{self._backend.described(self.device)}"
         )
 
     def advice(self) -> str:
@@ -206,4 +206,4 @@ class ResidentLoader:
             boxes, flips, cubic = draw_boxes(sizes, keys, self.crop)
         offset = refs.index.astype(np.int64) * (height * width)
         places = Places(offset, np.full(count, width), sizes, boxes, flips, cubic)
-        return self._forms.resize(self._pixels, places, self.size)
+        return self._backend.resize(self._pixels, places, self.size)

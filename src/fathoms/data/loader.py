@@ -19,7 +19,7 @@ from fathoms.data.crop.packed_rgb import as_words
 from fathoms.data.crop.pixel_layout import Places
 from fathoms.data.crop.transforms import Chunk, EvalView, TrainView
 from fathoms.data.decode.decode import BACKENDS, choose_decoder
-from fathoms.data.device.backend import choose_forms
+from fathoms.data.device.backend import loader_backend
 from fathoms.data.device.sender import Sender
 from fathoms.data.errors import DataError
 from fathoms.data.sampler import Plan, Refs
@@ -101,7 +101,7 @@ class Loader:
         self.decoder = choose_decoder(self.options.decoder, self.options.exif)
         self.stats, self._sender = LoaderStats(), Sender(self.device)
         self._allowed = int(self.options.max_bad * len(source))
-        self._forms = augment.forms if augment is not None else choose_forms("auto", self.device)
+        self._backend = loader_backend(augment, self.device)
         self._processes: tuple[tuple[int, int], Processes] | None = None
         # On a CPU the workers do everything that belongs to one sample; a GPU takes it over from them.
         self._colour_in_worker = augment is not None and self.device.type == "cpu"
@@ -121,7 +121,7 @@ class Loader:
         return (
             f"data: {self.source.kind} {self.source.split}, {len(self.source)} images, "
             f"{len(self.source.classes)} classes; decoder in use: {self.decoder.name} ({self.decoder.reason}); "
-            f"{self.options.count} {self.kind}; resize on the {where}{self._forms.described(self.device)}"
+            f"{self.options.count} {self.kind}; resize on the {where}{self._backend.described(self.device)}"
         )
 
     def advice(self) -> str:
@@ -236,4 +236,4 @@ class Loader:
                 for name in ("pitch", "size", "box", "flip", "cubic")
             ),
         )
-        return self._forms.resize(as_words(self._sender.send(pixels)), joined, size)
+        return self._backend.resize(as_words(self._sender.send(pixels)), joined, size)

@@ -14,6 +14,7 @@ from fathoms.data import (
     Plan,
     ResidentLoader,
     Source,
+    choose_backend,
 )
 from fathoms.errors import ConfigError
 
@@ -53,7 +54,8 @@ def eval_loader(
     """
     rank, world = share
     plan = Plan(len(source), batch_size, order="sequential", world=world, rank=rank)
-    augment = Augment(AugmentOptions(mean=mean, std=std), train=False, device=device)
+    backend = choose_backend("auto", torch.device(device))
+    augment = Augment(AugmentOptions(mean=mean, std=std), train=False, device=device, backend=backend)
     if isinstance(source, ArraySource):
         if crop_pct not in (None, 1.0):
             raise ConfigError(f"crop_pct={crop_pct}: arrays are judged whole; leave it out or use 1.0")

@@ -21,6 +21,7 @@ from fathoms.data import (
     Plan,
     ResidentLoader,
     TrainView,
+    choose_backend,
     list_splits,
     open_source,
 )
@@ -100,7 +101,8 @@ def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:
     share = {"world": world.size, "rank": world.rank}
     plan = Plan(len(source), recipe.batch_size, seed, repeats=recipe.aug_repeats, **share)
     options = augment_options(recipe)
-    augment = Augment(options, seed=seed, classes=len(source.classes), device=world.device)
+    backend = choose_backend("auto", world.device)
+    augment = Augment(options, seed=seed, classes=len(source.classes), device=world.device, backend=backend)
     crop = CropOptions(
         mode=recipe.crop,
         scale=recipe.scale,

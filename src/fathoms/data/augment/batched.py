@@ -5,8 +5,7 @@ The choices are made on the host, so groups have sizes known there and the devic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from fathoms.data.augment.lookup_tables import (
     picture_table,
 )
 from fathoms.data.augment.policy import Layer
-from fathoms.data.device.transfer import to_device
+from fathoms.data.to_device import to_device
 
 COLOUR: dict[str, Callable[..., Tensor]] = {
     "colour": enhance.colour,
@@ -33,27 +32,7 @@ COLOUR: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """The functions behind the operations: as written, or compiled."""
-
-    affine: Callable[..., Tensor]
-    colour: Mapping[str, Callable[..., Tensor]]
-
-
-WRITTEN = Kernels(affine, COLOUR)
 _NONE = np.empty(0, np.int64)
-
-
-def compiled_kernels() -> Kernels:
-    """The operations through torch.compile, once for all group sizes; each is compiled when first used.
-
-    Worth it for large pictures on a GPU, where an operation as written writes out every one of its steps.
-    """
-    return Kernels(
-        torch.compile(affine, dynamic=True),
-        {name: torch.compile(function, dynamic=True) for name, function in COLOUR.items()},
-    )
 
 
 def put_rows(images: Tensor, rows: np.ndarray, where: Tensor, part: Tensor) -> Tensor:
@@ -67,7 +46,7 @@ def put_rows(images: Tensor, rows: np.ndarray, where: Tensor, part: Tensor) -> T
 
 
 def apply_layer(
-    images: UInt8[Tensor, "B 3 H W"], layer: Layer, fill: UInt8[Tensor, "3"], kernels: Kernels = WRITTEN
+    images: UInt8[Tensor, "B 3 H W"], layer: Layer, fill: UInt8[Tensor, "3"]
 ) -> UInt8[Tensor, "B 3 H W"]:
     """The batch with each sample's operation applied; `images` itself is changed and returned."""
     groups = [
@@ -105,10 +84,10 @@ def apply_layer(
     if moved:
         stop = start + len(matrix)
         cubic = int(layer.cubic[mapped].sum())
-        results.append(kernels.affine(picked[start:stop], matrix, cubic, fill))
+        results.append(affine(picked[start:stop], matrix, cubic, fill))
         start = stop
     for kind, rows in other.items():
         stop = start + len(rows)
-        results.append(kernels.colour[kind](picked[start:stop], factor[start:stop]))
+        results.append(COLOUR[kind](picked[start:stop], factor[start:stop]))
         start = stop
     return put_rows(images, order, where, torch.cat(results))

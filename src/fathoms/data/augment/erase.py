@@ -15,7 +15,7 @@ from torch import Tensor
 from fathoms.data.augment.batched import put_rows
 from fathoms.data.augment.masks import inside_boxes
 from fathoms.data.counter_rng import device_uniforms, sample_keys, uniforms
-from fathoms.data.device.transfer import to_device
+from fathoms.data.to_device import to_device
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 

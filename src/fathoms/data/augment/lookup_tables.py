@@ -29,8 +29,6 @@ HAIR = 1e-3
 
 def luma(red: Tensor, green: Tensor, blue: Tensor) -> Tensor:
     """Luma as Pillow rounds it, whole numbers in float32. All sums stay below 2 ** 24, hence are exact."""
-    # Bytes are made float32 first: compiled by torch 2.11, a byte times alpha stays a byte.
-    green, blue = green.float(), blue.float()
     total = (red * 19595.0).add_(green, alpha=38470).add_(blue, alpha=7471).add_(0x8000)
     return total.mul_(2.0**-16).floor_()
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fathoms.data.augment.masks import inside_boxes
-from fathoms.data.device.transfer import to_device
+from fathoms.data.to_device import to_device
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
+from fathoms.data.augment.backend import AugmentBackend, torch_backend
 from fathoms.data.augment.erase import check_erasing, draw_rectangles
 from fathoms.data.augment.finish import Erasing, Finish
 from fathoms.data.augment.jitter import draw_jitter, jitter_ranges
 from fathoms.data.augment.mix import MixOptions, Mixture, draw_mixture, soft_targets
 from fathoms.data.augment.policy import Layer, draw_layers, parse_policy
 from fathoms.data.counter_rng import generators, sample_keys
-from fathoms.data.device.backend import choose_forms
 from fathoms.data.sampler import Refs
 from fathoms.errors import ConfigError
 
@@ -65,7 +65,7 @@ class Augment:
         train: False normalises and does nothing more.
         dtype: type of the images handed out.
         device: where the batches are.
-        kernels: who does the operations: "torch", "inductor" (compiled), "triton", or "auto".
+        backend: what changes the pixels, from `fathoms.data.device.backend.choose_backend`; None means torch.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class Augment:
         train: bool = True,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        kernels: str = "auto",
+        backend: AugmentBackend | None = None,
     ) -> None:
         if train and options.mix.active and classes < 2:
             raise ConfigError(f"data: mixup needs the number of classes; classes={classes}")
         self.options, self.seed, self.classes, self.train, self.dtype = options, seed, classes, train, dtype
         self.device = torch.device(device)
-        self.forms = choose_forms(kernels, self.device)
+        self.backend = torch_backend(self.device) if backend is None else backend
         self.policy = parse_policy(options.aa) if options.aa and train else None
         self.ranges = jitter_ranges(options.color_jitter) if options.color_jitter and train else None
         mean, std = (torch.tensor(values)[:, None, None] for values in (options.mean, options.std))
@@ -110,7 +110,7 @@ class Augment:
 
     def apply_layer(self, images: UInt8[Tensor, "B 3 H W"], layer: Layer) -> UInt8[Tensor, "B 3 H W"]:
         """One layer of operations on bytes; the batch may be changed in place, and is returned."""
-        return self.forms.layer(images, layer, self._fill)
+        return self.backend.layer(images, layer, self._fill)
 
     def finish(
         self,
@@ -161,7 +161,7 @@ class Augment:
         self, images: UInt8[Tensor, "B 3 H W"], labels: Int64[Tensor, " B"], drawn: Finish
     ) -> tuple[Float[Tensor, "B 3 H W"], Float[Tensor, "B C"] | None]:
         """Normalise, and erase and mix as drawn; the second result is soft targets where samples were mixed."""
-        out = self.forms.finish(images, self._scale, self._shift, self.dtype, drawn)
+        out = self.backend.finish(images, self._scale, self._shift, self.dtype, drawn)
         if drawn.mixture is None:
             return out, None
         return out, soft_targets(labels, self.classes, self.options.mix.smoothing, drawn.mixture)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fathoms.data.crop.packed_rgb import add_weighted, as_planes, word_planes
 from fathoms.data.crop.pixel_layout import Places
-from fathoms.data.device.transfer import to_device
+from fathoms.data.to_device import to_device
 
 
 def _bilinear(x: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fathoms.data.augment.finish import Finish
 from fathoms.data.counter_rng import sample_keys
-from fathoms.data.device.transfer import to_device
 from fathoms.data.device.triton.finish_kernels import finish_kernel
+from fathoms.data.to_device import to_device
 from fathoms.ops.triton.around import launch, launch_options
 
 # Pixels of one program, at most.

@@ -18,11 +18,11 @@ from fathoms.data.augment.filters import blur_boxes
 from fathoms.data.augment.geometry import PLANE, matrices
 from fathoms.data.augment.lookup_tables import FACTOR_LINES, PICTURE_TABLES
 from fathoms.data.augment.policy import Layer
-from fathoms.data.device.transfer import to_device
 from fathoms.data.device.triton import table_kernels as codes
 from fathoms.data.device.triton.blur_kernels import blur_kernel
 from fathoms.data.device.triton.layer_kernels import layer_kernel
 from fathoms.data.device.triton.table_kernels import table_kernel
+from fathoms.data.to_device import to_device
 from fathoms.errors import BackendError
 from fathoms.ops.dispatch import why_not_triton
 from fathoms.ops.triton.around import launch, launch_options

@@ -11,8 +11,8 @@ from jaxtyping import Int32, UInt8
 from torch import Tensor
 
 from fathoms.data.crop.pixel_layout import Places
-from fathoms.data.device.transfer import to_device
 from fathoms.data.device.triton.resize_kernels import FIELDS, columns_kernel, copy_kernel, rows_kernel
+from fathoms.data.to_device import to_device
 from fathoms.ops.triton.around import launch, launch_options
 
 # Rows and columns of the result that one program makes, at most.

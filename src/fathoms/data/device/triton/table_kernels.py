@@ -1,7 +1,8 @@
 """Triton kernel that writes the tables of the pointwise operations: 256 bytes per picture and channel.
 
 The arithmetic is that of `fathoms.data.augment.lookup_tables`, step by step: float64 for lines and stretches,
-float32 for contrast, integers for luma, its mean and histograms. Launched without fused multiply-adds it gives the same bytes.
+float32 for contrast, integers for luma, its mean and histograms. Launched without fused multiply-adds it gives
+the same bytes.
 """
 
 # Device code: to a type checker its constants are constexpr objects and its tensors unknown.

@@ -1,4 +1,7 @@
-"""Small host arrays on their way to the device."""
+"""Copy small host arrays to a device, all in one transfer.
+
+Below the rooms of `data/`: augmentation and the device kernels both send what was drawn on the host.
+"""
 
 from __future__ import annotations
 
