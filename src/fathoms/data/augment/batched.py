@@ -12,7 +12,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from fathoms.data.augment import filters as enhance
+from fathoms.data.augment import filters
 from fathoms.data.augment.geometry import PLANE, affine, matrices
 from fathoms.data.augment.lookup_tables import (
     FACTOR_LINES,
@@ -25,10 +25,10 @@ from fathoms.data.augment.policy import Layer
 from fathoms.data.to_device import to_device
 
 COLOUR: dict[str, Callable[..., Tensor]] = {
-    "colour": enhance.colour,
-    "sharpness": enhance.sharpness,
-    "gaussian_blur": enhance.gaussian_blur,
-    "hue": enhance.hue,
+    "colour": filters.colour,
+    "sharpness": filters.sharpness,
+    "gaussian_blur": filters.gaussian_blur,
+    "hue": filters.hue,
 }
 
 

@@ -12,8 +12,9 @@ from fathoms.data.augment.lookup_tables import cut, luma
 Images = UInt8[Tensor, "B 3 H W"]
 Factor = Float[Tensor, " B"]
 
-# Where a whole number is expected: less than any true fraction here, more than float32 is off by.
-HAIR = 1e-4
+# Added before rounding down in hue and blur, not to be mixed up with `CUT_MARGIN`: these numbers are rounded on the way
+# to the result, so it must be less than any true fraction there, and float32 is off by less.
+ROUND_MARGIN = 1e-4
 # Pixels to either side that the box of a blur can touch.
 REACH = 3
 
@@ -74,7 +75,7 @@ def gaussian_blur(images: Images, factor: Factor) -> Images:
                 padded.narrow(dim, tap, size) * kernel[:, tap, None, None, None]
                 for tap in range(2 * reach + 1)
             ]
-            values = (sum(parts[1:], parts[0]) + 0.5 + HAIR).floor()
+            values = (sum(parts[1:], parts[0]) + 0.5 + ROUND_MARGIN).floor()
     return values.clamp(0, 255).to(torch.uint8)
 
 
@@ -92,10 +93,10 @@ def hue(images: Images, factor: Factor) -> Images:
     )
     turns = torch.where(span > 0, (angle / 6 + 1) % 1.0, 0.0)
     # Pillow keeps hue and saturation in a byte each, and so must we to end at the same colours.
-    hue_byte = (turns * 255 + HAIR).floor()
+    hue_byte = (turns * 255 + ROUND_MARGIN).floor()
     shift = (factor * 255).to(torch.int32).float()[:, None, None]
     hue_byte = (hue_byte + shift) % 256
-    saturation = torch.where(high > 0, (span * 255 / high.clamp(min=1) + HAIR).floor(), 0.0) / 255
+    saturation = torch.where(high > 0, (span * 255 / high.clamp(min=1) + ROUND_MARGIN).floor(), 0.0) / 255
     sector = hue_byte * (6 / 255)
     index = sector.floor()
     fraction = sector - index

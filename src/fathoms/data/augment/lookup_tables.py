@@ -23,8 +23,9 @@ Number = int | float | np.ndarray
 FACTOR_LINES: Registry[np.ndarray] = Registry("table operation")
 PICTURE_TABLES = ("auto_contrast", "contrast", "equalize")
 
-# A product that should be whole may come out a hair below it in float32; Pillow cuts off in float64.
-HAIR = 1e-3
+# Added before a fraction is cut off: a product or a sum of up to sixteen taps that should be whole may come out just
+# below it in float32, where Pillow computes in float64.
+CUT_MARGIN = 1e-3
 
 
 def luma(red: Tensor, green: Tensor, blue: Tensor) -> Tensor:
@@ -35,7 +36,7 @@ def luma(red: Tensor, green: Tensor, blue: Tensor) -> Tensor:
 
 def cut(values: Tensor) -> Tensor:
     """Clip to a byte and drop the fraction, as Pillow's C code does; `values` is used up."""
-    return values.add_(HAIR).clamp_(0, 255).to(torch.uint8)
+    return values.add_(CUT_MARGIN).clamp_(0, 255).to(torch.uint8)
 
 
 @FACTOR_LINES.add("invert")
@@ -65,7 +66,7 @@ def solarize_add(factor: Factors) -> Lines:
 @FACTOR_LINES.add("brightness")
 def brightness(factor: Factors) -> Lines:
     """Scale: factor * v."""
-    return _lines(factor, low=(factor, HAIR))
+    return _lines(factor, low=(factor, CUT_MARGIN))
 
 
 def _lines(

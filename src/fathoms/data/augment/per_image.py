@@ -16,7 +16,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from fathoms.data.augment import filters as enhance
+from fathoms.data.augment import filters
 from fathoms.data.augment import lookup_tables as tables
 from fathoms.data.augment.geometry import PLANE, matrices, tap_weights
 from fathoms.data.augment.policy import Layer
@@ -28,7 +28,7 @@ Fill = UInt8[np.ndarray, "3"]
 def to_bytes(values: Float[Tensor, "..."]) -> UInt8[np.ndarray, "..."]:
     """Clip to a byte and drop the fraction, as Pillow's C code does; `values` is used up."""
     # numpy converts float32 to uint8 four times as fast as torch.
-    return values.add_(tables.HAIR).clamp_(0, 255).numpy().astype(np.uint8)
+    return values.add_(tables.CUT_MARGIN).clamp_(0, 255).numpy().astype(np.uint8)
 
 
 def look_up(picture: Picture, table: UInt8[np.ndarray, "c 256"]) -> Picture:
@@ -60,7 +60,7 @@ def solarize_add(picture: Picture, factor: float) -> Picture:
 
 def brightness(picture: Picture, factor: float) -> Picture:
     """Scale: factor * v."""
-    return np.take(np.clip(np.arange(256) * factor + tables.HAIR, 0, 255).astype(np.uint8), picture)
+    return np.take(np.clip(np.arange(256) * factor + tables.CUT_MARGIN, 0, 255).astype(np.uint8), picture)
 
 
 def contrast(picture: Picture, factor: float) -> Picture:
@@ -85,14 +85,14 @@ def equalize(picture: Picture, _: float) -> Picture:
 
 
 def colour(picture: Picture, factor: float) -> Picture:
-    """Saturation, as `enhance.colour`."""
+    """Saturation, as `filters.colour`."""
     pixels = torch.from_numpy(picture).float()
     shades = tables.luma(*pixels)
     return to_bytes(pixels.sub_(shades).mul_(factor).add_(shades))
 
 
 def sharpness(picture: Picture, factor: float) -> Picture:
-    """A blend with a smoothed copy, as `enhance.sharpness`."""
+    """A blend with a smoothed copy, as `filters.sharpness`."""
     values = torch.from_numpy(picture).to(torch.int16)
     rows = (values[:, :-2] + values[:, 1:-1]).add_(values[:, 2:])
     total = (rows[..., :-2] + rows[..., 1:-1]).add_(rows[..., 2:])
@@ -105,7 +105,7 @@ def sharpness(picture: Picture, factor: float) -> Picture:
 
 def hue(picture: Picture, factor: float) -> Picture:
     """The hue turned, by the batched operation on a batch of one."""
-    return enhance.hue(torch.from_numpy(picture)[None], torch.tensor([factor]))[0].numpy()
+    return filters.hue(torch.from_numpy(picture)[None], torch.tensor([factor]))[0].numpy()
 
 
 def _as_image(picture: Picture) -> Image.Image:

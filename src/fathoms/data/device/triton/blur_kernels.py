@@ -13,10 +13,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fathoms.data.augment import filters as enhance
+from fathoms.data.augment import filters
 
-HAIR = tl.constexpr(enhance.HAIR)
-REACH = tl.constexpr(enhance.REACH)
+ROUND_MARGIN = tl.constexpr(filters.ROUND_MARGIN)
+REACH = tl.constexpr(filters.REACH)
 # A byte times this is a word of four such bytes.
 FOUR_TIMES = tl.constexpr(0x01010101)
 
@@ -30,7 +30,7 @@ def weighted(value, box, TAP: tl.constexpr):
 @triton.jit
 def rounded(total):
     """A byte, in int32. The weights add up to one, so that nothing is left to clip."""
-    return tl.floor(total + 0.5 + HAIR).to(tl.int32)
+    return tl.floor(total + 0.5 + ROUND_MARGIN).to(tl.int32)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """Triton kernels that apply drawn operations to whole batches: one program does its picture's own operation.
 
 A program takes a tile of one picture, all three channels, and branches on what that picture is to go through.
-The arithmetic is that of `fathoms.data.augment.geometry` and `enhance`, in the same order; launched without fused
+The arithmetic is that of `fathoms.data.augment.geometry` and `filters`, in the same order; launched without fused
 multiply-adds it gives the same bytes. Pictures that are to be blurred are left to `blur_kernel`.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fathoms.data.augment import filters as enhance
+from fathoms.data.augment import filters
 from fathoms.data.device.triton.table_kernels import (
     BLUR,
     COLOUR,
@@ -26,7 +26,7 @@ from fathoms.data.device.triton.table_kernels import (
     luma,
 )
 
-HAIR = tl.constexpr(enhance.HAIR)
+ROUND_MARGIN = tl.constexpr(filters.ROUND_MARGIN)
 # Added and taken away again it leaves a float32 below 2 ** 22 rounded to a whole number, ties to even.
 ROUNDER = tl.constexpr(12582912.0)
 
@@ -189,9 +189,9 @@ def hue(picture_ptr, out_ptr, factor, pixels, at, here):
     angle = tl.where(red == high, to_blue - to_green, angle)
     turns = tl.div_rn(angle, tl.full(at.shape, 6.0, tl.float32)) + 1
     turns = tl.where(span > 0, turns - tl.floor(turns), 0.0)
-    byte = tl.floor(turns * 255 + HAIR) + (factor * 255).to(tl.int32).to(tl.float32)
+    byte = tl.floor(turns * 255 + ROUND_MARGIN) + (factor * 255).to(tl.int32).to(tl.float32)
     byte -= tl.floor(byte * 0.00390625) * 256
-    share = tl.floor(tl.div_rn(span * 255, tl.maximum(high, 1.0)) + HAIR)
+    share = tl.floor(tl.div_rn(span * 255, tl.maximum(high, 1.0)) + ROUND_MARGIN)
     share = tl.div_rn(tl.where(high > 0, share, 0.0), tl.full(at.shape, 255.0, tl.float32))
     sector = byte * (6 / 255)
     index = tl.floor(sector)

@@ -28,13 +28,13 @@ SHARPNESS = tl.constexpr(8)
 HUE = tl.constexpr(9)
 BLUR = tl.constexpr(10)
 
-HAIR = tl.constexpr(tables.HAIR)
+CUT_MARGIN = tl.constexpr(tables.CUT_MARGIN)
 
 
 @triton.jit
 def cut(value):
     """Clip to a byte and drop the fraction, as `tables.cut`."""
-    return tl.minimum(tl.maximum(value + HAIR, 0.0), 255.0).to(tl.uint8)
+    return tl.minimum(tl.maximum(value + CUT_MARGIN, 0.0), 255.0).to(tl.uint8)
 
 
 @triton.jit
