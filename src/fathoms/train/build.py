@@ -122,12 +122,12 @@ def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:
 def augment_options(recipe: Recipe) -> AugmentOptions:
     """What a recipe does to a training batch."""
     mix = MixOptions(
-        recipe.mixup,
-        recipe.cutmix,
-        recipe.mixup_prob,
-        recipe.mixup_switch_prob,
-        recipe.mixup_mode,
-        recipe.smoothing,
+        mixup=recipe.mixup,
+        cutmix=recipe.cutmix,
+        mixup_prob=recipe.mixup_prob,
+        mixup_switch_prob=recipe.mixup_switch_prob,
+        mixup_mode=recipe.mixup_mode,
+        smoothing=recipe.smoothing,
     )
     return AugmentOptions(
         aa=recipe.aa,
@@ -136,7 +136,7 @@ def augment_options(recipe: Recipe) -> AugmentOptions:
         remode=recipe.remode,
         recount=recipe.recount,
         mix=mix,
-        interpolation=recipe.train_interpolation,
+        train_interpolation=recipe.train_interpolation,
         mean=recipe.mean,
         std=recipe.std,
     )

@@ -23,11 +23,13 @@ MODES = ("const", "rand", "pixel")
 _TRIES = 10
 
 
-def check_erasing(prob: float, mode: str, count: int) -> None:
+def check_erasing(reprob: float, remode: str, recount: int) -> None:
     """Refuse options out of range."""
-    check_name(mode, MODES, "erasing mode", "data.remode")
-    if not 0 <= prob <= 1 or count < 1:
-        raise ConfigError(f"data.reprob={prob} must be in 0..1 and data.recount={count} at least 1")
+    check_name(remode, MODES, "erasing mode", "--remode")
+    if not 0 <= reprob <= 1:
+        raise ConfigError(f"--reprob {reprob}: is not a probability; use 0 to 1")
+    if recount < 1:
+        raise ConfigError(f"--recount {recount}: is too small; use 1 or more")
 
 
 def draw_rectangles(keys: np.ndarray, prob: float, count: int, height: int, width: int) -> np.ndarray:

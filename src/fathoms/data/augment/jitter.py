@@ -16,7 +16,8 @@ def jitter_ranges(strength: float | tuple[float, ...]) -> tuple[float, ...]:
     ranges = (float(strength),) * 3 if isinstance(strength, int | float) else tuple(map(float, strength))
     if len(ranges) not in (3, 4) or min(ranges) < 0 or (len(ranges) == 4 and ranges[3] > 0.5):
         raise ConfigError(
-            f"data.color_jitter={strength!r}: give one number or three (four with hue, at most 0.5), none negative"
+            f"--color-jitter {strength!r}: is out of range; give one number, or three (four with hue, at most 0.5), "
+            "none negative"
         )
     return ranges
 

@@ -26,27 +26,34 @@ MIX_MODES = ("batch", "pair", "elem")
 
 @dataclass(frozen=True)
 class MixOptions:
-    """How samples are mixed; both alphas at zero mean no mixing."""
+    """Mixup and cutmix, by the names of their flags; both alphas at zero mean no mixing."""
 
     mixup: float = 0.0
     """Alpha of the beta distribution of mixup."""
     cutmix: float = 0.0
     """Alpha of the beta distribution of cutmix."""
-    prob: float = 1.0
+    mixup_prob: float = 1.0
     """Probability of mixing at all."""
-    switch_prob: float = 0.5
+    mixup_switch_prob: float = 0.5
     """Probability of cutmix where both are on."""
-    mode: str = "batch"
+    mixup_mode: str = "batch"
     """One mixture for the batch, one per pair, or one per sample."""
     smoothing: float = 0.1
     """Label smoothing of the soft targets."""
 
     def __post_init__(self) -> None:
-        check_name(self.mode, MIX_MODES, "mixing mode", "data.mixup_mode")
-        if self.mixup < 0 or self.cutmix < 0:
-            raise ConfigError(f"data.mixup={self.mixup} and data.cutmix={self.cutmix} must not be negative")
-        if not (0 <= self.prob <= 1 and 0 <= self.switch_prob <= 1 and 0 <= self.smoothing < 1):
-            raise ConfigError("data: mixup_prob, mixup_switch_prob and smoothing must be between 0 and 1")
+        check_name(self.mixup_mode, MIX_MODES, "mixing mode", "--mixup-mode")
+        for flag, alpha in (("--mixup", self.mixup), ("--cutmix", self.cutmix)):
+            if alpha < 0:
+                raise ConfigError(f"{flag} {alpha}: is negative; use 0 or more")
+        for flag, prob in (
+            ("--mixup-prob", self.mixup_prob),
+            ("--mixup-switch-prob", self.mixup_switch_prob),
+        ):
+            if not 0 <= prob <= 1:
+                raise ConfigError(f"{flag} {prob}: is not a probability; use 0 to 1")
+        if not 0 <= self.smoothing < 1:
+            raise ConfigError(f"--smoothing {self.smoothing}: is out of range; use 0 or more and less than 1")
 
     @property
     def active(self) -> bool:
@@ -85,12 +92,12 @@ def draw_mixture(
     options: MixOptions, rng: np.random.Generator, count: int, height: int, width: int
 ) -> Mixture:
     """Draw lambda and boxes; with cutmix the share is the area that is really left."""
-    number = {"batch": 1, "pair": (count + 1) // 2, "elem": count}[options.mode]
+    number = {"batch": 1, "pair": (count + 1) // 2, "elem": count}[options.mixup_mode]
     both = options.mixup > 0 and options.cutmix > 0
-    cut = rng.random(number) < options.switch_prob if both else np.full(number, options.cutmix > 0)
+    cut = rng.random(number) < options.mixup_switch_prob if both else np.full(number, options.cutmix > 0)
     smooth = rng.beta(options.mixup or 1.0, options.mixup or 1.0, number)
     share = np.where(cut, rng.beta(options.cutmix or 1.0, options.cutmix or 1.0, number), smooth)
-    share = np.where(rng.random(number) < options.prob, share, 1.0)
+    share = np.where(rng.random(number) < options.mixup_prob, share, 1.0)
     ratio = np.sqrt(1 - share)
     tall, wide = (height * ratio).astype(np.int64), (width * ratio).astype(np.int64)
     y, x = rng.integers(0, height, number), rng.integers(0, width, number)
@@ -98,11 +105,11 @@ def draw_mixture(
     left, right = np.clip(x - wide // 2, 0, width), np.clip(x + (wide + 1) // 2, 0, width)
     share = np.where(cut, 1 - (bottom - top) * (right - left) / (height * width), share)
     box = np.stack([top, bottom, left, right], 1)
-    if options.mode == "batch":
+    if options.mixup_mode == "batch":
         pick = np.zeros(count, np.int64)
     else:
         pick = np.arange(count)
-        pick = pick if options.mode == "elem" else np.minimum(pick, count - 1 - pick)
+        pick = pick if options.mixup_mode == "elem" else np.minimum(pick, count - 1 - pick)
     return Mixture(share[pick], cut[pick], box[pick], np.arange(count)[::-1].copy())
 
 

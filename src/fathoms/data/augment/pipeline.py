@@ -18,7 +18,9 @@ from fathoms.data.augment.policy import Layer, draw_layers, parse_policy
 from fathoms.data.counter_rng import generators, sample_keys
 from fathoms.data.sampler import Refs
 from fathoms.errors import ConfigError
+from fathoms.registry import check_name
 
+FILTERS = ("random", "bilinear", "bicubic")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -38,8 +40,8 @@ class AugmentOptions:
     """Largest number of erased rectangles."""
     mix: MixOptions = field(default_factory=MixOptions)
     """Mixup and cutmix."""
-    interpolation: str = "random"
-    """Filter of rotations, shears and translations."""
+    train_interpolation: str = "random"
+    """Filter of rotations, shears and translations: random, bilinear or bicubic."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """Subtracted, on the scale 0 to 1."""
     std: tuple[float, float, float] = IMAGENET_STD
@@ -51,8 +53,9 @@ class AugmentOptions:
             parse_policy(self.aa)
         if self.color_jitter is not None:
             jitter_ranges(self.color_jitter)
+        check_name(self.train_interpolation, FILTERS, "filter", "--train-interpolation")
         if min(self.std) <= 0:
-            raise ConfigError(f"data.std={self.std} must be positive")
+            raise ConfigError(f"--std {self.std}: is not positive; use numbers above zero")
 
 
 class Augment:
@@ -80,7 +83,9 @@ class Augment:
         backend: AugmentBackend | None = None,
     ) -> None:
         if train and options.mix.active and classes < 2:
-            raise ConfigError(f"data: mixup needs the number of classes; classes={classes}")
+            raise ConfigError(
+                f"classes={classes}: mixup and cutmix need the number of classes; give 2 or more"
+            )
         self.options, self.seed, self.classes, self.train, self.dtype = options, seed, classes, train, dtype
         self.device = torch.device(device)
         self.backend = torch_backend(self.device) if backend is None else backend
@@ -102,7 +107,7 @@ class Augment:
         layers = []
         if self.policy is not None:
             keys = sample_keys(self.seed, epoch, "policy", refs.index, refs.repeat)
-            layers += draw_layers(self.policy, keys, self.options.interpolation)
+            layers += draw_layers(self.policy, keys, self.options.train_interpolation)
         if self.ranges is not None:
             keys = sample_keys(self.seed, epoch, "jitter", refs.index, refs.repeat)
             layers += draw_jitter(self.ranges, keys)

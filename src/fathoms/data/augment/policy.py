@@ -152,14 +152,14 @@ def parse_policy(text: str) -> Policy:
     """Read `rand-m7-n2-p0.5-mstd0.5-mmax10-inc1-tNAME`, or one of `PAIRS` with or without `-mstd0.5`."""
     head, *parts = text.split("-")
     if head == "augmix":
-        raise ConfigError(f"data.aa={text!r}: AugMix is not built; use rand-m9-mstd0.5-inc1, v0 or 3a")
-    check_name(head, ("rand", *PAIRS), "augmentation policy", "data.aa")
+        raise ConfigError(f"--aa {text!r}: AugMix is not built in; use rand-m9-mstd0.5-inc1, v0 or 3a")
+    check_name(head, ("rand", *PAIRS), "augmentation policy", "--aa")
     return _parse_rand(text, parts) if head == "rand" else _parse_pairs(text, head, parts)
 
 
 def _parse_pairs(text: str, head: str, parts: list[str]) -> Policy:
     if len(parts) > 1 or any(not re.fullmatch(r"mstd\d+(\.\d+)?", part) for part in parts):
-        raise ConfigError(f"data.aa={text!r}: {head!r} takes only mstd; leave the rest out")
+        raise ConfigError(f"--aa {text!r}: {head!r} takes only mstd; leave the rest out")
     spread = float(parts[0][4:]) if parts else 0.0
     return Policy(tuple(zip(*PAIRS[head], strict=True)), "together", spread=spread)
 
@@ -169,12 +169,12 @@ def _parse_rand(text: str, parts: list[str]) -> Policy:
     chosen = None
     for part in parts:
         if part.startswith("t"):
-            chosen = check_name(part[1:], ("weights", "3a", "3aw"), "set of operations", f"data.aa={text!r}")
+            chosen = check_name(part[1:], ("weights", "3a", "3aw"), "set of operations", f"--aa {text!r}")
             continue
         found = re.fullmatch(r"([a-z]+)(\d+(?:\.\d+)?|inf)", part)
         if not found:
-            raise ConfigError(f"data.aa={text!r}: {part!r} is no option; write rand-m9-mstd0.5-inc1")
-        values[check_name(found[1], values, "RandAugment option", f"data.aa={text!r}")] = float(found[2])
+            raise ConfigError(f"--aa {text!r}: {part!r} is not an option; write rand-m9-mstd0.5-inc1")
+        values[check_name(found[1], values, "RandAugment option", f"--aa {text!r}")] = float(found[2])
     weights = None
     if chosen in _WEIGHTED:
         ops, weights = tuple(_WEIGHTED[chosen]), tuple(float(w) for w in _WEIGHTED[chosen].values())
@@ -183,7 +183,9 @@ def _parse_rand(text: str, parts: list[str]) -> Policy:
     else:
         ops = _INCREASING if values["inc"] else _STANDARD
     if values["mmax"] <= 0 or not 0 <= values["p"] <= 1 or not 1 <= values["n"] <= len(ops):
-        raise ConfigError(f"data.aa={text!r}: mmax must be positive, p in 0..1 and n in 1..{len(ops)}")
+        raise ConfigError(
+            f"--aa {text!r}: is out of range; mmax is positive, p is 0 to 1 and n is 1 to {len(ops)}"
+        )
     layer = tuple((name, values["p"], values["m"]) for name in ops)
     spread = math.inf if values["mstd"] > 100 else values["mstd"]
     return Policy((layer,) * int(values["n"]), "apart", weights, spread, values["mmax"])

@@ -76,7 +76,7 @@ def open_source(path: str | Path, split: str = "train", kind: str | None = None)
 
 def list_splits(path: str | Path, kind: str | None = None) -> list[str]:
     """The splits a data set has, training first."""
-    kind = READERS.check(kind or detect(path), "data")
+    kind = READERS.check(kind or detect(path), "kind")
     if kind == "folder":
         return sorted(folder_splits(Path(path)), key=_training_first)
     if kind == "pack":

@@ -46,13 +46,14 @@ class PackOptions:
 
     def __post_init__(self) -> None:
         if (self.max_side is None) == (self.short_side is None):
-            raise ConfigError("data pack: give either max_side or short_side, not both and not neither")
-        if (
-            not 1 <= self.quality <= 100
-            or self.shard_samples < 1
-            or min(self.max_side or 1, self.short_side or 1) < 1
-        ):
-            raise ConfigError("data pack: quality is 1 to 100; sides and shard_samples are at least 1")
+            found = "is missing, and so is" if self.max_side is None else "cannot be combined with"
+            raise ConfigError(f"--max-side: {found} --short-side; give one of the two")
+        if not 1 <= self.quality <= 100:
+            raise ConfigError(f"--quality {self.quality}: is out of range; use 1 to 100")
+        for flag in ("max_side", "short_side", "shard_samples"):
+            value = getattr(self, flag)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{flag.replace('_', '-')} {value}: is too small; use 1 or more")
 
 
 @dataclass(frozen=True)
