@@ -215,7 +215,9 @@ def test_sizes_are_only_ever_reduced():
     assert target_size(1000, 500, PackOptions()) == (500, 250)
     assert target_size(1000, 500, PackOptions(max_side=None, short_side=256)) == (512, 256)
     assert target_size(100, 90, PackOptions(max_side=None, short_side=256)) == (100, 90)
-    with pytest.raises(ConfigError, match="--max-side: cannot be combined with --short-side; give one of the two"):
+    with pytest.raises(
+        ConfigError, match="--max-side: cannot be combined with --short-side; give one of the two"
+    ):
         PackOptions(max_side=500, short_side=256)
     with pytest.raises(ConfigError, match="--shard-samples 0: is too small; use 1 or more"):
         PackOptions(shard_samples=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,14 @@ def verify_manifest(path: str | Path, source: Source | ArraySource) -> dict[str,
     if facts.get("fingerprint") == source.fingerprint():
         return facts
     raise DataError(f"{path}: {_first_change(facts, source)} since the check; run `fathoms data check` again")
+
+
+def verify_sources(path: str | Path, sources: Iterable[Source | ArraySource]) -> None:
+    """Compare splits of the data set at `path` with its manifest, if it has one."""
+    manifest = default_manifest(path)
+    if manifest.is_file():
+        for source in sources:
+            verify_manifest(manifest, source)
 
 
 def _first_change(facts: dict[str, Any], source: Source | ArraySource) -> str:
