@@ -199,7 +199,7 @@ def test_a_damaged_pack_is_refused_by_name(photo_folder, tmp_path, capsys):
     shard.write_bytes(whole)
     code, out, result = call(data_check, capsys, target, "--json")
     assert (code, result["bad"], result["damaged_shards"]) == (1, [], ["train-000000.tar"])
-    assert "BAD 'train-000000.tar': its sha256 is not the one in the index; pack again" in out
+    assert "BAD 'train-000000.tar': its sha256 differs from the index; pack again" in out
     shard.write_bytes(data[:-512])
     with pytest.raises(DataError, match=r"train-000000\.tar: missing or not"):
         open_source(target)
@@ -254,5 +254,5 @@ def test_checking_reads_a_tar_in_place(photo_folder, tmp_path):
     report = check_sources(
         [open_source(tmp_path / "photos.tar", split) for split in ("train", "val")], workers=2
     )
-    assert len(report.findings) == 61
+    assert len(report.files) == 61
     assert report.bad == []

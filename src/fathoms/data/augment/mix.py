@@ -1,7 +1,7 @@
 """Mixup and cutmix with soft targets, for a whole batch, per pair, or per sample.
 
-Sample i is mixed with sample B - 1 - i, as timm does; the draws belong to the step (epoch, step)
-over all ranks.
+Sample i is mixed with sample B - 1 - i, as in timm; the draws belong to the batch (epoch, number) and
+are shared by all ranks.
 
 Papers: mixup, Zhang et al. 2017, arXiv:1710.09412; CutMix, Yun et al. 2019, arXiv:1905.04899.
 """
@@ -63,7 +63,7 @@ class MixOptions:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Per sample: share of its own picture, the rectangle taken from its partner (cutmix), and its partner."""
+    """Per sample: the share of its own image, whether it is cutmix and its rectangle, and its partner."""
 
     share: np.ndarray
     cut: np.ndarray
@@ -71,14 +71,14 @@ class Mixture:
     partner: np.ndarray
 
     def part(self, places: np.ndarray) -> Mixture:
-        """The rows of some samples, mixed among themselves: the first with the last."""
+        """The rows at `places`, mixed among themselves: the first with the last."""
         return Mixture(
             self.share[places], self.cut[places], self.box[places], np.arange(len(places))[::-1].copy()
         )
 
     @classmethod
     def joined(cls, parts: Sequence[Mixture]) -> Mixture:
-        """The mixtures of several steps as one; partners stay within their step."""
+        """The mixtures of several batches as one; partners stay within their batch."""
         first = np.cumsum([0, *(len(part.share) for part in parts)])
         return cls(
             np.concatenate([part.share for part in parts]),
@@ -91,7 +91,7 @@ class Mixture:
 def draw_mixture(
     options: MixOptions, rng: np.random.Generator, count: int, height: int, width: int
 ) -> Mixture:
-    """Draw lambda and boxes; with cutmix the share is the area that is really left."""
+    """Draw lambda and boxes; with cutmix the share is the area left after clipping the box."""
     number = {"batch": 1, "pair": (count + 1) // 2, "elem": count}[options.mixup_mode]
     both = options.mixup > 0 and options.cutmix > 0
     cut = rng.random(number) < options.mixup_switch_prob if both else np.full(number, options.cutmix > 0)
@@ -115,7 +115,7 @@ def draw_mixture(
 
 def mix_images(images: Float[Tensor, "B C H W"], mixture: Mixture) -> Float[Tensor, "B C H W"]:
     """Mixup: share * x + (1 - share) * partner; cutmix: the partner's pixels inside the box."""
-    # With cutmix the share is of the area; a pixel is the partner's inside the box and its own outside.
+    # With cutmix the share is that of the area; each pixel is wholly the partner's or its own.
     weight = np.where(mixture.cut, 0, mixture.share).astype(np.float32)
     where, share, cut, box = to_device([mixture.partner, weight, mixture.cut, mixture.box], images.device)
     mixed = images.index_select(0, where)

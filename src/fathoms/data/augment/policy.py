@@ -1,7 +1,7 @@
 """Augmentation policies by timm's names: `rand-m9-mstd0.5-inc1`, AutoAugment's `v0` and `original`, `3a`.
 
-A policy says which operations may be drawn and how strong; `draw_layers` turns sample keys into choices.
-Magnitudes run from 0 to 10; what a magnitude means for each operation is in `LEVELS`.
+A policy lists operations with probabilities and magnitudes; `draw_layers` turns sample keys into choices.
+Magnitudes run from 0 to 10; `LEVELS` says what a magnitude means for each operation.
 
 Papers: RandAugment, Cubuk et al. 2019, arXiv:1909.13719; DeiT III (3-Augment), arXiv:2204.07118.
 """
@@ -37,7 +37,7 @@ _STANDARD = (
     "TranslateXRel",
     "TranslateYRel",
 )
-# What `inc1` changes: these come in a form that grows stronger with the magnitude.
+# With `inc1` these are replaced by variants that grow stronger with the magnitude.
 _GROWING = ("Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness")
 _INCREASING = tuple(f"{name}Increasing" if name in _GROWING else name for name in _STANDARD)
 _THREE = ("SolarizeIncreasing", "Desaturate", "GaussianBlur")
@@ -55,9 +55,9 @@ _WEIGHTED: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Operation:
-    """The operation behind a name, and how strong a magnitude makes it.
+    """An operation of a policy, and its strength at a magnitude.
 
-    `vary` says what chance adds: nothing, a sign, a sign about one, or a value from 0.1 up.
+    `vary` is what is drawn: nothing, a sign, a sign about one, or a value from 0.1 up.
     """
 
     kind: str
@@ -121,14 +121,14 @@ _DRAWS = 7
 
 @dataclass(frozen=True)
 class Policy:
-    """What each layer may do to a sample, and how one of it is chosen."""
+    """The operations of each layer, and how one of them is chosen for a sample."""
 
     layers: tuple[tuple[Entry, ...], ...]
     """Per layer the operations to choose from, each with its probability and magnitude."""
     choice: str = "apart"
-    """apart: each layer draws its own; together: one draw picks a row through all layers."""
+    """apart: each layer draws its own entry; together: one draw picks a row across all layers."""
     weights: tuple[float, ...] | None = None
-    """Unequal chances, for layers that draw apart; no operation is then drawn twice."""
+    """Unequal probabilities, for layers that draw apart; no operation is then drawn twice."""
     spread: float = 0.0
     """Standard deviation of the magnitude; infinite means uniform between 0 and the magnitude."""
     limit: float = 10.0
@@ -137,10 +137,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer of a policy does: the rows that get each kind of operation, and per row how.
+    """One layer of operations on a batch: the rows of each kind of operation, and per row its arguments.
 
-    `argument` is the operation's strength, `cubic` the filter of a geometric one; rows in no group stay
-    as they are.
+    `argument` is the operation's strength, `cubic` the filter of a geometric one; rows in no group are left
+    unchanged.
     """
 
     rows: dict[str, np.ndarray]
@@ -192,7 +192,7 @@ def _parse_rand(text: str, parts: list[str]) -> Policy:
 
 
 def _choices(policy: Policy, draws: np.ndarray) -> np.ndarray:
-    """Which entry of each layer a sample gets, (B, layers), from one draw for each."""
+    """Index of the entry that each sample gets in each layer, (B, layers), from one draw for each."""
     count = len(policy.layers[0])
     if policy.choice == "together":
         draws = np.broadcast_to(draws[:, :1], draws.shape)
@@ -209,7 +209,7 @@ def _choices(policy: Policy, draws: np.ndarray) -> np.ndarray:
 
 
 def draw_layers(policy: Policy, keys: np.ndarray, interpolation: str = "random") -> list[Layer]:
-    """The operations each key gets, layer by layer."""
+    """Draw the operations of each key, layer by layer."""
     firsts = [number * _DRAWS for number in range(len(policy.layers))]
     pairs = np.stack([uniforms(keys, 2, first) for first in firsts], 1)
     choices = _choices(policy, pairs[..., 0])
@@ -217,7 +217,7 @@ def draw_layers(policy: Policy, keys: np.ndarray, interpolation: str = "random")
     for number, entries in enumerate(policy.layers):
         prob, centre = np.array([entry[1:] for entry in entries])[choices[:, number]].T
         used = np.flatnonzero(pairs[:, number, 1] < prob)
-        # Most of the work of a draw is its hash, and what is not applied needs no more of them.
+        # Most of the time of a draw is its hash, and samples without an operation need no further draws.
         first, second, sign, filters, extra = uniforms(keys[used], _DRAWS - 2, firsts[number] + 2).T
         choice = choices[used, number]
         magnitude = _magnitudes(centre[used], policy, first, second)
@@ -236,7 +236,7 @@ def draw_layers(policy: Policy, keys: np.ndarray, interpolation: str = "random")
 
 
 def _magnitudes(centre: np.ndarray, policy: Policy, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Magnitudes about `centre`, from two draws of each."""
+    """Magnitudes about `centre`, from two draws each."""
     uniform = math.isinf(policy.spread)
     drawn = centre * first if uniform else centre + policy.spread * normals(first, second)
     return np.clip(drawn, 0, policy.limit)
