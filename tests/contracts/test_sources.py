@@ -142,15 +142,15 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-@pytest.fixture(params=list(READERS))
+@pytest.fixture(scope="module", params=list(READERS))
 def kind(request):
     return request.param
 
 
-@pytest.fixture
-def path(kind, tmp_path):
-    """A data set of this kind: six training images of three classes and three held-out ones."""
-    return MAKERS[kind](tmp_path)
+@pytest.fixture(scope="module")
+def path(kind, tmp_path_factory):
+    """A data set of this kind: six training images of three classes and three held-out ones. No test changes it."""
+    return MAKERS[kind](tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(params=["train", "val"])

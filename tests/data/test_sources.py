@@ -280,3 +280,23 @@ def test_a_file_that_is_no_data_set_is_refused(tmp_path):
     (tmp_path / "broken.npz").write_bytes(io.BytesIO(b"PK\x03\x04nonsense").getvalue())
     with pytest.raises(DataError, match=r"not a plain \.npz"):
         open_source(tmp_path / "broken.npz")
+
+
+@pytest.mark.parametrize("layout", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_the_index_of_every_tar_format_is_complete(tmp_path, layout):
+    # Names beyond 100 letters are stored differently in each format.
+    names = [f"train/{'long' * (1 + i % 3 * 15)}/{i}.jpg" for i in range(7)]
+    path = tmp_path / "images.tar"
+    with tarfile.open(path, "w", format=layout) as archive:
+        folder = tarfile.TarInfo("train")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        for i, name in enumerate(names):
+            info = tarfile.TarInfo(name)
+            info.size = 600 * i
+            archive.addfile(info, io.BytesIO(bytes([i]) * info.size))
+    members = read_index(path)
+    assert [member.name for member in members] == names
+    data = path.read_bytes()
+    for i, member in enumerate(members):
+        assert data[member.offset : member.offset + member.size] == bytes([i]) * 600 * i
