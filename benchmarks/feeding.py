@@ -28,13 +28,13 @@ from fathoms.data import (
     AugmentOptions,
     Batch,
     CropOptions,
+    DeviceLoader,
     Loader,
     LoaderOptions,
     MixOptions,
-    Plan,
-    ResidentLoader,
+    Sampler,
     Source,
-    TrainView,
+    TrainTransform,
     choose_backend,
     choose_decoder,
     list_splits,
@@ -147,7 +147,7 @@ def measure_resident(args: argparse.Namespace) -> dict[str, object]:
     say(f"reading {args.data}")
     source = read_sheets(args.data)
     mix = MixOptions(mixup=0.8, cutmix=1.0)
-    pad = CropOptions(mode="pad", interpolation="bilinear")
+    pad = CropOptions(crop="pad", train_interpolation="bilinear")
     recipes = {
         "shift_flip": (pad, AugmentOptions()),
         "shift_flip_mix": (pad, AugmentOptions(mix=mix)),
@@ -172,7 +172,7 @@ def measure_resident(args: argparse.Namespace) -> dict[str, object]:
         augment = Augment(
             options, classes=len(source.classes), device=device, backend=choose_backend(args.kernels, device)
         )
-        loader = ResidentLoader(source, Plan(len(source), size), 32, crop, augment, device)
+        loader = DeviceLoader(source, Sampler(len(source), size), 32, crop, augment, device)
         epochs = itertools.count()
         first = next(loader.epoch(next(epochs)))
         say(f"{name}: the first batch is there")
@@ -184,7 +184,7 @@ def measure_resident(args: argparse.Namespace) -> dict[str, object]:
             step(first)
         pairs = [
             (
-                rate(itertools.repeat(first, loader.steps), step, device),
+                rate(itertools.repeat(first, loader.batches), step, device),
                 rate(loader.epoch(next(epochs)), step, device),
             )
             for _ in range(args.turns)
@@ -280,11 +280,13 @@ def measure_feed(args: argparse.Namespace) -> dict[str, object]:
             image_size=SIZE, dim=192, depth=args.depth, heads=3, num_classes=len(source.classes)
         )
         step = Trainer(config, device, SETTINGS[args.step])
-        view = TrainView(SIZE, CropOptions(), 0, "device" if device.type == "cuda" else "worker")
+        transform = TrainTransform(SIZE, CropOptions(), 0, "device" if device.type == "cuda" else "worker")
 
         def loader(workers: int) -> Loader:
-            plan = Plan(len(source), size)
-            return Loader(source, plan, view, augment, LoaderOptions(workers, args.worker_kind), device)
+            sampler = Sampler(len(source), size)
+            return Loader(
+                source, sampler, transform, augment, LoaderOptions(workers, args.worker_kind), device
+            )
 
         first = loader(cores)
         for number, batch in enumerate(first.epoch(0)):
@@ -304,7 +306,7 @@ def measure_feed(args: argparse.Namespace) -> dict[str, object]:
             idle = feed(own, Behind(device), args.seconds / 2, still)
             found[str(workers)] = feed(own, step, args.seconds, still)
             found[str(workers)]["alone_images_per_second"] = idle["images_per_second"]
-            say(f"{workers} {own.kind}: {found[str(workers)]}")
+            say(f"{workers} {own.worker_kind}: {found[str(workers)]}")
             own.close()
     best = max(found.values(), key=lambda result: float(result["fed_share"]))
     return {
@@ -314,7 +316,7 @@ def measure_feed(args: argparse.Namespace) -> dict[str, object]:
         "batch_size": size,
         "depth": args.depth,
         "step": args.step,
-        "worker_kind": own.kind,
+        "worker_kind": own.worker_kind,
         "still_images_per_second": round(still, 1),
         "by_workers": found,
         "fed_share": best["fed_share"],

@@ -38,17 +38,17 @@ from fathoms.data import (
     AugmentOptions,
     CropOptions,
     Source,
-    TrainView,
+    TrainTransform,
     choose_decoder,
     list_splits,
     open_source,
 )
-from fathoms.data.decode.sample_reader import Reader
+from fathoms.data.decode.sample_reader import SampleReader
 from fathoms.data.device.backend import IMPLS
-from fathoms.data.loader import KINDS
+from fathoms.data.loader import WORKER_KINDS
 from fathoms.data.sampler import Refs
 from fathoms.data.tools.pack import PackOptions, pack_split, write_index
-from fathoms.data.workers.shared_memory import make_room
+from fathoms.data.workers.shared_memory import own_memory
 from feeding import POLICY, SETTINGS, SIZE, measure_feed, measure_resident
 
 CHUNK = 16
@@ -102,14 +102,14 @@ def our_pipeline(
 ) -> Callable[[Refs, int], None]:
     """What one of our workers does with a chunk of samples."""
     source = _Memory(files)
-    reader = Reader(
+    reader = SampleReader(
         source, choose_decoder(backend), lambda _: None, lambda name, why: sys.exit(f"{name}: {why}")
     )
-    view = TrainView(SIZE, CropOptions(interpolation=interpolation), 0, resize_on)
+    transform = TrainTransform(SIZE, CropOptions(train_interpolation=interpolation), 0, resize_on)
     work = Augment(AugmentOptions(aa=POLICY, interpolation=interpolation)) if augment else None
 
     def chunk(refs: Refs, epoch: int) -> None:
-        out = view.prepare(reader, refs, epoch, make_room(pin=False))
+        out = transform(reader, refs, epoch, own_memory(pin=False))
         if work is not None and out.images is not None:
             work.colours(out.images, refs, epoch)
 
@@ -208,7 +208,9 @@ def main() -> None:
     parser.add_argument("--step", choices=SETTINGS, default="launched", help="how a training step is run")
     parser.add_argument("--kernels", choices=IMPLS, default="auto", help="backend of the work on the device")
     parser.add_argument("--workers", type=int, nargs="*", help="with --feed: numbers of workers to try")
-    parser.add_argument("--worker-kind", choices=KINDS, default="auto", help="with --feed: who decodes")
+    parser.add_argument(
+        "--worker-kind", choices=WORKER_KINDS, default="auto", help="with --feed: who decodes"
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="with --feed: length of one measurement")
     parser.add_argument("--turns", type=int, default=3, help="with --device-resident: epochs of each kind")
     parser.add_argument("--depth", type=int, default=36, help="with --feed: blocks of the ViT")

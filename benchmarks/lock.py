@@ -28,13 +28,13 @@ from unittest import mock
 
 import torch
 
-from fathoms.data import CropOptions, Plan, TrainView, choose_decoder, list_splits, open_source
+from fathoms.data import CropOptions, Sampler, TrainTransform, choose_decoder, list_splits, open_source
 from fathoms.data.decode.turbojpeg import load_turbojpeg
 from fathoms.data.loader import CHUNK
 from fathoms.data.tools.pack import PackOptions, pack_split, write_index
-from fathoms.data.workers.base import Decoding, Task
-from fathoms.data.workers.shared_memory import make_room
-from fathoms.data.workers.threads import Worker, WorkerPool, available_cores
+from fathoms.data.workers.shared_memory import own_memory
+from fathoms.data.workers.task import Task, TaskRunner
+from fathoms.data.workers.threads import ThreadPool, Worker, available_cores
 from feeding import SIZE, Repeated
 
 _TASKS = 4000
@@ -50,17 +50,17 @@ class Busy:
 
     def __init__(self, folder: str, workers: int, chunk: int) -> None:
         source = Repeated(open_source(folder, "train"), 100)
-        plan, view = Plan(len(source), chunk), TrainView(SIZE, CropOptions(), 0, "device")
-        decoding = Decoding(source, choose_decoder(), None)
+        sampler, transform = Sampler(len(source), chunk), TrainTransform(SIZE, CropOptions(), 0, "device")
+        run = TaskRunner(source, choose_decoder(), None)
         self.done = [0] * 64
 
         def work(task: Task, worker: Worker) -> None:
-            decoding(task, worker.begin, refuse, make_room(pin=False))
+            run(task, worker.begin, refuse, own_memory(pin=False))
             self.done[int(worker.name.rsplit("-", 1)[1])] += len(task.refs)
 
-        self.pool = WorkerPool(work, workers, timeout=60.0)
+        self.pool = ThreadPool(work, workers, timeout=60.0)
         for number in range(_TASKS):
-            self.pool.submit(number, Task(plan.batch(0, number % plan.steps), 0, view))
+            self.pool.submit(number, Task(sampler.batch(0, number % sampler.batches), 0, transform))
 
     def close(self) -> None:
         """Let the workers end."""
@@ -88,7 +88,7 @@ def launches(seconds: float) -> float:
 
 
 def held(folder: str, chunk: int, turns: int) -> float:
-    """Processor time for one image outside reading and decoding, which let go of the lock; in microseconds.
+    """Processor time for one image outside reading and run, which let go of the lock; in microseconds.
 
     The lower quartile over tasks, in one thread: what else the machine does makes some of them slower.
     """
@@ -108,17 +108,17 @@ def held(folder: str, chunk: int, turns: int) -> float:
         return timed_call
 
     source = open_source(folder, "train")
-    plan, view = Plan(len(source), chunk), TrainView(SIZE, CropOptions(), 0, "device")
-    decoding, worker = Decoding(source, choose_decoder(), None), Worker("data-worker-0")
+    sampler, transform = Sampler(len(source), chunk), TrainTransform(SIZE, CropOptions(), 0, "device")
+    run, worker = TaskRunner(source, choose_decoder(), None), Worker("data-worker-0")
     spent = []
     with (
         mock.patch.object(os, "pread", timed(os.pread)),
         mock.patch.object(library.library, "tj3Decompress8", timed(library.library.tj3Decompress8)),
     ):
-        for turn, step in itertools.product(range(turns), range(plan.steps)):
-            refs = plan.batch(turn, step)
+        for turn, step in itertools.product(range(turns), range(sampler.batches)):
+            refs = sampler.batch(turn, step)
             free, began = 0.0, time.thread_time()
-            decoding(Task(refs, turn, view), worker.begin, refuse, make_room(pin=False))
+            run(Task(refs, turn, transform), worker.begin, refuse, own_memory(pin=False))
             spent.append(time.thread_time() - began - free)
     return 1e6 * statistics.quantiles(spent)[0] / chunk
 

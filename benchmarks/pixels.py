@@ -28,12 +28,12 @@ from fathoms.data import (
     Augment,
     AugmentOptions,
     CropOptions,
-    EvalView,
+    EvalTransform,
     Loader,
     LoaderOptions,
-    Plan,
+    Sampler,
     Source,
-    TrainView,
+    TrainTransform,
     list_splits,
     open_source,
 )
@@ -54,9 +54,9 @@ def train(source: Source, size: int, minutes: float) -> ViT:
         )
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
-    view = TrainView(size, CropOptions(scale=(0.4, 1.0)), seed=0)
+    transform = TrainTransform(size, CropOptions(scale=(0.4, 1.0)), seed=0)
     augment = Augment(AugmentOptions(), classes=len(source.classes))
-    loader = Loader(source, Plan(len(source), 32), view, augment, LoaderOptions(workers=1))
+    loader = Loader(source, Sampler(len(source), 32), transform, augment, LoaderOptions(workers=1))
     began, epoch = time.process_time(), 0
     while True:
         for batch in loader.epoch(epoch):
@@ -85,10 +85,10 @@ def by_timm(source: Source, size: int, count: int) -> Tensor:
 
 def by_us(source: Source, size: int, count: int) -> Tensor:
     """The first `count` pictures as our evaluation gives them. EXIF is left alone, as timm leaves it."""
-    plan = Plan(len(source), 64, order="sequential")
+    sampler = Sampler(len(source), 64, order="sequential")
     augment = Augment(AugmentOptions(), train=False)
     options = LoaderOptions(workers=1, exif="ignore")
-    loader = Loader(source, plan, EvalView(size, 0.875, "bicubic"), augment, options)
+    loader = Loader(source, sampler, EvalTransform(size, 0.875, "bicubic"), augment, options)
     batches = itertools.islice(loader.epoch(0), -(-count // 64))
     return torch.cat([batch.images for batch in batches])[:count]
 

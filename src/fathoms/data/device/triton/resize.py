@@ -10,7 +10,7 @@ import triton
 from jaxtyping import Int32, UInt8
 from torch import Tensor
 
-from fathoms.data.crop.pixel_layout import Places
+from fathoms.data.crop.pixel_buffer import PixelLayout
 from fathoms.data.device.triton.resize_kernels import FIELDS, columns_kernel, copy_kernel, rows_kernel
 from fathoms.data.to_device import to_device
 from fathoms.ops.triton.around import launch, launch_options
@@ -19,7 +19,9 @@ from fathoms.ops.triton.around import launch, launch_options
 _ROWS, _COLUMNS, _WARPS = 16, 64, 4
 
 
-def resize_boxes(pixels: Int32[Tensor, " n"], places: Places, size: int) -> UInt8[Tensor, "B 3 size size"]:
+def resize_boxes(
+    pixels: Int32[Tensor, " n"], places: PixelLayout, size: int
+) -> UInt8[Tensor, "B 3 size size"]:
     """`fathoms.data.device.resize.resize_boxes` in two launches, or in one where no box has another size."""
     count, (top, left, box_h, box_w), (height, width) = len(places.box), places.box.T, places.size.T
     low, high = np.clip(top, 0, height - 1), np.clip(top + box_h, 1, height)
