@@ -1,11 +1,11 @@
-"""How much a training loop that shares its process with the data workers is slowed by Python's lock.
+"""The GIL: how much it slows a training loop that shares its process with the data workers.
 
-    python benchmarks/lock.py pet_photos_original.tar --json
+    python benchmarks/gil.py pet_photos_original.tar --json
 
-The main thread runs small torch operations, each of which lets go of Python's lock and takes it again, as
-the launch of a kernel does. Meanwhile workers prepare packed photos for a GPU (crop decode, nothing else) as
+The main thread runs small torch operations, each of which releases the GIL and takes it again, as
+the launch of a kernel does. Meanwhile workers prepare packed images for a GPU (crop decode, nothing else) as
 fast as they can: first in another process, where they share the cores and the memory with the loop but not the
-lock, then in the same process, in turns. `share` is the ratio of the two rates: what the lock leaves; `delay` is
+GIL, then in the same process, in turns. `share` is the ratio of the two rates: what the GIL leaves; `delay` is
 the time that the loop loses to it for each image, in microseconds, and `held` how long a worker holds it for each.
 """
 
@@ -35,14 +35,14 @@ from fathoms.data.tools.pack import PackOptions, pack_split, write_index
 from fathoms.data.workers.shared_memory import own_memory
 from fathoms.data.workers.task import Task, TaskRunner
 from fathoms.data.workers.threads import ThreadPool, Worker, available_cores
-from feeding import SIZE, Repeated
+from gpu_loader import SIZE, Repeated
 
 _TASKS = 4000
 
 
 def refuse(name: str, reason: str) -> None:
-    """A bad photo would be left out of what is measured."""
-    raise SystemExit(f"lock: {name}: {reason}")
+    """Stop: a bad image would be missing from the measurement."""
+    raise SystemExit(f"gil: {name}: {reason}")
 
 
 class Busy:
@@ -88,13 +88,13 @@ def launches(seconds: float) -> float:
 
 
 def held(folder: str, chunk: int, turns: int) -> float:
-    """Processor time for one image outside reading and run, which let go of the lock; in microseconds.
+    """Processor time for one image outside reading and decoding, which release the GIL; in microseconds.
 
     The lower quartile over tasks, in one thread: what else the machine does makes some of them slower.
     """
     library = load_turbojpeg()[0]
     if library is None:
-        raise SystemExit("lock: no crop decode here; pip install turbojpeg")
+        raise SystemExit("gil: no crop decode here; pip install turbojpeg")
     free = 0.0
 
     def timed(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,7 +142,7 @@ class Beside:
         self.pipe, there = context.Pipe()
         self.process = context.Process(target=beside, args=(folder, workers, chunk, there), daemon=True)
         self.process.start()
-        # Only the other process holds its end now: should it die, this one is told instead of waiting.
+        # Only the other process holds its end now: should it die, this one gets an error instead of waiting.
         there.close()
         self.done()
         self.signal(signal.SIGSTOP)
@@ -208,7 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", help="a tar or folder of photos")
+    parser.add_argument("data", help="a tar or folder of images")
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--chunk", type=int, default=CHUNK, help="samples of one task")
     parser.add_argument("--seconds", type=float, default=0.5, help="length of a turn")
