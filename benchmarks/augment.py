@@ -91,7 +91,7 @@ def finishing(count: int, size: int, backend: Backend, device: torch.device) -> 
     scale, shift = (torch.rand(3, 1, 1, device=device) / 50 for _ in range(2))
     rectangles = draw_rectangles(keys, 0.25, 1, size, size)
     mixture = draw_mixture(
-        MixOptions(mixup=0.8, cutmix=1.0, mode="elem"), generator(0, 0, "mix"), count, size, size
+        MixOptions(mixup=0.8, cutmix=1.0, mixup_mode="elem"), generator(0, 0, "mix"), count, size, size
     )
     drawn = Finish(Erasing(rectangles, "const", keys), mixture)
     return lambda: backend.finish(own, scale, shift, torch.float32, drawn)

@@ -101,7 +101,7 @@ def pictures() -> None:
             images = backend.layer(images, layer, fill)
         erasing = Erasing(draw_rectangles(keys, 1.0, 2, size, size), "pixel", keys)
         mixture = draw_mixture(
-            MixOptions(mixup=0.8, cutmix=1.0, mode="elem"), generator(0, 0, "mix"), 3, size, size
+            MixOptions(mixup=0.8, cutmix=1.0, mixup_mode="elem"), generator(0, 0, "mix"), 3, size, size
         )
         backend.finish(images, one, one, torch.bfloat16, Finish(erasing, mixture))
         print(f"pictures of {size}", flush=True)

@@ -106,7 +106,7 @@ def our_pipeline(
         source, choose_decoder(backend), lambda _: None, lambda name, why: sys.exit(f"{name}: {why}")
     )
     transform = TrainTransform(SIZE, CropOptions(train_interpolation=interpolation), 0, resize_on)
-    work = Augment(AugmentOptions(aa=POLICY, interpolation=interpolation)) if augment else None
+    work = Augment(AugmentOptions(aa=POLICY, train_interpolation=interpolation)) if augment else None
 
     def chunk(refs: Refs, epoch: int) -> None:
         out = transform(reader, refs, epoch, own_memory(pin=False))

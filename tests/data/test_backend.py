@@ -18,7 +18,7 @@ def batches(impl, crop, device):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (16, 20, 20, 3), dtype=np.uint8)
     source = ArraySource("npz", "train", images, np.arange(16) % 4, list("abcd"))
-    mixing = MixOptions(mixup=0.8, cutmix=1.0, mode="elem")
+    mixing = MixOptions(mixup=0.8, cutmix=1.0, mixup_mode="elem")
     options = AugmentOptions(
         aa="rand-m9-n3-p0.9-mstd0.5-inc1",
         color_jitter=(0.4, 0.4, 0.4, 0.1),

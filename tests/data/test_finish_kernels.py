@@ -18,9 +18,14 @@ CASES = {
     "rand_thrice": ((32, 32), ("rand", 3), None, "float32"),
     "pixel": ((40, 33), ("pixel", 1), None, "float32"),
     "mixed_as_a_batch": ((9, 31), None, MixOptions(mixup=0.8), "float32"),
-    "cut_and_mixed": ((32, 32), None, MixOptions(mixup=0.8, cutmix=1.0, mode="elem"), "float32"),
-    "seldom": ((16, 16), ("const", 1), MixOptions(mixup=0.8, cutmix=1.0, prob=0.4, mode="elem"), "float32"),
-    "all_in_bfloat16": ((33, 40), ("pixel", 2), MixOptions(cutmix=1.0, mode="pair"), "bfloat16"),
+    "cut_and_mixed": ((32, 32), None, MixOptions(mixup=0.8, cutmix=1.0, mixup_mode="elem"), "float32"),
+    "seldom": (
+        (16, 16),
+        ("const", 1),
+        MixOptions(mixup=0.8, cutmix=1.0, mixup_prob=0.4, mixup_mode="elem"),
+        "float32",
+    ),
+    "all_in_bfloat16": ((33, 40), ("pixel", 2), MixOptions(cutmix=1.0, mixup_mode="pair"), "bfloat16"),
     "one_pixel": ((1, 1), ("pixel", 1), MixOptions(mixup=1.0), "float32"),
 }
 

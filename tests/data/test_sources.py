@@ -82,7 +82,7 @@ def test_a_manifest_names_the_file_that_changed(photo_folder, tmp_path):
     path.unlink()
     with pytest.raises(DataError, match=r"train/bee/001\.jpg disappeared"):
         verify_manifest(tmp_path / "m.json", open_source(photo_folder))
-    with pytest.raises(DataError, match="knows no split 'val'"):
+    with pytest.raises(DataError, match="has no split 'val'"):
         verify_manifest(tmp_path / "m.json", open_source(photo_folder, "val"))
 
 
@@ -135,8 +135,8 @@ def link(name, kind, target="/etc/passwd"):
         ("train/a/\x1b[2J.jpg", "control characters"),
         (link("train/a/1.jpg", tarfile.SYMTYPE), "is a link"),
         (link("train/a/1.jpg", tarfile.LNKTYPE), "is a link"),
-        (link("train/a/1.jpg", tarfile.CHRTYPE), "no plain file"),
-        (link("train/a/1.jpg", tarfile.FIFOTYPE), "no plain file"),
+        (link("train/a/1.jpg", tarfile.CHRTYPE), "not a plain file"),
+        (link("train/a/1.jpg", tarfile.FIFOTYPE), "not a plain file"),
         ("train/a/0.jpg", "occurs twice"),
         ("./train/a/0.jpg", "occurs twice"),
     ],
@@ -253,7 +253,7 @@ def test_cifar_s_binary_form(tmp_path):
     assert (train.labels == y).all()
     assert train.classes == ("one", "two", "three", "four")
     (tmp_path / "test_batch.bin").write_bytes(record[:3].tobytes()[:-1])
-    with pytest.raises(DataError, match="no whole number of records"):
+    with pytest.raises(DataError, match="not a whole number of records"):
         open_source(tmp_path, "val")
 
 

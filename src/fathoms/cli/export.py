@@ -115,13 +115,13 @@ def about(trained: Trained) -> dict[str, object]:
 
 def judge(args: Args, trained: Trained) -> Judge:
     """The pictures on which int8 is measured, prepared as the model's recipe says."""
-    from fathoms.cli.validate import open_held_out
+    from fathoms.data.sources.splits import open_held_out
     from fathoms.evaluate.loader import eval_loader
     from fathoms.evaluate.robustness import match_classes
     from fathoms.export.quantise import Judge
 
     assert args.int8 is not None
-    source = open_held_out(args.int8, None)
+    source = open_held_out(args.int8)
     loader = eval_loader(source, trained.config.image_size, 32, **trained.look.to_dict())
     labels = None if trained.classes is None else match_classes(source.classes, trained.classes, args.int8)
     drop = {} if args.max_drop is None else {"max_drop": args.max_drop}

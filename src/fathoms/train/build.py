@@ -22,11 +22,9 @@ from fathoms.data import (
     Sampler,
     TrainTransform,
     choose_backend,
-    list_splits,
-    open_source,
 )
-from fathoms.data.sources.digits import digit_sources
-from fathoms.data.tools.manifest import default_manifest, verify_manifest
+from fathoms.data.sources.splits import open_splits
+from fathoms.data.tools.manifest import verify_sources
 from fathoms.errors import ConfigError
 from fathoms.evaluate.loader import AnyLoader, eval_loader
 from fathoms.models.build_timm import build_timm
@@ -48,27 +46,11 @@ class Data:
     fingerprint: str
 
 
-def open_splits(path: str | None) -> tuple[Any, Any]:
-    """The training and the held-out split of a data set; where it has a manifest, both must agree with it."""
-    if path is None:
-        return digit_sources()
-    splits = list_splits(path)
-    held_out = next((split for split in splits if split not in ("train", "training", "all")), None)
-    if held_out is None:
-        raise ConfigError(
-            f"{path}: has no held-out split (val, validation or test); it has {', '.join(splits)}"
-        )
-    sources = open_source(path, "train"), open_source(path, held_out)
-    manifest = default_manifest(path)
-    if manifest.is_file():
-        for source in sources:
-            verify_manifest(manifest, source)
-    return sources
-
-
 def build_data(job: Job, size: int, world: World) -> Data:
     """Open the data and check that the recipe can be carried out on it."""
     train, held_out = open_splits(job.data)
+    if job.data is not None:
+        verify_sources(job.data, (train, held_out))
     odd = sorted(set(train.classes) ^ set(held_out.classes))
     if odd:
         raise ConfigError(
@@ -122,12 +104,12 @@ def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:
 def augment_options(recipe: Recipe) -> AugmentOptions:
     """What a recipe does to a training batch."""
     mix = MixOptions(
-        recipe.mixup,
-        recipe.cutmix,
-        recipe.mixup_prob,
-        recipe.mixup_switch_prob,
-        recipe.mixup_mode,
-        recipe.smoothing,
+        mixup=recipe.mixup,
+        cutmix=recipe.cutmix,
+        mixup_prob=recipe.mixup_prob,
+        mixup_switch_prob=recipe.mixup_switch_prob,
+        mixup_mode=recipe.mixup_mode,
+        smoothing=recipe.smoothing,
     )
     return AugmentOptions(
         aa=recipe.aa,
@@ -136,7 +118,7 @@ def augment_options(recipe: Recipe) -> AugmentOptions:
         remode=recipe.remode,
         recount=recipe.recount,
         mix=mix,
-        interpolation=recipe.train_interpolation,
+        train_interpolation=recipe.train_interpolation,
         mean=recipe.mean,
         std=recipe.std,
     )
