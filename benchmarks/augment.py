@@ -27,7 +27,7 @@ from fathoms.data.augment.finish import Erasing, Finish
 from fathoms.data.augment.mix import MixOptions, draw_mixture
 from fathoms.data.augment.policy import draw_layers, parse_policy
 from fathoms.data.counter_rng import generator, sample_keys
-from fathoms.data.crop.pixel_layout import Places
+from fathoms.data.crop.pixel_buffer import PixelLayout
 from fathoms.data.crop.random_crop import CropOptions, draw_boxes
 from fathoms.data.device.backend import Backend, choose_backend
 
@@ -81,7 +81,7 @@ def resizing(count: int, size: int, backend: Backend, device: torch.device) -> T
     torch.manual_seed(0)
     pixels = torch.randint(0, 2**24, (min(count, 512) * area,), dtype=torch.int32, device=device)
     offset = np.arange(count) % min(count, 512) * area
-    places = Places(offset, np.full(count, sides[1]), sizes, boxes, flips, cubic)
+    places = PixelLayout(offset, np.full(count, sides[1]), sizes, boxes, flips, cubic)
     return lambda: backend.resize(pixels, places, size)
 
 

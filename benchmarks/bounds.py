@@ -23,7 +23,7 @@ from fathoms.data.augment.lookup_tables import FACTOR_LINES, PICTURE_TABLES
 from fathoms.data.augment.mix import MixOptions, draw_mixture
 from fathoms.data.augment.policy import Layer
 from fathoms.data.counter_rng import generator, sample_keys
-from fathoms.data.crop.pixel_layout import Places
+from fathoms.data.crop.pixel_buffer import PixelLayout
 from fathoms.data.device.backend import choose_backend
 from fathoms.ops.add_product import add_product
 from fathoms.ops.gelu import bias_gelu
@@ -90,7 +90,7 @@ def pictures() -> None:
     area = sides.prod(1)
     box = np.array([[-3, 4, 40, 60], [0, 0, 1, 9], [5, -2, 90, 30]])
     flags = np.array([True, False, True])
-    places = Places(np.cumsum(area) - area, sides[:, 1], sides, box, flags, ~flags)
+    places = PixelLayout(np.cumsum(area) - area, sides[:, 1], sides, box, flags, ~flags)
     words = torch.randint(0, 2**24, (int(area.sum()),), dtype=torch.int32, device=device)
     fill = torch.zeros(3, dtype=torch.uint8, device=device)
     one = torch.ones(3, 1, 1, device=device)

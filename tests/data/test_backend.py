@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fathoms.data import ArraySource, Augment, AugmentOptions, CropOptions, MixOptions, Plan, ResidentLoader
+from fathoms.data import ArraySource, Augment, AugmentOptions, CropOptions, DeviceLoader, MixOptions, Sampler
 from fathoms.data.device.backend import choose_backend, loader_backend
 from fathoms.errors import ConfigError, UnknownNameError
 
-CROPS = {"pad": CropOptions(mode="pad"), "resized": CropOptions()}
+CROPS = {"pad": CropOptions(crop="pad"), "resized": CropOptions()}
 
 
 def batches(impl, crop, device):
@@ -27,7 +27,7 @@ def batches(impl, crop, device):
         mix=mixing,
     )
     augment = Augment(options, classes=4, device=device, backend=choose_backend(impl, device))
-    return list(ResidentLoader(source, Plan(16, 8), 20, CROPS[crop], augment, device).epoch(0))
+    return list(DeviceLoader(source, Sampler(16, 8), 20, CROPS[crop], augment, device).epoch(0))
 
 
 @pytest.mark.kernels

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fathoms.data import Augment, AugmentOptions, MixOptions, Plan, Refs
+from fathoms.data import Augment, AugmentOptions, MixOptions, Refs, Sampler
 from fathoms.data.augment.erase import draw_rectangles, erase, normal_noise
 from fathoms.data.augment.mix import draw_mixture, mix_images, soft_targets
 from fathoms.data.counter_rng import generator, sample_keys
@@ -177,10 +177,10 @@ def test_any_number_of_ranks_mixes_the_same_samples_in_the_same_way(mode, world)
         return dict(zip(refs.position.tolist(), zip(*out, strict=True), strict=True))
 
     for step in (0, 2):
-        alone = mixed(Plan(40, 12, seed=1), step)
+        alone = mixed(Sampler(40, 12, seed=1), step)
         together = {}
         for rank in range(world):
-            together |= mixed(Plan(40, 12 // world, seed=1, world=world, rank=rank), step)
+            together |= mixed(Sampler(40, 12 // world, seed=1, world=world, rank=rank), step)
         assert together.keys() == alone.keys()
         for place, (image, target) in alone.items():
             assert torch.equal(image, together[place][0])

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fathoms.data.crop.packed_rgb import as_words
-from fathoms.data.crop.pixel_layout import Places
-from fathoms.data.device.resize import ragged, resize_boxes
+from fathoms.data.crop.pixel_buffer import PixelLayout, as_words, ragged
+from fathoms.data.device.resize import resize_boxes
 
 SIZES = ((40, 50), (31, 22), (64, 64), (1, 9), (130, 20), (24, 24), (3, 2))
 # Inside, exact, and outside on every side, even wholly: what lies there is black.
@@ -43,7 +42,7 @@ def make(case, device):
     turn = np.arange(len(box)) + list(CASES).index(case)
     flip, cubic = turn % 2 == 0, turn // 2 % 2 == 0
     words = as_words(torch.from_numpy(flat)).view(-1).to(device)
-    return words, Places(offset, sizes[:, 1], sizes, box, flip, cubic), size
+    return words, PixelLayout(offset, sizes[:, 1], sizes, box, flip, cubic), size
 
 
 @pytest.mark.kernels

@@ -183,8 +183,8 @@ def test_damaged_archives_are_refused(make_tar, tmp_path, photo, encoded):
         read_index(packed)
 
 
-def test_the_index_of_a_real_archive_is_complete(shared_file):
-    path = shared_file("pet_photos_original.tar")
+def test_the_index_of_an_archive_is_complete(photograph_tar):
+    path = photograph_tar(40, train=60, val=20)
     with tarfile.open(path) as archive:
         names = [m.name for m in archive.getmembers() if m.isreg()]
     assert [m.name for m in read_index(path)] == names

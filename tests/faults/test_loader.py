@@ -13,7 +13,7 @@ def fail_at(trainer, step):
 
     def failing(epoch, start=0):
         for batch in epochs(epoch, start):
-            if batch.step == step:
+            if batch.number == step:
                 raise LoaderError(
                     "loader: data-worker-0 died at train/7.jpg, and a worker was replaced before"
                 )

@@ -8,17 +8,17 @@ from fathoms.data import (
     ArraySource,
     Augment,
     AugmentOptions,
-    EvalView,
+    DeviceLoader,
+    EvalTransform,
     Loader,
     LoaderOptions,
-    Plan,
-    ResidentLoader,
+    Sampler,
     Source,
     choose_backend,
 )
 from fathoms.errors import ConfigError
 
-AnyLoader = Loader | ResidentLoader
+AnyLoader = Loader | DeviceLoader
 
 PHOTO_CROP = 0.9
 """Share of a photo that is kept where nobody says otherwise."""
@@ -53,12 +53,12 @@ def eval_loader(
         share: This rank, and how many there are.
     """
     rank, world = share
-    plan = Plan(len(source), batch_size, order="sequential", world=world, rank=rank)
+    sampler = Sampler(len(source), batch_size, order="sequential", world=world, rank=rank)
     backend = choose_backend("auto", torch.device(device))
     augment = Augment(AugmentOptions(mean=mean, std=std), train=False, device=device, backend=backend)
     if isinstance(source, ArraySource):
         if crop_pct not in (None, 1.0):
             raise ConfigError(f"crop_pct={crop_pct}: arrays are judged whole; leave it out or use 1.0")
-        return ResidentLoader(source, plan, size, None, augment, device, interpolation)
-    view = EvalView(size, PHOTO_CROP if crop_pct is None else crop_pct, interpolation)
-    return Loader(source, plan, view, augment, LoaderOptions(workers=workers), device)
+        return DeviceLoader(source, sampler, size, None, augment, device, interpolation)
+    transform = EvalTransform(size, PHOTO_CROP if crop_pct is None else crop_pct, interpolation)
+    return Loader(source, sampler, transform, augment, LoaderOptions(workers=workers), device)

@@ -15,12 +15,12 @@ from fathoms.data import (
     Augment,
     AugmentOptions,
     CropOptions,
+    DeviceLoader,
     Loader,
     LoaderOptions,
     MixOptions,
-    Plan,
-    ResidentLoader,
-    TrainView,
+    Sampler,
+    TrainTransform,
     choose_backend,
 )
 from fathoms.data.sources.splits import open_splits
@@ -81,24 +81,24 @@ def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:
     """The training split, in the run's order, cropped and augmented as the recipe says."""
     recipe, seed = job.recipe, job.run.seed
     share = {"world": world.size, "rank": world.rank}
-    plan = Plan(len(source), recipe.batch_size, seed, repeats=recipe.aug_repeats, **share)
+    sampler = Sampler(len(source), recipe.batch_size, seed, aug_repeats=recipe.aug_repeats, **share)
     options = augment_options(recipe)
     backend = choose_backend("auto", world.device)
     augment = Augment(options, seed=seed, classes=len(source.classes), device=world.device, backend=backend)
     crop = CropOptions(
-        mode=recipe.crop,
+        crop=recipe.crop,
         scale=recipe.scale,
         ratio=recipe.ratio,
-        padding=recipe.crop_padding,
-        flip=recipe.hflip,
-        interpolation=recipe.train_interpolation,
+        crop_padding=recipe.crop_padding,
+        hflip=recipe.hflip,
+        train_interpolation=recipe.train_interpolation,
     )
     if isinstance(source, ArraySource):
-        return ResidentLoader(source, plan, size, crop, augment, world.device)
+        return DeviceLoader(source, sampler, size, crop, augment, world.device)
     where = "device" if world.device.type == "cuda" else "worker"
-    view = TrainView(size, crop, seed, where)
+    transform = TrainTransform(size, crop, seed, where)
     workers = LoaderOptions(job.run.workers, job.run.worker_kind)
-    return Loader(source, plan, view, augment, workers, world.device)
+    return Loader(source, sampler, transform, augment, workers, world.device)
 
 
 def augment_options(recipe: Recipe) -> AugmentOptions:

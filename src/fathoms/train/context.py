@@ -22,4 +22,4 @@ class Scene(NamedTuple):
     @property
     def updates_per_epoch(self) -> int:
         """Optimizer steps of one epoch; the last may gather fewer gradients."""
-        return math.ceil(self.data.train.steps / self.job.recipe.grad_accum_steps)
+        return math.ceil(self.data.train.batches / self.job.recipe.grad_accum_steps)

@@ -102,10 +102,10 @@ class Trainer:
 
     @property
     def _done(self) -> int:
-        return self.course.epoch * self.data.train.steps + self.course.step
+        return self.course.epoch * self.data.train.batches + self.course.step
 
     def _train(self, notices: list[str]) -> Outcome:
-        self.progress = progress = Progress(self.epochs * self.data.train.steps, self._done, self.show)
+        self.progress = progress = Progress(self.epochs * self.data.train.batches, self._done, self.show)
         told = Run(self.folder.path, self.job.table(), self.course.updates)
         mirrors = Mirrors(self.trackers, told, progress.say)
         self.epoch_end = EpochEnd(
@@ -193,7 +193,7 @@ class Trainer:
         self.progress.say(f"rolled back: {where}, learning rate x {self.guard.lr_factor}")
 
     def _run_epoch(self) -> None:
-        steps, accumulate, course = self.data.train.steps, self.recipe.grad_accum_steps, self.course
+        steps, accumulate, course = self.data.train.batches, self.recipe.grad_accum_steps, self.course
         interval, progress = self.job.run.recovery_interval, self.progress
         first, began = course.step, time.monotonic()
         since = began

@@ -50,7 +50,7 @@ class Stepper:
     def _place(self, student: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Set the noise of a batch's place; its images and targets."""
         student.train()
-        torch.manual_seed(step_seed(self.seed, batch.epoch, batch.step, self.world.rank))
+        torch.manual_seed(step_seed(self.seed, batch.epoch, batch.number, self.world.rank))
         return batch.images[:, : self.channels], batch.labels if batch.targets is None else batch.targets
 
     def _loss(self, student: nn.Module, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int32, UInt8
 from torch import Tensor
 
 from fathoms.data.augment.lookup_tables import cut
-from fathoms.data.crop.packed_rgb import add_weighted, as_words, word_planes
+from fathoms.data.crop.pixel_buffer import add_weighted, as_words, word_planes
 
 PLANE = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 

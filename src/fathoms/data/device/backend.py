@@ -13,7 +13,7 @@ from fathoms.data.augment.backend import BATCHED, PER_IMAGE
 from fathoms.data.augment.finish import Finish
 from fathoms.data.augment.pipeline import Augment
 from fathoms.data.augment.policy import Layer
-from fathoms.data.crop.pixel_layout import Places
+from fathoms.data.crop.pixel_buffer import PixelLayout
 from fathoms.data.device.resize import resize_boxes
 from fathoms.errors import ConfigError
 from fathoms.ops.dispatch import why_not_triton
@@ -27,7 +27,7 @@ class Backend:
     """The functions of one backend; all give the same pixels, but for one level where a sum falls between two."""
 
     name: str
-    resize: Callable[[Tensor, Places, int], Tensor]
+    resize: Callable[[Tensor, PixelLayout, int], Tensor]
     """As `fathoms.data.device.resize.resize_boxes`."""
     layer: Callable[[Tensor, Layer, Tensor], Tensor]
     """As `fathoms.data.augment.batched.apply_layer`."""

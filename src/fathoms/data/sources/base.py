@@ -13,6 +13,8 @@ from fathoms.data.errors import DataError
 from fathoms.reading import check_names
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
+# Bytes of one encoded image: 16 bits in four channels of the largest that is decoded, uncompressed.
+MAX_FILE = 1 << 29
 
 # A split goes by several names; the first that exists is used, and `Source.split` is that name.
 SPLIT_NAMES = {

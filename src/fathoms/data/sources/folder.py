@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fathoms.data.decode.image_header import MAX_FILE
 from fathoms.data.errors import DataError
-from fathoms.data.sources.base import SPLIT_NAMES, class_table, describe, is_image, pick_split
+from fathoms.data.sources.base import MAX_FILE, SPLIT_NAMES, class_table, describe, is_image, pick_split
 from fathoms.reading import read_plain
 
 _SPLITS = {name for names in SPLIT_NAMES.values() for name in names}

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fathoms.data.decode.image_header import MAX_FILE
 from fathoms.data.errors import BadImageError, DataError
-from fathoms.data.sources.base import digest_lines, pick_split
+from fathoms.data.sources.base import MAX_FILE, digest_lines, pick_split
 from fathoms.reading import MAX_CLASSES, check_names, read_plain
 
 PREFIX = "hfds/"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-from fathoms.data.decode.image_header import MAX_FILE
 from fathoms.data.errors import ArchiveError, BadImageError
+from fathoms.data.sources.base import MAX_FILE
 
 _BLOCK = 512
 # An extended header holds a name or two.

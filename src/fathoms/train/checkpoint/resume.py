@@ -37,7 +37,7 @@ def counters(scene: Scene, course: Course, guard: Guard) -> dict[str, Any]:
         "identity": scene.job.identity(),
         "data": scene.data.fingerprint,
         "world": scene.world.size,
-        "steps": scene.data.train.steps,
+        "steps": scene.data.train.batches,
         "classes": list(scene.data.classes),
     }
 
@@ -151,7 +151,7 @@ def take_over(scene: Scene, learner: Learner, course: Course, kept: Checkpoint, 
         # Another number of processes: the first takes what all had.
         sums = torch.cat([sums.sum(0, keepdim=True), sums.new_zeros(scene.world.size - 1, 4)])
     course.sums.copy_(sums[scene.world.rank])
-    if kept.state["steps"] not in (None, scene.data.train.steps):
+    if kept.state["steps"] not in (None, scene.data.train.batches):
         # Other data or another batch, by permission: the epoch under way has other steps, and begins anew.
         course.step, course.updates = 0, course.epoch * scene.updates_per_epoch
         course.sums.zero_()

@@ -10,7 +10,7 @@ import triton
 from jaxtyping import Int32, UInt8
 from torch import Tensor
 
-from fathoms.data.crop.pixel_layout import Places
+from fathoms.data.crop.pixel_buffer import PixelLayout
 from fathoms.data.device.triton.resize_kernels import FIELDS, columns_kernel, copy_kernel, rows_kernel
 from fathoms.data.to_device import to_device
 from fathoms.ops.triton.around import launch, launch_options
@@ -19,16 +19,18 @@ from fathoms.ops.triton.around import launch, launch_options
 _ROWS, _COLUMNS, _WARPS = 16, 64, 4
 
 
-def resize_boxes(pixels: Int32[Tensor, " n"], places: Places, size: int) -> UInt8[Tensor, "B 3 size size"]:
+def resize_boxes(
+    pixels: Int32[Tensor, " n"], layout: PixelLayout, size: int
+) -> UInt8[Tensor, "B 3 size size"]:
     """`fathoms.data.device.resize.resize_boxes` in two launches, or in one if every box has the wanted size already."""
-    count, (top, left, box_h, box_w), (height, width) = len(places.box), places.box.T, places.size.T
+    count, (top, left, box_h, box_w), (height, width) = len(layout.box), layout.box.T, layout.size.T
     low, high = np.clip(top, 0, height - 1), np.clip(top + box_h, 1, height)
     rows = high - low
     start = np.cumsum(rows) - rows
     fields = {
-        "offset": places.offset, "pitch": places.pitch, "top": top, "left": left, "box_h": box_h, "box_w": box_w,
+        "offset": layout.offset, "pitch": layout.pitch, "top": top, "left": left, "box_h": box_h, "box_w": box_w,
         "width": width, "rows": rows, "low": low, "start": start, "high": high,
-        "cubic": places.cubic, "flip": places.flip,
+        "cubic": layout.cubic, "flip": layout.flip,
     }  # fmt: skip
     (table,) = to_device([np.stack([fields[name] for name in FIELDS]).astype(np.int64)], pixels.device)
     images = torch.empty(count, 3, size, size, dtype=torch.uint8, device=pixels.device)
@@ -36,7 +38,7 @@ def resize_boxes(pixels: Int32[Tensor, " n"], places: Places, size: int) -> UInt
     options: dict[str, Any] = {"SIZE": size, "R": _ROWS, "C": tile, **launch_options(_WARPS, 2)}
     across = triton.cdiv(size, tile)
     whole = (count, triton.cdiv(size, _ROWS), across)
-    if (places.box[:, 2:] == size).all():
+    if (layout.box[:, 2:] == size).all():
         launch(copy_kernel, whole, pixels, table, images, count, **options)
         return images
     columns = torch.empty(int(rows.sum()), size, dtype=torch.int32, device=pixels.device)

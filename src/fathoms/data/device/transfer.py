@@ -1,4 +1,7 @@
-"""Pixels on their way to a device, beside what it computes meanwhile."""
+"""Asynchronous copies of pixels to a device, on a stream of their own.
+
+Small arrays travel by `fathoms.data.to_device`, which lies below the rooms because augmentation needs it too.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,16 @@ from torch import Tensor
 
 
 class Sender:
-    """Sends parts of a batch and joins them; a GPU copies on a stream of its own, so that training need not wait."""
+    """Copy the parts of a batch to a device and join them; a GPU copies during training, on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.sent: torch.cuda.Event | None = None
-        """What the device comes to when it has read all that was given to it so far; None on a CPU."""
+        """An event that completes once the device has read everything sent so far; None on a CPU."""
 
-    def asked(self) -> torch.cuda.Event | None:
-        """What a GPU comes to when it has done all that it was asked for until now; None on a CPU, which has."""
+    def queued(self) -> torch.cuda.Event | None:
+        """An event that completes once all work queued so far is done; None on a CPU, where work is synchronous."""
         if self._stream is None:
             return None
         event = torch.cuda.Event()
@@ -34,6 +37,6 @@ class Sender:
             joined = torch.cat(there)
         using = torch.cuda.current_stream(self.device)
         using.wait_stream(self._stream)
-        # Its memory belongs to the other stream, which must not use it again too soon.
+        # Its memory belongs to the copying stream, which must not use it again too soon.
         joined.record_stream(using)
         return joined
