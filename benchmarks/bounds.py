@@ -19,12 +19,12 @@ from fathoms.data.augment.batched import COLOUR
 from fathoms.data.augment.erase import draw_rectangles
 from fathoms.data.augment.finish import Erasing, Finish
 from fathoms.data.augment.geometry import PLANE
-from fathoms.data.augment.lookup_tables import FACTOR_LINES, PICTURE_TABLES
+from fathoms.data.augment.lookup_tables import FACTOR_LINES, IMAGE_TABLES
 from fathoms.data.augment.mix import MixOptions, draw_mixture
 from fathoms.data.augment.policy import Layer
 from fathoms.data.counter_rng import generator, sample_keys
-from fathoms.data.crop.pixel_layout import Places
-from fathoms.data.device.backend import choose_forms
+from fathoms.data.crop.pixel_buffer import PixelLayout
+from fathoms.data.device.backend import choose_backend
 from fathoms.ops.gelu import bias_gelu
 from fathoms.ops.mlp import KERNEL_DTYPES, gelu_mlp
 from fathoms.ops.talking_heads import talking_heads
@@ -77,25 +77,25 @@ def main() -> None:
 def images() -> None:
     """The kernels for images at odd sizes: crop boxes that reach outside, every operation, erasing and mixing."""
     device, rng = torch.device("cuda"), np.random.default_rng(0)
-    forms = choose_forms("triton", device)
+    backend = choose_backend("triton", device)
     sides, keys = np.array([[37, 53], [1, 9], [130, 20]]), sample_keys(0, 0, "policy", np.arange(3))
     area = sides.prod(1)
     box = np.array([[-3, 4, 40, 60], [0, 0, 1, 9], [5, -2, 90, 30]])
     flags = np.array([True, False, True])
-    places = Places(np.cumsum(area) - area, sides[:, 1], sides, box, flags, ~flags)
+    places = PixelLayout(np.cumsum(area) - area, sides[:, 1], sides, box, flags, ~flags)
     words = torch.randint(0, 2**24, (int(area.sum()),), dtype=torch.int32, device=device)
     fill = torch.zeros(3, dtype=torch.uint8, device=device)
     one = torch.ones(3, 1, 1, device=device)
     for size in (33, 16):
-        batch = forms.resize(words, places, size)
-        for kind in (*FACTOR_LINES, *PICTURE_TABLES, *PLANE, *COLOUR):
+        images = backend.resize(words, places, size)
+        for kind in (*FACTOR_LINES, *IMAGE_TABLES, *PLANE, *COLOUR):
             layer = Layer({kind: np.arange(3)}, rng.uniform(0.1, 0.4, 3), flags)
-            batch = forms.layer(batch, layer, fill)
+            images = backend.layer(images, layer, fill)
         erasing = Erasing(draw_rectangles(keys, 1.0, 2, size, size), "pixel", keys)
         mixture = draw_mixture(
-            MixOptions(mixup=0.8, cutmix=1.0, mode="elem"), generator(0, 0, "mix"), 3, size, size
+            MixOptions(mixup=0.8, cutmix=1.0, mixup_mode="elem"), generator(0, 0, "mix"), 3, size, size
         )
-        forms.finish(batch, one, one, torch.bfloat16, Finish(erasing, mixture))
+        backend.finish(images, one, one, torch.bfloat16, Finish(erasing, mixture))
         print(f"images of {size} pixels", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Feed mutated files to every reader of strangers' files: recipes, checkpoints, pictures, archives, arrays.
+"""Fuzz every reader of untrusted files: recipes, checkpoints, images, archives, arrays.
 
     python benchmarks/fuzz.py --cases 100000 --json
 
@@ -7,7 +7,7 @@ as the library would. It may be read or refused with a `FathomsError`; anything 
 a crash of the process, a case of more than five seconds, a file left behind, memory beyond the limit. Case N of a
 target is the same on every machine: `--only TARGET --first N --cases 1` repeats it.
 
-Cases run in a child process, two thousand at a time, so that a crash is counted and named and the rest goes on.
+Cases run in a child process, two thousand at a time, so that a crash is counted and named and the rest still runs.
 
 Exit status: 0 nothing was found, 1 something was.
 """

@@ -1,4 +1,4 @@
-"""Damage for benchmarks/fuzz.py: bytes and values that readers trip over."""
+"""Mutations of benchmarks/fuzz.py: bytes and values that readers fail on."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def damaged(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
         elif kind == 4:
             body[place:place] = rng.choice(BYTES) * rng.choice((1, 1, 1000))
         elif kind == 5:
-            form = rng.choice(("<H", ">H", "<I", ">I", "<Q", ">Q"))
+            layout = rng.choice(("<H", ">H", "<I", ">I", "<Q", ">Q"))
             number = rng.choice((0, 1, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1))
-            packed = struct.pack(form, number % 256 ** struct.calcsize(form))
+            packed = struct.pack(layout, number % 256 ** struct.calcsize(layout))
             body[place : place + len(packed)] = packed
         elif kind == 6:
             other = rng.choice(others)
@@ -76,7 +76,7 @@ def damaged(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
     return bytes(body)
 
 
-def bent(value: Any, rng: random.Random) -> Any:
+def changed(value: Any, rng: random.Random) -> Any:
     """A JSON value with one entry replaced, doubled or taken out, anywhere in it."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         key = rng.choice(list(value))
@@ -84,15 +84,15 @@ def bent(value: Any, rng: random.Random) -> Any:
             return {k: v for k, v in value.items() if k != key}
         if rng.random() < 0.1:
             return {**value, str(rng.choice(WORDS)): rng.choice(WORDS)}
-        return {**value, key: bent(value[key], rng)}
+        return {**value, key: changed(value[key], rng)}
     if isinstance(value, list) and value and rng.random() < 0.9:
         place = rng.randrange(len(value))
         if rng.random() < 0.1:
             return value + value[:place]
-        return [*value[:place], bent(value[place], rng), *value[place + 1 :]]
+        return [*value[:place], changed(value[place], rng), *value[place + 1 :]]
     return rng.choice(WORDS)
 
 
 def as_json(value: Any) -> bytes:
-    """JSON, with whatever Python writes for what is none."""
+    """JSON, with whatever Python writes for values that JSON lacks."""
     return json.dumps(value).encode()

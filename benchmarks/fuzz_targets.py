@@ -1,4 +1,4 @@
-"""What benchmarks/fuzz.py damages and opens: a good file of each kind, its mutants, and who reads them."""
+"""Targets of benchmarks/fuzz.py: for each kind of file a good one, its mutants, and its reader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fathoms.train.guard.policy import GUARD_COUNTS
 from fathoms.train.recipe.files import read_recipe, recipe_names, recipe_options
 from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.record.toml import to_toml
-from fuzz_mutate import as_json, bent, damaged
+from fuzz_mutate import as_json, changed, damaged
 
 MAX_PIXELS = 1 << 22
 
@@ -62,10 +62,10 @@ class Recipes:
         self.good = self.texts[0]
 
     def make(self, rng: random.Random) -> bytes:
-        """A recipe with a value bent, or its text damaged."""
+        """A recipe with a changed value, or with damaged text."""
         if rng.random() < 0.5:
             with contextlib.suppress(Exception):
-                return to_toml(bent(rng.choice(self.tables), rng)).encode("utf-8", "surrogatepass")
+                return to_toml(changed(rng.choice(self.tables), rng)).encode("utf-8", "surrogatepass")
         return damaged(rng.choice(self.texts), rng, self.texts)
 
     def read(self, data: bytes) -> None:
@@ -92,13 +92,13 @@ class Weights:
         self.good = self.files[1]
 
     def make(self, rng: random.Random) -> bytes:
-        """The header bent, the header damaged, or the file damaged."""
+        """A changed header, a damaged header, or a damaged file."""
         file = rng.choice(self.files)
         (length,) = struct.unpack("<Q", file[:8])
         header, body = file[8 : 8 + length], file[8 + length :]
         kind = rng.random()
         if kind < 0.45:
-            header = as_json(bent(json.loads(header), rng))
+            header = as_json(changed(json.loads(header), rng))
         elif kind < 0.9:
             header = damaged(header, rng, [header])
         else:
@@ -112,7 +112,7 @@ class Weights:
 
 
 class Checkpoints:
-    """Checkpoint folders of a run: manifest and state; half of them with the hashes put right again."""
+    """Checkpoint folders of a run: manifest and state; half of them with corrected hashes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "checkpoint"
@@ -135,11 +135,11 @@ class Checkpoints:
         self.good = joined(self.files)
 
     def make(self, rng: random.Random) -> bytes:
-        """One of the files bent or damaged, as the JSON of all of them."""
+        """The files as one JSON, one of them changed or damaged."""
         files = dict(self.files)
         name = rng.choice(("state.json", "state.json", "manifest.json", "model.safetensors"))
         if name.endswith(".json") and rng.random() < 0.6:
-            files[name] = as_json(bent(json.loads(files[name]), rng))
+            files[name] = as_json(changed(json.loads(files[name]), rng))
         else:
             files[name] = damaged(files[name], rng, list(files.values()))
         if name != "manifest.json" and rng.random() < 0.8:
@@ -149,21 +149,21 @@ class Checkpoints:
         return joined(files)
 
     def read(self, data: bytes) -> None:
-        """Read it as a run that goes on does."""
+        """Read it as a resumed run does."""
         for name, content in split(data).items():
             (self.folder / name).write_bytes(content)
         checkpoints.read(self.folder)
 
 
-class Pictures:
-    """JPEG, PNG, GIF, WebP and BMP, plain and with what a file may carry, by every decoder."""
+class Images:
+    """JPEG, PNG, GIF, WebP and BMP, plain and with metadata, by every decoder."""
 
     def __init__(self, _folder: Path) -> None:
         rng = np.random.default_rng(0)
         image = Image.fromarray(rng.integers(0, 256, (9, 11, 3), dtype=np.uint8)).resize((60, 44))
         exif = Image.Exif()
         exif[0x0112] = 6
-        forms: list[tuple[str, Image.Image, dict[str, Any]]] = [
+        variants: list[tuple[str, Image.Image, dict[str, Any]]] = [
             ("JPEG", image, {"exif": exif, "icc_profile": bytes(500)}),
             ("JPEG", image, {"progressive": True, "subsampling": 0}),
             ("JPEG", image.convert("CMYK"), {}),
@@ -179,9 +179,9 @@ class Pictures:
             ("BMP", image.convert("1"), {}),
         ]
         self.files = []
-        for kind, picture, options in forms:
+        for kind, variant, options in variants:
             buffer = io.BytesIO()
-            picture.save(buffer, kind, **options)
+            variant.save(buffer, kind, **options)
             self.files.append(buffer.getvalue())
         self.good = self.files[0]
         self.decoders = [
@@ -189,7 +189,7 @@ class Pictures:
         ]
 
     def make(self, rng: random.Random) -> bytes:
-        """A damaged picture; a PNG's checksums are put right again half of the time."""
+        """A damaged image; a PNG's checksums are corrected half of the time."""
         data = damaged(rng.choice(self.files), rng, self.files)
         return with_checksums(data) if data[:4] == b"\x89PNG" and rng.random() < 0.5 else data
 
@@ -203,7 +203,7 @@ class Pictures:
 
 
 def with_checksums(data: bytes) -> bytes:
-    """A PNG whose pieces have the checksums that belong to them, so that a reader looks inside."""
+    """A PNG with the right checksums, so that a reader parses its chunks."""
     fixed, place = data[:8], 8
     while place + 12 <= len(data):
         (length,) = struct.unpack_from(">I", data, place)
@@ -214,7 +214,7 @@ def with_checksums(data: bytes) -> bytes:
 
 
 class Archives:
-    """Tar files: an image folder, WebDataset samples, long names in GNU's and in POSIX' form."""
+    """Tar files: an image folder, WebDataset samples, long names in GNU's and in POSIX' format."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "set.tar"
@@ -234,7 +234,7 @@ class Archives:
         self.good = self.files[0]
 
     def make(self, rng: random.Random) -> bytes:
-        """A damaged archive; most headers get their checksums put right again."""
+        """A damaged archive; most headers get corrected checksums."""
         data = bytearray(damaged(rng.choice(self.files), rng, self.files))
         if rng.random() < 0.7:
             for place in range(0, len(data) - 511, 512):
@@ -286,7 +286,7 @@ class Arrays:
 
 
 class Indices:
-    """The JSON beside data: a pack's index and table, and the manifest of a check."""
+    """JSON files of data sets: a pack's index and table, and the manifest of a check."""
 
     def __init__(self, folder: Path) -> None:
         self.pack = folder / "pack"
@@ -305,11 +305,13 @@ class Indices:
         self.good = bytes([0]) + as_json(index)
 
     def make(self, rng: random.Random) -> bytes:
-        """One of the files bent or damaged; its number comes first."""
+        """One of the files, changed or damaged; its number comes first."""
         number = rng.randrange(3)
         good = self.tables[self.names[number]]
         text = (
-            as_json(bent(good, rng)) if rng.random() < 0.7 else damaged(as_json(good), rng, [as_json(good)])
+            as_json(changed(good, rng))
+            if rng.random() < 0.7
+            else damaged(as_json(good), rng, [as_json(good)])
         )
         return bytes([number]) + text
 
@@ -325,7 +327,7 @@ class Indices:
 
 
 class Reports:
-    """What a run folder holds besides its checkpoints, and the page about it."""
+    """Files of a run folder other than checkpoints, and the report made from them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "run"
@@ -359,16 +361,16 @@ class Reports:
         return b"\n".join([*map(as_json, table), b""]) if isinstance(table, list) else as_json(table)
 
     def make(self, rng: random.Random) -> bytes:
-        """One of the files bent or damaged."""
+        """One of the files, changed or damaged."""
         files, name = dict(self.files), rng.choice(list(self.files))
         files[name] = damaged(files[name], rng, list(files.values()))
         if rng.random() < 0.7:
             with contextlib.suppress(Exception):
-                files[name] = self._text(name, bent(self.tables[name], rng))
+                files[name] = self._text(name, changed(self.tables[name], rng))
         return joined(files)
 
     def read(self, data: bytes) -> None:
-        """Draw the page."""
+        """Make the report."""
         for name, content in split(data).items():
             (self.folder / name).write_bytes(content)
         render(read_run(self.folder))
@@ -378,7 +380,8 @@ TARGETS: dict[str, Callable[[Path], Any]] = {
     "recipe": Recipes,
     "weights": Weights,
     "checkpoint": Checkpoints,
-    "picture": Pictures,
+    # The name is part of the seed of its cases.
+    "picture": Images,
     "archive": Archives,
     "arrays": Arrays,
     "index": Indices,

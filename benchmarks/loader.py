@@ -1,20 +1,20 @@
-"""Time the input pipeline against timm's: CPU work per image on one core, ratios from one run.
+"""Input pipeline against timm's: CPU time per image on one core, ratios from one run.
 
     python benchmarks/loader.py pet_photos_original.tar --json
     python benchmarks/loader.py --device-resident cifar10_sheets.tar --device cuda --json
     python benchmarks/loader.py --feed pet_photos_original.tar --device cuda --json
 
-The first form trains nothing: it measures RandomResizedCrop(224) + flip + RandAugment, one core, the
+The first command trains nothing: it measures RandomResizedCrop(224) + flip + RandAugment, one core, the
 files in memory, with timm's pipeline and with ours, in turns, and compares medians:
 
 * cpu: everything on the CPU (decode, resize, RandAugment);
 * split: decode only, resize and RandAugment left to the GPU;
 * packed: the same from files re-encoded once (`fathoms data pack`, longest side 500, quality 90).
 
-Each is measured with crop decode (libturbojpeg 3) and with simplejpeg alone. The second form keeps
+Each is measured with crop decode (libturbojpeg 3) and with simplejpeg alone. The second command keeps
 CIFAR-10 on the device and measures augmentation and batching there, and as a share of a training
-step. The third trains a 36-block, 192-wide ViT from packed shards on all cores and measures how much of
-its rate with one batch again and again it keeps (`fed_share`), and how long it waits for data.
+step. The third trains a 36-block, 192-wide ViT from packed shards on all cores and measures `fed_share`, its rate
+over that of one batch repeated, and how long it waits for data.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from fathoms.data import (
     AugmentOptions,
     CropOptions,
     Source,
-    TrainView,
+    TrainTransform,
     choose_decoder,
     list_splits,
     open_source,
 )
-from fathoms.data.decode.sample_reader import Reader
-from fathoms.data.device.backend import KERNELS
-from fathoms.data.loader import KINDS
+from fathoms.data.decode.sample_reader import SampleReader
+from fathoms.data.device.backend import IMPLS
+from fathoms.data.loader import WORKER_KINDS
 from fathoms.data.sampler import Refs
 from fathoms.data.tools.pack import PackOptions, pack_split, write_index
-from fathoms.data.workers.shared_memory import make_room
-from feeding import POLICY, SETTINGS, SIZE, measure_feed, measure_resident
+from fathoms.data.workers.shared_memory import own_memory
+from gpu_loader import POLICY, SETTINGS, SIZE, measure_feed, measure_resident
 
 CHUNK = 16
 
@@ -102,14 +102,14 @@ def our_pipeline(
 ) -> Callable[[Refs, int], None]:
     """What one of our workers does with a chunk of samples."""
     source = _Memory(files)
-    reader = Reader(
+    reader = SampleReader(
         source, choose_decoder(backend), lambda _: None, lambda name, why: sys.exit(f"{name}: {why}")
     )
-    view = TrainView(SIZE, CropOptions(interpolation=interpolation), 0, resize_on)
-    work = Augment(AugmentOptions(aa=POLICY, interpolation=interpolation)) if augment else None
+    transform = TrainTransform(SIZE, CropOptions(train_interpolation=interpolation), 0, resize_on)
+    work = Augment(AugmentOptions(aa=POLICY, train_interpolation=interpolation)) if augment else None
 
     def chunk(refs: Refs, epoch: int) -> None:
-        out = view.prepare(reader, refs, epoch, make_room(pin=False))
+        out = transform(reader, refs, epoch, own_memory(pin=False))
         if work is not None and out.images is not None:
             work.colours(out.images, refs, epoch)
 
@@ -200,23 +200,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", help="a tar or folder of photos; with --device-resident, cifar10_sheets.tar")
+    parser.add_argument("data", help="a tar or folder of images; with --device-resident, cifar10_sheets.tar")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--device-resident", action="store_true", help="the second form")
-    form.add_argument("--feed", action="store_true", help="the third form")
+    form.add_argument("--device-resident", action="store_true", help="the second command above")
+    form.add_argument("--feed", action="store_true", help="the third command above")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--step", choices=SETTINGS, default="launched", help="how a training step is run")
-    parser.add_argument(
-        "--kernels", choices=KERNELS, default="auto", help="who does the pictures on the device"
-    )
+    parser.add_argument("--kernels", choices=IMPLS, default="auto", help="backend of the work on the device")
     parser.add_argument("--workers", type=int, nargs="*", help="with --feed: numbers of workers to try")
-    parser.add_argument("--worker-kind", choices=KINDS, default="auto", help="with --feed: who decodes")
+    parser.add_argument(
+        "--worker-kind", choices=WORKER_KINDS, default="auto", help="with --feed: kind of decoding workers"
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="with --feed: length of one measurement")
     parser.add_argument("--turns", type=int, default=3, help="with --device-resident: epochs of each kind")
     parser.add_argument("--depth", type=int, default=36, help="with --feed: blocks of the ViT")
     parser.add_argument("--batch-size", type=int, help="512 with --device-resident, 256 with --feed")
-    parser.add_argument("--first", type=int, default=0, help="start at this photo, to measure in pieces")
-    parser.add_argument("--images", type=int, default=50_000, help="at most this many photos a turn")
+    parser.add_argument("--first", type=int, default=0, help="start at this image, to measure in pieces")
+    parser.add_argument("--images", type=int, default=50_000, help="largest number of images in a turn")
     parser.add_argument("--repeats", type=int, default=5)
     # "random" is the default of timm's training script, for the crop and for the operations.
     parser.add_argument("--interpolation", choices=("random", "bilinear", "bicubic"), default="random")

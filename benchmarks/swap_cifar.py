@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.data import ArraySource
+from fathoms.data.sources.splits import open_splits
 from fathoms.evaluate.load import load_run
 from fathoms.evaluate.loader import eval_loader
 from fathoms.evaluate.metrics import evaluate
@@ -33,7 +34,6 @@ from fathoms.models.vit import ViT
 from fathoms.models.weights import save_weights
 from fathoms.models.zoo import model_config
 from fathoms.surgery.swap.swap import swap_norms
-from fathoms.train.build import open_splits
 from fathoms.train.distributed import World, choose_device
 from fathoms.train.job import Job, RunOptions
 from fathoms.train.loop import Trainer

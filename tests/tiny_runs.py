@@ -143,7 +143,7 @@ def poison(trainer, places, module, spoil, model=None):
 
     def marked(epoch, start=0):
         for batch in epochs(epoch, start):
-            if (batch.epoch, batch.step) in places:
+            if (batch.epoch, batch.number) in places:
                 batch.images[0, 0, 0, 0] = MARK
             yield batch
 

@@ -1,20 +1,22 @@
-"""Pictures, folders and archives for the data tests; everything is made here, from seeds."""
+"""Images, folders and archives for the data tests; everything is made here, from seeds."""
 
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+CLASSES = ("ape", "bee", "cat", "dog")
 
 
 def make_photo(seed: int, height: int = 60, width: int = 80) -> Image.Image:
-    """A smooth colourful picture, different for each seed."""
+    """A smooth colourful image, different for each seed."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
@@ -28,6 +30,41 @@ def encode(image: Image.Image, kind: str = "JPEG", **options) -> bytes:
     return buffer.getvalue()
 
 
+def make_photograph(seed: int, label: int, height: int, width: int) -> Image.Image:
+    """An image with a photograph's statistics: a 1/f spectrum, edges, saturated spots and sensor noise.
+
+    The class is a faint slope of brightness and colour, so that a linear model is often right, not always.
+    """
+    rng = np.random.default_rng(seed)
+    down, across = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)
+    frequency = np.hypot(down, across)
+    frequency[0, 0] = np.inf
+    spectrum = rng.normal(size=(3, *frequency.shape)) + 1j * rng.normal(size=(3, *frequency.shape))
+    field = np.fft.irfft2(spectrum / frequency, (height, width))
+    # Channels of a photograph are mostly alike.
+    field = 0.8 * field.mean(0) + 0.4 * field
+    out = 120 + 45 * field / field.std()
+    y, x = np.mgrid[:height, :width] / max(height, width)
+    for _ in range(6):
+        inside = np.hypot(y - rng.random(), x - rng.random()) < rng.uniform(0.02, 0.2)
+        out[:, inside] = 0.3 * out[:, inside] + 0.7 * rng.integers(0, 256, (3, 1))
+    angle = 2 * np.pi * label / len(CLASSES)
+    out += 40 * (np.cos(angle) * y + np.sin(angle) * x) * np.array([1.0, 0.6, 0.8])[:, None, None]
+    out += rng.normal(0, 4, out.shape)
+    return Image.fromarray(np.clip(out, 0, 255).astype(np.uint8).transpose(1, 2, 0))
+
+
+@pytest.fixture
+def kernel_device():
+    """Where Triton kernels run: the CPU in Triton's interpreter, which must be on from the first import, or a GPU."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        pytest.skip("kernel tests run in Triton's interpreter: TRITON_INTERPRET=1 pytest -m kernels")
+    return torch.device("cuda")
+
+
 @pytest.fixture
 def photo():
     return make_photo
@@ -39,19 +76,26 @@ def encoded():
 
 
 @pytest.fixture
-def shared_file():
-    def find(name: str) -> Path:
-        path = SHARED / name
-        if not path.is_file():
-            pytest.skip(f"{path} is not there")
-        return path
+def photograph_tar(make_tar):
+    """Write a tar of photographs of many sizes: `write(height, train=8, val=4)`."""
 
-    return find
+    def write(height: int, **splits: int) -> Path:
+        entries = []
+        for start, (split, count) in enumerate(splits.items()):
+            for i in range(count):
+                seed, label = 10_000 * start + i, i % len(CLASSES)
+                size = height + 7 * (i % 11), height + 13 * (i % 17)
+                photograph = make_photograph(seed, label, *size)
+                data = encode(photograph, quality=80 + i % 16, subsampling=i % 3, progressive=i % 5 == 0)
+                entries.append((f"{split}/{CLASSES[label]}/{i:04d}.jpg", data))
+        return make_tar("photographs.tar", entries)
+
+    return write
 
 
 @pytest.fixture
 def photo_folder(tmp_path):
-    """48 training and 13 validation pictures in three classes, as files."""
+    """48 training and 13 validation images in three classes, as files."""
     root = tmp_path / "photos"
     for split, count, start in (("train", 48, 0), ("val", 13, 1000)):
         for i in range(count):

@@ -199,7 +199,7 @@ def test_a_damaged_pack_is_refused_by_name(photo_folder, tmp_path, capsys):
     shard.write_bytes(whole)
     code, out, result = call(data_check, capsys, target, "--json")
     assert (code, result["bad"], result["damaged_shards"]) == (1, [], ["train-000000.tar"])
-    assert "BAD 'train-000000.tar': its sha256 is not the one in the index; pack again" in out
+    assert "BAD 'train-000000.tar': its sha256 differs from the index; pack again" in out
     shard.write_bytes(data[:-512])
     with pytest.raises(DataError, match=r"train-000000\.tar: missing or not"):
         open_source(target)
@@ -215,8 +215,14 @@ def test_sizes_are_only_ever_reduced():
     assert target_size(1000, 500, PackOptions()) == (500, 250)
     assert target_size(1000, 500, PackOptions(max_side=None, short_side=256)) == (512, 256)
     assert target_size(100, 90, PackOptions(max_side=None, short_side=256)) == (100, 90)
-    with pytest.raises(ConfigError, match="either max_side or short_side"):
+    with pytest.raises(
+        ConfigError, match="--max-side: cannot be combined with --short-side; give one of the two"
+    ):
         PackOptions(max_side=500, short_side=256)
+    with pytest.raises(ConfigError, match="--shard-samples 0: is too small; use 1 or more"):
+        PackOptions(shard_samples=0)
+    with pytest.raises(ConfigError, match="--quality 101: is out of range; use 1 to 100"):
+        PackOptions(quality=101)
 
 
 def test_info_says_what_is_there(photo_folder, capsys):
@@ -248,5 +254,5 @@ def test_checking_reads_a_tar_in_place(photo_folder, tmp_path):
     report = check_sources(
         [open_source(tmp_path / "photos.tar", split) for split in ("train", "val")], workers=2
     )
-    assert len(report.findings) == 61
+    assert len(report.files) == 61
     assert report.bad == []

@@ -1,7 +1,8 @@
-"""Crops: drawn as timm draws them; the validation picture is timm's pixel for pixel, nearly."""
+"""Random crops as timm draws them, resizing as Pillow does it, and the evaluation transform of timm."""
 
 import io
 import random
+import re
 
 import numpy as np
 import pytest
@@ -11,12 +12,11 @@ from scipy import stats
 
 from fathoms.data import CropOptions, choose_decoder, open_source
 from fathoms.data.counter_rng import sample_keys
-from fathoms.data.crop.packed_rgb import as_words
-from fathoms.data.crop.pixel_layout import Places
+from fathoms.data.crop.pixel_buffer import PixelLayout, as_words, ragged
 from fathoms.data.crop.random_crop import draw_boxes, evaluation_geometry
 from fathoms.data.crop.resize import evaluation_pixels, resize
-from fathoms.data.device.resize import ragged, resize_boxes
-from fathoms.errors import ConfigError, UnknownNameError
+from fathoms.data.device.resize import resize_boxes
+from fathoms.errors import FathomsError
 
 
 def boxes_for(sizes, options=None, seed=0):
@@ -42,29 +42,39 @@ def test_random_crops_are_distributed_as_timm_s(size):
     assert abs(cubic.mean() - 0.5) < 0.05
 
 
-def test_options_are_checked():
-    with pytest.raises(UnknownNameError, match="did you mean 'resized'"):
-        CropOptions(mode="resize")
-    with pytest.raises(ConfigError, match=r"data\.scale"):
-        CropOptions(scale=(0.0, 1.0))
-    with pytest.raises(UnknownNameError, match="did you mean 'bicubic'"):
-        CropOptions(interpolation="cubic")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"crop": "resize"}, "--crop: no crop is called 'resize'; did you mean 'resized'?"),
+        ({"scale": (0.0, 1.0)}, "--scale 0.0 1.0: must be two rising shares of the area, in (0, 1]"),
+        ({"ratio": (2.0, 1.0)}, "--ratio 2.0 1.0: must be two rising positive numbers"),
+        ({"crop_padding": -1}, "--crop-padding -1: must be at least 0"),
+        ({"hflip": 2.0}, "--hflip 2.0: must be a probability, from 0 to 1"),
+        (
+            {"train_interpolation": "cubic"},
+            "--train-interpolation: no interpolation is called 'cubic'; did you mean 'bicubic'?",
+        ),
+    ],
+)
+def test_an_option_out_of_range_is_refused_by_the_name_of_its_flag(options, message):
+    with pytest.raises(FathomsError, match=f"^{re.escape(message)}$"):
+        CropOptions(**options)
 
 
 @pytest.mark.parametrize("size", [24, 64, 150])
-def test_a_ragged_batch_is_resized_as_pillow_resizes_each_picture(photo, size):
-    pictures = [
+def test_a_ragged_batch_is_resized_as_pillow_resizes_each_image(photo, size):
+    images = [
         np.asarray(photo(i, h, w))
         for i, (h, w) in enumerate([(100, 140), (60, 50), (32, 32), (301, 213), (7, 9)])
     ]
-    flat, offset, sizes = ragged(pictures)
+    flat, offset, sizes = ragged(images)
     boxes, flips, cubic = boxes_for(sizes, seed=4)
     out = resize_boxes(
-        as_words(torch.from_numpy(flat)), Places(offset, sizes[:, 1], sizes, boxes, flips, cubic), size
+        as_words(torch.from_numpy(flat)), PixelLayout(offset, sizes[:, 1], sizes, boxes, flips, cubic), size
     )
     for i, (top, left, height, width) in enumerate(boxes):
         resample = Image.Resampling.BICUBIC if cubic[i] else Image.Resampling.BILINEAR
-        crop = Image.fromarray(pictures[i][top : top + height, left : left + width]).resize(
+        crop = Image.fromarray(images[i][top : top + height, left : left + width]).resize(
             (size, size), resample
         )
         expected = np.asarray(crop)[:, ::-1] if flips[i] else np.asarray(crop)
@@ -75,56 +85,56 @@ def test_a_ragged_batch_is_resized_as_pillow_resizes_each_picture(photo, size):
 
 
 def test_a_shifted_crop_is_padded_with_black(photo):
-    picture = np.asarray(photo(0, 32, 32))
-    flat, offset, sizes = ragged([picture])
-    place = Places(
+    image = np.asarray(photo(0, 32, 32))
+    flat, offset, sizes = ragged([image])
+    place = PixelLayout(
         offset, sizes[:, 1], sizes, np.array([[-3, 2, 32, 32]]), np.array([False]), np.array([True])
     )
     expected = np.zeros((32, 32, 3), np.uint8)
-    expected[3:, :30] = picture[:29, 2:]
+    expected[3:, :30] = image[:29, 2:]
     assert (
         resize_boxes(as_words(torch.from_numpy(flat)), place, 32)[0].permute(1, 2, 0).numpy() == expected
     ).all()
 
 
-def test_a_shift_leaves_something_of_a_tiny_picture():
-    boxes, _, _ = boxes_for([(3, 5)] * 200, CropOptions(mode="pad", padding=4))
+def test_a_shift_leaves_something_of_a_tiny_image():
+    boxes, _, _ = boxes_for([(3, 5)] * 200, CropOptions(crop="pad", crop_padding=4))
     assert set(boxes[:, 0]) == {-2, -1, 0, 1, 2}
     assert set(boxes[:, 1]) == set(range(-4, 5))
 
 
 def test_a_pixel_outside_the_box_never_matters(photo):
-    picture = np.asarray(photo(1, 50, 60)).copy()
+    image = np.asarray(photo(1, 50, 60)).copy()
     box = np.array([[10, 12, 20, 25]])
     outs = []
     for value in (0, 255):
-        changed = np.full_like(picture, value)
-        changed[10:30, 12:37] = picture[10:30, 12:37]
+        changed = np.full_like(image, value)
+        changed[10:30, 12:37] = image[10:30, 12:37]
         flat, offset, sizes = ragged([changed])
-        place = Places(offset, sizes[:, 1], sizes, box, np.array([True]), np.array([True]))
+        place = PixelLayout(offset, sizes[:, 1], sizes, box, np.array([True]), np.array([True]))
         outs.append(resize_boxes(as_words(torch.from_numpy(flat)), place, 16))
     assert torch.equal(*outs)
 
 
 def test_resize_on_the_cpu_is_pillow_s(photo):
-    picture = photo(3, 120, 90)
+    image = photo(3, 120, 90)
     for cubic, resample in ((True, Image.Resampling.BICUBIC), (False, Image.Resampling.BILINEAR)):
-        expected = np.asarray(picture.resize((70, 50), resample)).astype(int)
-        found = np.abs(resize(np.asarray(picture), 50, 70, cubic).permute(1, 2, 0).numpy() - expected)
+        expected = np.asarray(image.resize((70, 50), resample)).astype(int)
+        found = np.abs(resize(np.asarray(image), 50, 70, cubic).permute(1, 2, 0).numpy() - expected)
         assert found.max() <= 2
         assert found.mean() < 0.1
 
 
 @pytest.mark.parametrize("crop_pct", [0.875, 0.9, 1.0, 1.2])
 @pytest.mark.parametrize("shape", [(50, 80), (80, 50), (64, 64), (33, 200)])
-def test_the_validation_picture_is_timm_s(photo, shape, crop_pct):
+def test_the_evaluation_image_is_timm_s(photo, shape, crop_pct):
     create_transform = pytest.importorskip(
         "timm.data", reason="the extra 'timm' is not installed"
     ).create_transform
-    picture = photo(5, *shape)
+    image = photo(5, *shape)
     reference = create_transform(48, crop_pct=crop_pct, interpolation="bicubic", use_prefetcher=True)
-    expected = np.asarray(reference(picture)).astype(int)
-    ours = evaluation_pixels(np.asarray(picture), 48, crop_pct).numpy()
+    expected = np.asarray(reference(image)).astype(int)
+    ours = evaluation_pixels(np.asarray(image), 48, crop_pct).numpy()
     assert ours.shape == expected.shape
     assert np.abs(ours - expected).mean() <= 0.1
 
@@ -133,14 +143,14 @@ def test_geometry_keeps_the_middle():
     assert evaluation_geometry(375, 500, 224, 0.875) == (256, 341, 16, 58)
 
 
-def test_real_validation_pictures_agree_with_timm_s_within_the_promise(shared_file):
+def test_photographs_for_evaluation_agree_with_timm_s_within_the_promise(photograph_tar):
     create_transform = pytest.importorskip(
         "timm.data", reason="the extra 'timm' is not installed"
     ).create_transform
-    source = open_source(shared_file("pet_photos_original.tar"), "val")
+    source = open_source(photograph_tar(300, val=16), "val")
     reference = create_transform(224, crop_pct=0.9, interpolation="bicubic", use_prefetcher=True)
     decoder, found = choose_decoder(), []
-    for index in range(0, len(source), 8):
+    for index in range(len(source)):
         data = source.read(index)
         with Image.open(io.BytesIO(data)) as image:
             expected = np.asarray(reference(image.convert("RGB"))).astype(int)
@@ -149,12 +159,12 @@ def test_real_validation_pictures_agree_with_timm_s_within_the_promise(shared_fi
     assert np.mean(found) < 0.1
 
 
-def test_a_fixed_model_scores_the_same_on_both_pipelines(shared_file):
+def test_a_fixed_model_scores_the_same_on_both_pipelines(photograph_tar):
     linear_model = pytest.importorskip("sklearn.linear_model")
     create_transform = pytest.importorskip(
         "timm.data", reason="the extra 'timm' is not installed"
     ).create_transform
-    path = shared_file("clothing_photos.tar")
+    path = photograph_tar(40, train=200, test=340)
     reference, decoder = (
         create_transform(32, crop_pct=0.9, interpolation="bicubic", use_prefetcher=True),
         choose_decoder(),
@@ -168,8 +178,9 @@ def test_a_fixed_model_scores_the_same_on_both_pipelines(shared_file):
         return np.array(out)
 
     train, test = open_source(path, "train"), open_source(path, "test")
-    rows = np.random.default_rng(0).permutation(len(train))[:700].tolist()
-    model = linear_model.RidgeClassifier(alpha=300.0).fit(timm_features(train, rows), train.labels[rows])
+    model = linear_model.RidgeClassifier(alpha=300.0).fit(
+        timm_features(train, range(len(train))), train.labels
+    )
     theirs = model.score(timm_features(test, range(len(test))), test.labels)
     ours = np.array(
         [
@@ -177,5 +188,6 @@ def test_a_fixed_model_scores_the_same_on_both_pipelines(shared_file):
             for i in range(len(test))
         ]
     )
-    assert theirs > 0.3
+    # Neither by chance nor always right, so that a difference of pixels could show.
+    assert 0.35 < theirs < 0.98
     assert abs(model.score(ours, test.labels) - theirs) <= 0.003

@@ -1,4 +1,4 @@
-"""Every kind of picture becomes the RGB pixels the table in decode.py promises, by every decoder."""
+"""Decoding: every kind of image becomes the RGB pixels that the table in decode.py promises, by every decoder."""
 
 import io
 import struct
@@ -15,10 +15,10 @@ from fathoms.data.decode.image_header import read_header
 from fathoms.data.decode.turbojpeg import load_turbojpeg
 from fathoms.errors import BackendError, UnknownNameError
 
-BACKENDS = ["turbojpeg", "simplejpeg", "pillow"]
+DECODERS = ["turbojpeg", "simplejpeg", "pillow"]
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=DECODERS)
 def decoder(request):
     if request.param == "turbojpeg" and load_turbojpeg()[0] is None:
         pytest.skip(load_turbojpeg()[1])
@@ -32,7 +32,7 @@ def pillow_rgb(data):
 
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_crop_has_the_pixels_of_the_whole_picture(decoder, photo, encoded, subsampling, progressive):
+def test_a_crop_has_the_pixels_of_the_whole_image(decoder, photo, encoded, subsampling, progressive):
     data = encoded(photo(1, 101, 133), subsampling=subsampling, progressive=progressive)
     whole = pillow_rgb(data)
     rng = np.random.default_rng(0)
@@ -137,7 +137,7 @@ def declare_size(data, height, width):
 
 
 def test_threads_that_decode_leave_the_warnings_of_others_alone(photo, encoded):
-    """`catch_warnings` in eight threads at once left the process deaf to every warning."""
+    """`catch_warnings` in eight threads at once left the process without any warnings."""
     data, decoder = encoded(photo(1, 40, 40), "PNG"), choose_decoder("pillow")
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: decoder.decode(data), range(1000)))
@@ -178,20 +178,20 @@ def test_the_decoder_in_use_is_reported_and_an_impossible_choice_refused(monkeyp
         choose_decoder("pilow")
 
 
-def test_a_box_outside_the_picture_is_a_programming_error(decoder, photo, encoded):
+def test_a_box_outside_the_image_is_a_programming_error(decoder, photo, encoded):
     with pytest.raises(ValueError, match="not inside 60x80"):
         decoder.decode(encoded(photo(1)), (0, 0, 61, 10))
 
 
-def test_crop_decode_equals_full_decode_on_real_photos(shared_file):
+def test_crop_decode_equals_full_decode_on_photographs(photograph_tar):
     if load_turbojpeg()[0] is None:
         pytest.skip(load_turbojpeg()[1])
     from fathoms.data import open_source
 
-    source = open_source(shared_file("pet_photos_original.tar"), "val")
+    source = open_source(photograph_tar(300, val=16), "val")
     crop, full = choose_decoder("turbojpeg"), choose_decoder("simplejpeg")
     rng = np.random.default_rng(0)
-    for index in range(0, len(source), 6):
+    for index in range(len(source)):
         data = source.read(index)
         height, width = crop.header(data).shown
         box = (int(rng.integers(0, height // 2)), int(rng.integers(0, width // 2)), height // 3, width // 3)
@@ -200,7 +200,7 @@ def test_crop_decode_equals_full_decode_on_real_photos(shared_file):
 
 @pytest.mark.parametrize("region", [(0, 0, 0, 8), (0, 0, 16, 0), (0, 0, 16, -1)])
 def test_an_empty_crop_writes_nothing(photo, encoded, region):
-    """The library takes zero for all that is left of the picture, more than there is room for."""
+    """The library takes zero for the rest of the image, more than there is memory for."""
     library, reason = load_turbojpeg()
     if library is None:
         pytest.skip(reason)

@@ -109,9 +109,9 @@ def run(cases):
                 count["decoded"] += 1
             except BadImageError as error:
                 count["refused" if str(error) else "refused without a reason"] += 1
-            finding = inspect_file(OneFile(data, f"case {case}"), decoder, 0)
-            assert finding.row.name == f"case {case}"
-            count["named" if finding.problem else "passed"] += 1
+            file = inspect_file(OneFile(data, f"case {case}"), decoder, 0)
+            assert file.row.name == f"case {case}"
+            count["named" if file.problem else "passed"] += 1
         longest = max(longest, time.perf_counter() - began)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return count, longest, grown

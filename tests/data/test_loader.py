@@ -14,18 +14,18 @@ from fathoms.data import (
     AugmentOptions,
     CropOptions,
     DataError,
-    EvalView,
+    EvalTransform,
     Loader,
     LoaderError,
     LoaderOptions,
     MixOptions,
-    Plan,
-    TrainView,
+    Sampler,
+    TrainTransform,
     open_source,
 )
 from fathoms.data.sources.folder import FolderSource
-from fathoms.data.workers.base import Decoding
-from fathoms.data.workers.threads import WorkerPool
+from fathoms.data.workers.task import TaskRunner
+from fathoms.data.workers.threads import ThreadPool
 
 HEAVY = AugmentOptions(
     aa="rand-m9-mstd0.5-inc1", reprob=0.5, remode="pixel", mix=MixOptions(mixup=0.8, cutmix=1.0)
@@ -34,9 +34,9 @@ HEAVY = AugmentOptions(
 
 def train_loader(source, workers=2, batch=8, seed=0, options=HEAVY, resize_on="worker", timeout=60.0, **more):
     augment = Augment(options, seed=seed, classes=len(source.classes))
-    plan = Plan(len(source), batch, seed=seed, **more)
+    sampler = Sampler(len(source), batch, seed=seed, **more)
     settings = LoaderOptions(workers=workers, max_bad=0.2, timeout=timeout)
-    return Loader(source, plan, TrainView(32, CropOptions(), seed, resize_on), augment, settings)
+    return Loader(source, sampler, TrainTransform(32, CropOptions(), seed, resize_on), augment, settings)
 
 
 def same(one, other):
@@ -65,10 +65,10 @@ def test_batches_do_not_depend_on_the_number_of_workers(photo_folder, resize_on)
 def test_an_epoch_resumes_in_the_middle(photo_folder):
     source = open_source(photo_folder)
     whole = list(train_loader(source).epoch(1))
-    epoch, step = whole[2].next_position
-    assert same(whole[3:], train_loader(source, 3).epoch(epoch, start=step))
+    epoch, number = whole[2].next_position
+    assert same(whole[3:], train_loader(source, 3).epoch(epoch, start=number))
     assert list(train_loader(source).epoch(1, start=6)) == []
-    with pytest.raises(DataError, match="outside the epoch of 6 steps"):
+    with pytest.raises(DataError, match="outside the epoch of 6 batches"):
         next(train_loader(source).epoch(1, start=7))
 
 
@@ -100,7 +100,7 @@ def test_two_ranks_make_the_global_batch_of_one(photo_folder):
 
 def test_repeats_of_a_sample_are_augmented_differently(photo_folder):
     batch = next(
-        train_loader(open_source(photo_folder), options=AugmentOptions(), batch=6, repeats=3).epoch(0)
+        train_loader(open_source(photo_folder), options=AugmentOptions(), batch=6, aug_repeats=3).epoch(0)
     )
     assert batch.ids.tolist()[0] == batch.ids.tolist()[2]
     assert not torch.equal(batch.images[0], batch.images[1])
@@ -117,7 +117,7 @@ def test_resizing_on_the_device_gives_the_worker_s_pixels(photo_folder):
 
 
 @pytest.mark.parametrize("mode", ["resized", "pad", "whole"])
-def test_large_photos_are_shrunk_by_the_worker_with_the_same_result(tmp_path, photo, encoded, mode):
+def test_large_images_are_shrunk_by_the_worker_with_the_same_result(tmp_path, photo, encoded, mode):
     for i in range(8):
         folder = tmp_path / "train" / "abc"[i % 3]
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,17 +125,23 @@ def test_large_photos_are_shrunk_by_the_worker_with_the_same_result(tmp_path, ph
     source = open_source(tmp_path)
     images = []
     for place in ("worker", "device"):
-        view = TrainView(32, CropOptions(mode=mode), 0, place)
-        images.append(next(Loader(source, Plan(8, 8), view, options=LoaderOptions(2)).epoch(0)).images.int())
+        transform = TrainTransform(32, CropOptions(crop=mode), 0, place)
+        images.append(
+            next(Loader(source, Sampler(8, 8), transform, options=LoaderOptions(2)).epoch(0)).images.int()
+        )
     assert (images[0] - images[1]).abs().max() <= 2
 
 
 def test_evaluation_sees_everything_once_and_marks_what_it_cannot_read(photo_folder):
     (photo_folder / "val/bee/004.jpg").write_bytes(b"")
     source = open_source(photo_folder, "val")
-    plan = Plan(len(source), 4, order="sequential")
+    sampler = Sampler(len(source), 4, order="sequential")
     loader = Loader(
-        source, plan, EvalView(32), Augment(AugmentOptions(), train=False), LoaderOptions(2, max_bad=0.1)
+        source,
+        sampler,
+        EvalTransform(32),
+        Augment(AugmentOptions(), train=False),
+        LoaderOptions(2, max_bad=0.1),
     )
     batches = list(loader.epoch(0))
     labels, ids = torch.cat([b.labels for b in batches]), torch.cat([b.ids for b in batches])
@@ -179,7 +185,7 @@ def test_too_many_bad_images_stop_the_run_and_are_named(photo_folder):
     damage(photo_folder)
     source = open_source(photo_folder)
     loader = train_loader(source)
-    loader._allowed = 2
+    loader._allowed_bad = 2
     with pytest.raises(
         DataError, match=r"3 bad images are more than the 2 allowed: .*\.jpg .*fathoms data check"
     ):
@@ -215,6 +221,7 @@ def slow_folder(photo_folder):
         source.release.set()
 
 
+@pytest.mark.clock
 def test_a_worker_that_hangs_is_replaced_and_the_batches_stay_the_same(photo_folder, slow_folder):
     source, began = slow_folder(hangs=1), time.monotonic()
     loader = train_loader(source, timeout=1.0)
@@ -225,6 +232,7 @@ def test_a_worker_that_hangs_is_replaced_and_the_batches_stay_the_same(photo_fol
     assert same(batches, train_loader(open_source(photo_folder)).epoch(0))
 
 
+@pytest.mark.clock
 def test_a_file_that_hangs_again_stops_the_run_and_is_named_within_seconds(slow_folder):
     source, began = slow_folder(hangs=99), time.monotonic()
     with (
@@ -248,7 +256,7 @@ def kill_thread(thread):
 
 @pytest.fixture
 def killer():
-    """Kill worker 0 each time it stands still at the slow file, so many times."""
+    """Kill worker 0 each time it waits at the slow file, `times` times."""
     started = []
 
     def start(source, times):
@@ -270,6 +278,7 @@ def killer():
 
 
 # Killing a thread is the point; pytest would report it as an accident.
+@pytest.mark.clock
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_worker_that_is_killed_is_replaced_and_the_batches_stay_the_same(photo_folder, slow_folder, killer):
     source, began = slow_folder(hangs=1), time.monotonic()
@@ -281,6 +290,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_batches_stay_the_same(photo
 
 
 # Killing a thread is the point; pytest would report it as an accident.
+@pytest.mark.clock
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_second_death_stops_the_run_and_is_named_within_seconds(slow_folder, killer):
     source, began = slow_folder(hangs=99), time.monotonic()
@@ -300,6 +310,7 @@ def test_an_error_in_a_worker_reaches_the_consumer_with_the_file(photo_folder, m
         list(train_loader(source).epoch(0))
 
 
+@pytest.mark.clock
 def test_threads_end_with_the_epoch_and_torch_keeps_its_own(photo_folder):
     before = torch.get_num_threads()
     epochs = train_loader(open_source(photo_folder), workers=4).epoch(0)
@@ -312,7 +323,7 @@ def test_threads_end_with_the_epoch_and_torch_keeps_its_own(photo_folder):
 
 
 class Work:
-    """Stands for what a GPU was asked for: under way, or done."""
+    """An event for the work queued on a GPU: under way, or done."""
 
     def __init__(self, under_way):
         self.under_way = under_way
@@ -321,6 +332,7 @@ class Work:
         return not self.under_way
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("under_way", [True, False])
 def test_waiting_counts_only_while_the_device_has_nothing_to_do(photo_folder, monkeypatch, under_way):
     loader = train_loader(open_source(photo_folder), workers=1)
@@ -328,16 +340,16 @@ def test_waiting_counts_only_while_the_device_has_nothing_to_do(photo_folder, mo
     monkeypatch.setattr(
         type(loader.source), "read", lambda source, index: time.sleep(0.01) or read(source, index)
     )
-    monkeypatch.setattr(loader._sender, "asked", lambda: Work(under_way))
+    monkeypatch.setattr(loader._sender, "queued", lambda: Work(under_way))
     assert len(list(loader.epoch(0))) == 6
     # 48 files of 0.01 s each, by one worker.
     assert loader.stats.waited < 0.1 if under_way else loader.stats.waited > 0.3
 
 
 def test_small_batches_make_small_tasks_so_that_every_worker_has_one(photo_folder, monkeypatch):
-    sizes, decode = [], Decoding.__call__
+    sizes, decode = [], TaskRunner.__call__
     monkeypatch.setattr(
-        Decoding,
+        TaskRunner,
         "__call__",
         lambda self, task, *rest: sizes.append(len(task.refs)) or decode(self, task, *rest),
     )
@@ -347,15 +359,16 @@ def test_small_batches_make_small_tasks_so_that_every_worker_has_one(photo_folde
         assert sizes == expected
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux can be told")
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="needs Linux")
 def test_workers_do_not_interrupt_the_training_loop():
-    pool = WorkerPool(lambda _task, _worker: os.sched_getscheduler(0), 1, timeout=60.0)
+    pool = ThreadPool(lambda _task, _worker: os.sched_getscheduler(0), 1, timeout=60.0)
     pool.submit(0, None)
     assert pool.take() == (0, os.SCHED_BATCH)
     pool.close()
     assert os.sched_getscheduler(0) != os.SCHED_BATCH
 
 
+@pytest.mark.clock
 def test_waiting_is_measured_and_comes_with_advice(photo_folder):
     loader = train_loader(open_source(photo_folder), workers=1)
     for _ in loader.epoch(0):
@@ -377,8 +390,8 @@ def test_the_log_line_says_which_decoder_is_in_use(photo_folder):
 
 def test_without_augmentation_bytes_come_out(photo_folder):
     source = open_source(photo_folder)
-    view = TrainView(32, CropOptions(mode="pad", flip=0.0), 0)
-    batch = next(Loader(source, Plan(48, 8), view, options=LoaderOptions(2)).epoch(0))
+    transform = TrainTransform(32, CropOptions(crop="pad", hflip=0.0), 0)
+    batch = next(Loader(source, Sampler(48, 8), transform, options=LoaderOptions(2)).epoch(0))
     assert batch.images.dtype == torch.uint8
     assert batch.targets is None
     assert np.array_equal(batch.labels.numpy(), source.labels[batch.ids.numpy()])
@@ -392,7 +405,7 @@ def test_a_failed_file_is_named_although_the_worker_has_moved_on():
         done.set()
 
     done = threading.Event()
-    pool = WorkerPool(work, 1, 5.0)
+    pool = ThreadPool(work, 1, 5.0)
     for number in (0, 1):
         pool.submit(number, number)
     assert done.wait(5)

@@ -1,10 +1,12 @@
 """Mixup, cutmix and erasing: timm's distributions, exact targets."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
-from fathoms.data import Augment, AugmentOptions, MixOptions, Plan, Refs
+from fathoms.data import Augment, AugmentOptions, MixOptions, Refs, Sampler
 from fathoms.data.augment.erase import draw_rectangles, erase, normal_noise
 from fathoms.data.augment.mix import draw_mixture, mix_images, soft_targets
 from fathoms.data.counter_rng import generator, sample_keys
@@ -15,7 +17,7 @@ from fathoms.errors import ConfigError, UnknownNameError
 @pytest.mark.parametrize("kind", ["mixup", "cutmix", "both"])
 def test_pixels_and_targets_agree_on_the_share(mode, kind):
     options = MixOptions(
-        mixup=float(kind != "cutmix"), cutmix=float(kind != "mixup"), mode=mode, smoothing=0.0
+        mixup=float(kind != "cutmix"), cutmix=float(kind != "mixup"), mixup_mode=mode, smoothing=0.0
     )
     images = torch.arange(6.0)[:, None, None, None].expand(6, 3, 16, 16).contiguous()
     labels = torch.arange(6)
@@ -52,7 +54,7 @@ def test_shares_are_distributed_as_timm_s():
     theirs = mixup.Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, mode="elem", prob=0.7)
     lam, cut = theirs._params_per_elem(4000)
     boxes = [mixup.cutmix_bbox_and_lam((3, 64, 64), value)[1] for value in lam[cut]]
-    options = MixOptions(mixup=0.8, cutmix=1.0, mode="elem", prob=0.7)
+    options = MixOptions(mixup=0.8, cutmix=1.0, mixup_mode="elem", mixup_prob=0.7)
     ours = draw_mixture(options, generator(0, 0, "mix", 0), 4000, 64, 64)
     assert abs(ours.cut.mean() - cut.mean()) < 0.04
     assert stats.ks_2samp(ours.share[~ours.cut], lam[~cut]).pvalue > 1e-3
@@ -60,17 +62,57 @@ def test_shares_are_distributed_as_timm_s():
 
 
 def test_an_odd_batch_can_be_mixed():
-    options = MixOptions(mixup=1.0, cutmix=1.0, mode="pair")
+    options = MixOptions(mixup=1.0, cutmix=1.0, mixup_mode="pair")
     mixture = draw_mixture(options, generator(0, 0, "mix", 0), 5, 8, 8)
     assert mix_images(torch.rand(5, 3, 8, 8), mixture).shape == (5, 3, 8, 8)
     assert (mixture.share == mixture.share[::-1]).all()
 
 
-def test_mixing_needs_classes_and_known_modes():
-    with pytest.raises(ConfigError, match="number of classes"):
+def test_mixing_needs_the_number_of_classes():
+    with pytest.raises(ConfigError, match="classes=0: mixup and cutmix need the number of classes"):
         Augment(AugmentOptions(mix=MixOptions(mixup=0.8)))
-    with pytest.raises(UnknownNameError, match="did you mean 'batch'"):
-        MixOptions(mode="btch")
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "message"),
+    [
+        (MixOptions, {"mixup": -1.0}, "--mixup -1.0: is negative; use 0 or more"),
+        (MixOptions, {"cutmix": -0.5}, "--cutmix -0.5: is negative; use 0 or more"),
+        (MixOptions, {"mixup_prob": 2.0}, "--mixup-prob 2.0: is not a probability; use 0 to 1"),
+        (
+            MixOptions,
+            {"mixup_switch_prob": -1.0},
+            "--mixup-switch-prob -1.0: is not a probability; use 0 to 1",
+        ),
+        (
+            MixOptions,
+            {"mixup_mode": "btch"},
+            "--mixup-mode: no mixing mode is called 'btch'; did you mean 'batch'?",
+        ),
+        (MixOptions, {"smoothing": 1.0}, "--smoothing 1.0: is out of range; use 0 or more and less than 1"),
+        (AugmentOptions, {"reprob": 1.5}, "--reprob 1.5: is not a probability; use 0 to 1"),
+        (AugmentOptions, {"recount": 0}, "--recount 0: is too small; use 1 or more"),
+        (
+            AugmentOptions,
+            {"remode": "pixl"},
+            "--remode: no erasing mode is called 'pixl'; did you mean 'pixel'?",
+        ),
+        (
+            AugmentOptions,
+            {"train_interpolation": "bicbic"},
+            "--train-interpolation: no filter is called 'bicbic'",
+        ),
+        (
+            AugmentOptions,
+            {"std": (0.0, 1.0, 1.0)},
+            "--std (0.0, 1.0, 1.0): is not positive; use numbers above zero",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_an_option_out_of_range_is_refused_by_the_name_of_its_flag(options, given, message):
+    with pytest.raises((ConfigError, UnknownNameError), match=re.escape(message)):
+        options(**given)
 
 
 def test_rectangles_have_timm_s_areas_and_probability():
@@ -124,7 +166,7 @@ def test_normalising_is_exact_and_keeps_to_the_dtype():
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_any_number_of_ranks_mixes_the_same_samples_in_the_same_way(mode, world):
-    options = AugmentOptions(mix=MixOptions(mixup=0.8, cutmix=1.0, mode=mode))
+    options = AugmentOptions(mix=MixOptions(mixup=0.8, cutmix=1.0, mixup_mode=mode))
     augment = Augment(options, seed=3, classes=40)
     pictures = torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8)
 
@@ -135,10 +177,10 @@ def test_any_number_of_ranks_mixes_the_same_samples_in_the_same_way(mode, world)
         return dict(zip(refs.position.tolist(), zip(*out, strict=True), strict=True))
 
     for step in (0, 2):
-        alone = mixed(Plan(40, 12, seed=1), step)
+        alone = mixed(Sampler(40, 12, seed=1), step)
         together = {}
         for rank in range(world):
-            together |= mixed(Plan(40, 12 // world, seed=1, world=world, rank=rank), step)
+            together |= mixed(Sampler(40, 12 // world, seed=1, world=world, rank=rank), step)
         assert together.keys() == alone.keys()
         for place, (image, target) in alone.items():
             assert torch.equal(image, together[place][0])

@@ -1,4 +1,4 @@
-"""Decoding in processes: the batches of threads, and a process that is killed or stopped is replaced or named."""
+"""TaskRunner in processes: the batches of threads, and a process that is killed or stopped is replaced or named."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fathoms.data import (
     AugmentOptions,
     CropOptions,
     DataError,
-    EvalView,
+    EvalTransform,
     Loader,
     LoaderError,
     LoaderOptions,
     MixOptions,
-    Plan,
-    TrainView,
+    Sampler,
+    TrainTransform,
     open_source,
 )
 from fathoms.data.loader import CAN_FORK
@@ -46,9 +46,9 @@ HEAVY = AugmentOptions(
 
 def train_loader(source, kind="processes", workers=2, resize_on="worker", size=32, max_bad=0.2, **more):
     augment = Augment(HEAVY, classes=len(source.classes))
-    view = TrainView(size, CropOptions(), 0, resize_on)
-    settings = LoaderOptions(workers=workers, kind=kind, max_bad=max_bad, **more)
-    return Loader(source, Plan(len(source), 8), view, augment, settings)
+    transform = TrainTransform(size, CropOptions(), 0, resize_on)
+    settings = LoaderOptions(workers=workers, worker_kind=kind, max_bad=max_bad, **more)
+    return Loader(source, Sampler(len(source), 8), transform, augment, settings)
 
 
 def same(first, second):
@@ -62,7 +62,7 @@ def same(first, second):
 
 
 def children(loader):
-    return loader._processes[1]._pool.children
+    return loader._processes[1]._pool.handles
 
 
 @pytest.mark.parametrize("resize_on", ["worker", "device"])
@@ -74,7 +74,7 @@ def test_batches_are_those_of_threads(photo_folder, resize_on, workers):
     for epoch in (0, 1):
         assert same(apart.epoch(epoch), threads.epoch(epoch))
     first = [child.pid for child in children(apart)]
-    # Left in the middle and gone on with from another step, by the same processes.
+    # Left in the middle and resumed from another batch, by the same processes.
     left = apart.epoch(2)
     next(left)
     left.close()
@@ -85,10 +85,13 @@ def test_batches_are_those_of_threads(photo_folder, resize_on, workers):
 
 def test_evaluation_hands_out_the_same_pixels(photo_folder):
     source = open_source(photo_folder)
-    plan = Plan(len(source), 7, order="sequential")
+    sampler = Sampler(len(source), 7, order="sequential")
     batches = [
         torch.cat(
-            [b.images for b in Loader(source, plan, EvalView(24), None, LoaderOptions(2, kind)).epoch(0)]
+            [
+                b.images
+                for b in Loader(source, sampler, EvalTransform(24), None, LoaderOptions(2, kind)).epoch(0)
+            ]
         )
         for kind in ("processes", "threads")
     ]
@@ -133,7 +136,7 @@ def test_a_loader_that_is_closed_in_the_middle_says_so(photo_folder):
     assert same(loader.epoch(1), train_loader(source, "threads").epoch(1))
 
 
-def test_larger_pictures_get_more_memory(photo_folder):
+def test_larger_images_get_more_memory(photo_folder):
     source = open_source(photo_folder)
     apart, threads = train_loader(source), train_loader(source, "threads")
     assert same(apart.epoch(0), threads.epoch(0))
@@ -148,7 +151,7 @@ def test_many_tasks_for_one_process_do_not_fill_its_pipe(photo_folder):
     assert same(loader.epoch(0), train_loader(source, "threads").epoch(0))
 
 
-def test_bad_pictures_are_noted_by_the_parent(photo_folder):
+def test_bad_images_are_noted_by_the_parent(photo_folder):
     bad = sorted(photo_folder.rglob("*.jpg"))[3]
     bad.write_bytes(bad.read_bytes()[:100])
     source = open_source(photo_folder)
@@ -179,7 +182,7 @@ class StuckFolder(FolderSource):
 
 @contextlib.contextmanager
 def meanwhile(loader, source, number, times=1):
-    """Send a signal to the process that stands still at the file, so many times."""
+    """Send a signal to the process that waits at the file, `times` times."""
 
     def run():
         for _ in range(times):
@@ -187,8 +190,8 @@ def meanwhile(loader, source, number, times=1):
             while found is None:
                 time.sleep(0.01)
                 here = children(loader) if loader._processes else []
-                found = next((c for c in here if c.reporter.item == source.where(7)), None)
-            # It has told of the file and is about to read it: let it begin.
+                found = next((c for c in here if c.status.item == source.where(7)), None)
+            # It has reported the file and is about to read it: let it begin.
             time.sleep(0.2)
             os.kill(found.pid, number)
             time.sleep(0.6)
@@ -200,6 +203,7 @@ def meanwhile(loader, source, number, times=1):
     assert not thread.is_alive()
 
 
+@pytest.mark.clock
 def test_a_process_that_is_killed_is_replaced_and_the_batches_stay_the_same(photo_folder):
     source, began = StuckFolder(photo_folder, "once"), time.monotonic()
     loader = train_loader(source)
@@ -213,6 +217,7 @@ def test_a_process_that_is_killed_is_replaced_and_the_batches_stay_the_same(phot
     assert same(batches, train_loader(open_source(photo_folder), "threads").epoch(0))
 
 
+@pytest.mark.clock
 def test_a_process_that_hangs_is_replaced_and_the_batches_stay_the_same(photo_folder):
     source, began = StuckFolder(photo_folder, "once"), time.monotonic()
     loader = train_loader(source, timeout=1.0)
@@ -222,6 +227,7 @@ def test_a_process_that_hangs_is_replaced_and_the_batches_stay_the_same(photo_fo
     assert same(batches, train_loader(open_source(photo_folder), "threads").epoch(0))
 
 
+@pytest.mark.clock
 def test_a_second_death_stops_the_run_names_the_file_and_leaves_no_process(photo_folder):
     source, began = StuckFolder(photo_folder, "always"), time.monotonic()
     loader = train_loader(source)
@@ -272,16 +278,17 @@ def test_processes_end_with_their_loader(photo_folder):
     assert not any(is_running(pid) for pid in pids)
 
 
+@pytest.mark.clock
 def test_processes_end_when_their_parent_is_killed(photo_folder):
     script = textwrap.dedent(f"""
         import time
-        from fathoms.data import CropOptions, Loader, LoaderOptions, Plan, TrainView, open_source
+        from fathoms.data import CropOptions, Loader, LoaderOptions, Sampler, TrainTransform, open_source
         source = open_source({str(photo_folder)!r})
-        loader = Loader(source, Plan(len(source), 8), TrainView(32, CropOptions(), 0), None,
+        loader = Loader(source, Sampler(len(source), 8), TrainTransform(32, CropOptions(), 0), None,
                         LoaderOptions(2, "processes"))
         batches = loader.epoch(0)
         next(batches)
-        print(*[child.pid for child in loader._processes[1]._pool.children], flush=True)
+        print(*[child.pid for child in loader._processes[1]._pool.handles], flush=True)
         time.sleep(60)
     """)
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
@@ -296,12 +303,12 @@ def test_processes_end_when_their_parent_is_killed(photo_folder):
 
 def test_auto_takes_threads_where_no_gpu_is_fed(photo_folder, monkeypatch):
     loader = train_loader(open_source(photo_folder), "auto")
-    assert loader.kind == "threads"
+    assert loader.worker_kind == "threads"
     loader.device = torch.device("cuda")
-    assert loader.kind == "processes"
+    assert loader.worker_kind == "processes"
     assert "processes" in loader.describe()
-    loader.view = EvalView(32)
-    assert loader.kind == "threads"
+    loader.transform = EvalTransform(32)
+    assert loader.worker_kind == "threads"
     monkeypatch.setattr("fathoms.data.loader.CAN_FORK", False)
-    with pytest.raises(ConfigError, match="needs Linux; use 'threads'"):
-        LoaderOptions(kind="processes")
+    with pytest.raises(ConfigError, match="needs Linux; use threads"):
+        LoaderOptions(worker_kind="processes")

@@ -155,7 +155,7 @@ def test_a_signal_or_a_lost_loader_right_after_a_bad_update_leaves_a_run_that_re
 
         def failing(epoch, start=0, epochs=epochs):
             for batch in epochs(epoch, start):
-                if batch.step == 6:
+                if batch.number == 6:
                     raise LoaderError("loader: gave up")
                 yield batch
 

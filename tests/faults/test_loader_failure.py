@@ -13,7 +13,7 @@ def fail_at(trainer, number):
 
     def failing(epoch, start=0):
         for batch in epochs(epoch, start):
-            if batch.step == number:
+            if batch.number == number:
                 raise LoaderError(
                     "loader: data-worker-0 died at train/7.jpg, and a worker was replaced before"
                 )

@@ -18,7 +18,7 @@ from fathoms.cli.main import main
         (["--model", "vit_tny_patch16_224"], "no model is called 'vit_tny_patch16_224'; did you mean"),
         (["--lr", "0"], "train.lr=0.0 is no learning rate"),
         (["--lr", "-1"], "train.lr=-1.0 is no learning rate"),
-        (["--batch-size", "5000"], "do not fill one step of 5000"),
+        (["--batch-size", "5000"], "do not fill one batch of 5000"),
         (["--device", "cuda:7"], "this machine has no usable GPU"),
         (["--output", "/proc/nothing"], "cannot be written"),
         (["--recipe", "cait"], "no recipe is called 'cait'; did you mean 'cait_400'"),

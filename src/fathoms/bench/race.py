@@ -145,7 +145,7 @@ def training_update(
 
 def _training(model: nn.Module, images: Tensor, labels: Tensor, setting: Setting) -> Callable[[], object]:
     update = training_update(model, setting, images.device, images.shape[1])
-    batch = Batch(images, labels, torch.arange(len(labels)), epoch=0, step=0)
+    batch = Batch(images, labels, torch.arange(len(labels)), epoch=0, number=0)
     return lambda: update(batch)
 
 

@@ -1,6 +1,6 @@
-"""Decode a data set and name every bad file, duplicate and odd picture; write a manifest.
+"""Check a data set: decode every image, list bad files and duplicates, write a manifest.
 
-Exit status: 0 nothing bad, 1 bad files were found, 2 the check could not run.
+Exit status: 0 no bad files, 1 bad files were found, 2 the check could not run.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from fathoms.data.tools.manifest import FileRow
 
 EXAMPLES: str = """\
-fathoms data check photos/                   every split under photos/, manifest into photos/
+fathoms data check photos/                   every split under photos/, manifest written into photos/
 fathoms data check photos.tar --json         one JSON object on the last line
-fathoms data check photos/ --near -1         leave near duplicates out (faster)
+fathoms data check photos/ --near -1         skip near duplicates (faster)
 """
 
 _SHOWN = 20
@@ -31,14 +31,14 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class Args:
-    """What to check, and where to put the manifest."""
+    """Data set to check, and path of the manifest."""
 
     path: tyro.conf.Positional[str]
     """Folder, .tar, folder of shards, pack, .npz, IDX or CIFAR folder, or hfds/NAME."""
     manifest: str | None = None
-    """File to write the manifest to; by default beside the data."""
+    """File to write the manifest to; default: in the data set's folder, or next to its file."""
     near: int = 4
-    """Bits by which two perceptual hashes may differ to count as near duplicates; -1 for none."""
+    """Bits by which the perceptual hashes of near duplicates may differ; -1 skips near duplicates."""
     workers: int = 0
     """Decoding threads; 0 means one per core."""
     json: bool = False
@@ -46,7 +46,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Check, print, write the manifest; 1 if a file is bad."""
+    """Check, print, write the manifest; returns 1 if a file is bad."""
     from fathoms.cli.progress import progress_bar
     from fathoms.data import ArraySource, list_splits, open_source
     from fathoms.data.tools.check import check_sources
@@ -63,14 +63,14 @@ def run(args: Args) -> int:
     with progress_bar("checking", total) as advance:
         report = check_sources(encoded, args.workers or available_cores(), args.near, advance)
     damaged = verify_pack(Path(args.path)) if encoded[0].kind == "pack" else []
-    rows = {s.split: [f for f in report.findings if f.split == s.split] for s in encoded}
+    rows = {s.split: [f for f in report.files if f.split == s.split] for s in encoded}
     facts = {
         s.split: _facts(s, [[f.row.name, f.problem] for f in rows[s.split] if f.problem]) for s in encoded
     }
-    _write(target, facts, {split: [finding.row for finding in found] for split, found in rows.items()})
+    _write(target, facts, {split: [file.row for file in found] for split, found in rows.items()})
     result = _summary(encoded, report, target) | {"damaged_shards": damaged}
     for name in damaged:
-        print(printable(f"BAD {name!r}: its sha256 is not the one in the index; pack again"))
+        print(printable(f"BAD {name!r}: its sha256 differs from the index; pack again"))
     _print(encoded, report, result)
     if args.json:
         print(json.dumps(result))
@@ -78,7 +78,7 @@ def run(args: Args) -> int:
 
 
 def _facts(source: Source | ArraySource, bad: list[list[str]]) -> dict[str, Any]:
-    """What the manifest says of a split."""
+    """The manifest's entry of a split."""
     return {
         "kind": source.kind,
         "classes": list(source.classes),
@@ -102,7 +102,7 @@ def _write(target: Path, facts: dict[str, Any], rows: dict[str, list[FileRow]]) 
 def _summary(sources: list[Source], report: Report, target: Path) -> dict[str, Any]:
     balance = {source.split: report.balance(source.classes, source.split) for source in sources}
     return {
-        "files": len(report.findings),
+        "files": len(report.files),
         "bad": [{"name": f.row.name, "problem": f.problem} for f in report.bad],
         "exact_duplicates": report.exact,
         "near_duplicates": [[a, b, bits] for a, b, bits in report.near],
@@ -112,7 +112,7 @@ def _summary(sources: list[Source], report: Report, target: Path) -> dict[str, A
         "largest_class": {split: max(count.values()) for split, count in balance.items()},
         "empty_classes": {s: [n for n, c in count.items() if not c] for s, count in balance.items()},
         "modes": report.modes(),
-        "rotated": sum(finding.rotated for finding in report.findings),
+        "rotated": sum(file.rotated for file in report.files),
         "decoder": report.decoder,
         "manifest": str(target),
     }
@@ -123,21 +123,21 @@ def _print(sources: list[Source], report: Report, result: dict[str, Any]) -> Non
         low, high = result["smallest_class"][source.split], result["largest_class"][source.split]
         print(
             f"{printable(source.split)}: {len(source)} files ({source.kind}), {len(source.classes)} classes, "
-            f"{low} to {high} good pictures each"
+            f"{low} to {high} good images each"
         )
         empty = result["empty_classes"][source.split]
         if empty:
-            print(f"  no good picture in: {', '.join(map(repr, empty[:_SHOWN]))}")
+            print(f"  no good image in: {', '.join(map(repr, empty[:_SHOWN]))}")
     print(f"decoder in use: {report.decoder}")
     print("stored as: " + ", ".join(f"{mode} {count}" for mode, count in result["modes"].items()))
     if result["rotated"]:
-        print(f"turned upright by EXIF: {result['rotated']}")
-    for finding in report.bad:
-        print(printable(f"BAD {finding.row.name!r}: {finding.problem}"))
-    _print_some("same picture", [" = ".join(map(repr, group)) for group in report.exact])
+        print(f"rotated upright by EXIF: {result['rotated']}")
+    for file in report.bad:
+        print(printable(f"BAD {file.row.name!r}: {file.problem}"))
+    _print_some("same image", [" = ".join(map(repr, group)) for group in report.exact])
     _print_some("nearly the same", [f"{a!r} ~ {b!r} ({bits} bits)" for a, b, bits in report.near])
     _print_some("in more than one split", [", ".join(map(repr, group)) for group in report.across])
-    print(printable(f"{len(report.bad)} bad of {len(report.findings)} files; manifest: {result['manifest']}"))
+    print(printable(f"{len(report.bad)} bad of {len(report.files)} files; manifest: {result['manifest']}"))
 
 
 def _print_some(title: str, lines: list[str]) -> None:
@@ -164,7 +164,7 @@ def _run_arrays(sources: list[ArraySource], target: Path, args: Args) -> int:
             f"{printable(source.split)}: {len(source)} images ({source.kind}), "
             f"{len(source.classes)} classes, {low} to {high} each"
         )
-    _print_some("same picture", [" = ".join(names[i] for i in group) for group in groups])
+    _print_some("same image", [" = ".join(names[i] for i in group) for group in groups])
     print(
         printable(f"0 bad of {len(names)} images; {len(across)} in more than one split; manifest: {target}")
     )

@@ -1,6 +1,6 @@
-"""Say what a data set is: its kind, splits, classes and sizes, without decoding it.
+"""Describe a data set: its kind, splits, classes and sizes, without decoding it.
 
-Exit status: 0, or 2 where nothing could be opened.
+Exit status: 0, or 2 if it could not be opened.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ fathoms data info cifar-10-batches-bin/
 
 @dataclass(frozen=True)
 class Args:
-    """What to describe."""
+    """Data set to describe."""
 
     path: tyro.conf.Positional[str]
     """Folder, .tar, folder of shards, pack, .npz, IDX or CIFAR folder, or hfds/NAME."""
@@ -31,7 +31,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Print the kind, the splits and the decoder that would be used."""
+    """Print the kind, the splits and the decoder."""
     from fathoms.data import ArraySource, choose_decoder, list_splits, open_source
     from fathoms.data.sources.detect import detect
 

@@ -1,6 +1,6 @@
-"""Re-encode a data set once into tar shards that decode three times as fast; resumable.
+"""Pack a data set into tar shards that decode three times as fast; resumable.
 
-Exit status: 0 everything packed, 1 bad files were left out (they are named), 2 it could not run.
+Exit status: 0 everything packed, 1 bad files were left out (and listed), 2 packing could not run.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ EXAMPLES: str = """\
 fathoms data pack photos/ packed/                    longest side 500, quality 90
 fathoms data pack photos/ packed/ --short-side 256   smaller and faster still
 fathoms data pack photos.tar packed/ --workers 16
-Run the same line again after an interruption: finished shards are kept.
+After an interruption run the same command again: finished shards are kept.
 """
 
 
 @dataclass(frozen=True)
 class Args:
-    """What to pack, where to, and how."""
+    """Data set to pack, target folder, and encoding."""
 
     source: tyro.conf.Positional[str]
     """Folder, .tar, folder of shards, or hfds/NAME."""
@@ -36,7 +36,7 @@ class Args:
     quality: int = 90
     """JPEG quality."""
     shard_samples: int = 4096
-    """Pictures per shard."""
+    """Images per shard."""
     workers: int = 0
     """Threads; 0 means one per core."""
     json: bool = False
@@ -44,7 +44,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Pack every split; 1 if files had to be left out."""
+    """Pack every split; returns 1 if files were left out."""
     from fathoms.cli.progress import progress_bar
     from fathoms.data import ArraySource, DataError, list_splits, open_source
     from fathoms.data.tools.pack import PackOptions, pack_split, write_index
@@ -56,7 +56,7 @@ def run(args: Args) -> int:
     sources = [source for source in opened if not isinstance(source, ArraySource)]
     if len(sources) < len(opened):
         raise DataError(
-            f"{args.source}: arrays are kept on the device and need no packing; train on them as they are"
+            f"{args.source}: arrays are kept on the device and need no packing; train on them directly"
         )
     folder = Path(args.target)
     if folder.resolve() == Path(args.source).resolve():
@@ -76,9 +76,9 @@ def run(args: Args) -> int:
     skipped = [(name, reason) for _, result in results for name, reason in result.skipped]
     for split, result in results:
         print(
-            f"{printable(split)}: {result.samples} pictures, "
+            f"{printable(split)}: {result.samples} images, "
             f"{result.bytes_in / 1e6:.1f} MB to {result.bytes_out / 1e6:.1f} MB; "
-            f"{result.shards_written} shards written, {result.shards_kept} kept from before"
+            f"{result.shards_written} shards written, {result.shards_kept} kept from an earlier run"
         )
     for name, reason in skipped:
         print(printable(f"LEFT OUT {name!r}: {reason}"))

@@ -115,13 +115,13 @@ def about(loaded: LoadedModel) -> dict[str, object]:
 
 def judge(args: Args, loaded: LoadedModel) -> Judge:
     """The images on which int8 is measured, preprocessed as in the model's recipe."""
-    from fathoms.cli.validate import open_held_out
+    from fathoms.data.sources.splits import open_held_out
     from fathoms.evaluate.loader import eval_loader
     from fathoms.evaluate.robustness import match_classes
     from fathoms.export.quantise import Judge
 
     assert args.int8 is not None
-    source = open_held_out(args.int8, None)
+    source = open_held_out(args.int8)
     loader = eval_loader(source, loaded.image_size, 32, loaded.preprocessing)
     labels = None if loaded.classes is None else match_classes(source.classes, loaded.classes, args.int8)
     drop = {} if args.max_drop is None else {"max_drop": args.max_drop}

@@ -98,6 +98,7 @@ def measure_all(
     """Metrics by data set; all are opened before the first is evaluated."""
     import torch
 
+    from fathoms.data.sources.splits import open_held_out
     from fathoms.evaluate.metrics import FewerChannels
     from fathoms.evaluate.robustness import match_classes
 
@@ -177,18 +178,6 @@ def real_accuracy(args: Args, model: Any, loader: Any, labels: dict[int, Any], w
     if not counted:
         raise ConfigError(f"{args.real_labels}: has labels for none of the images")
     return 100 * right / counted
-
-
-def open_held_out(place: str, split: str | None) -> Any:
-    """The split to measure of a data set."""
-    from fathoms.data import list_splits, open_source
-    from fathoms.data.sources.digits import digit_sources
-
-    if place == "digits":
-        return digit_sources()[1]
-    splits = list_splits(place)
-    held_out = next((name for name in splits if name not in ("train", "training")), "all")
-    return open_source(place, split or held_out)
 
 
 def report(args: Args, results: dict[str, dict[str, Any]]) -> None:

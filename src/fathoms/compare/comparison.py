@@ -15,9 +15,9 @@ from fathoms.compare.folder import ComparisonFolder, Settings, stale
 from fathoms.compare.progress import Progress
 from fathoms.compare.results import gather, judged, write_results
 from fathoms.compare.runner import Runner, make_slots, order
+from fathoms.data.sources.splits import open_splits
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
-from fathoms.train.build import open_splits
 from fathoms.train.job import Job
 
 UNFINISHED = 75

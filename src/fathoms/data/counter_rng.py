@@ -1,4 +1,4 @@
-"""Random numbers from counters: a draw depends on its key alone, never on who asks or when.
+"""Counter-based random numbers: a draw depends on its key alone, not on the caller or on earlier draws.
 
 A key is (seed, epoch, sample index, repeat, stream); draw k of a key is a hash of both. No state is
 kept, so any worker, in any order, after any resume, gives one sample the same numbers.
@@ -27,7 +27,7 @@ STREAMS = {"crop": 1, "policy": 2, "jitter": 3, "erase": 4, "mix": 5, "replace":
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64; `x` is used up."""
+    """The finaliser of splitmix64, in place."""
     x ^= x >> _WORD[30]
     x *= _WORD[_MULTIPLY_1]
     x ^= x >> _WORD[27]
@@ -46,7 +46,7 @@ def _absorb(key: np.ndarray, word: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(64)
 def _epoch_key(seed: int, epoch: int, stream: str) -> np.ndarray:
-    """What the keys of all samples start from."""
+    """The part of a key that all samples of an epoch share."""
     key = np.zeros(1, np.uint64)
     for word in (seed, epoch, STREAMS[stream]):
         key = _absorb(key, _as_words(word))
@@ -80,7 +80,7 @@ def normals(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def generator(seed: int, epoch: int, stream: str, *place: int) -> np.random.Generator:
-    """A numpy generator for draws that belong to a whole batch or epoch."""
+    """A numpy generator for the draws of a whole batch or epoch."""
     first, second = (*place, 0, 0)[:2]
     return generators(seed, epoch, stream, [first], second)[0]
 
@@ -88,7 +88,7 @@ def generator(seed: int, epoch: int, stream: str, *place: int) -> np.random.Gene
 def generators(
     seed: int, epoch: int, stream: str, places: Sequence[int], second: int = 0
 ) -> list[np.random.Generator]:
-    """The `generator` of each of many places, whose keys are made together."""
+    """The `generator` of each of many places; their keys are computed together."""
     keys = sample_keys(seed, epoch, stream, places, second)
     return [np.random.Generator(np.random.Philox(key=int(key))) for key in keys]
 
@@ -103,7 +103,7 @@ def _shift(x: Tensor, places: int) -> Tensor:
 
 
 def device_uniforms(keys: Int64[Tensor, " B"], count: int) -> Float[Tensor, "B n"]:
-    """The draws of `uniforms` computed on the device of `keys`, for noise with one draw per pixel."""
+    """The draws of `uniforms`, computed on the device of `keys`, for noise with one draw per pixel."""
     steps = torch.arange(1, count + 1, dtype=torch.int64, device=keys.device) * _signed(_GOLDEN)
     x = keys[:, None] + steps
     x = (x ^ _shift(x, 30)) * _signed(_MULTIPLY_1)

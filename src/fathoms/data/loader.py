@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,34 +15,34 @@ from torch import Tensor
 from fathoms.data.augment.pipeline import Augment
 from fathoms.data.batch import Batch
 from fathoms.data.crop.decode_crops import most_bytes
-from fathoms.data.crop.packed_rgb import as_words
-from fathoms.data.crop.pixel_layout import Places
-from fathoms.data.crop.transforms import Chunk, EvalView, TrainView
-from fathoms.data.decode.decode import BACKENDS, choose_decoder
-from fathoms.data.device.backend import choose_forms
-from fathoms.data.device.sender import Sender
+from fathoms.data.crop.pixel_buffer import as_words, join_layouts
+from fathoms.data.crop.transforms import Chunk, EvalTransform, TrainTransform
+from fathoms.data.decode.decode import DECODERS, choose_decoder
+from fathoms.data.device.backend import loader_backend
+from fathoms.data.device.transfer import Sender
 from fathoms.data.errors import DataError
-from fathoms.data.sampler import Plan, Refs
+from fathoms.data.sampler import Refs, Sampler
 from fathoms.data.sources.base import Source
 from fathoms.data.stats import LoaderStats
-from fathoms.data.workers.base import Crew, Decoding, Processes, Task, Threads
-from fathoms.data.workers.threads import available_cores
+from fathoms.data.workers.processes import Processes
+from fathoms.data.workers.task import Task, TaskRunner
+from fathoms.data.workers.threads import Threads, available_cores
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 
-# Samples of one task, at most: what a task costs under Python's lock is shared by this many.
+# Samples of one task, at most: the time a task holds the GIL is shared by this many.
 CHUNK = 32
-KINDS = ("auto", "threads", "processes")
+WORKER_KINDS = ("auto", "threads", "processes")
 CAN_FORK = sys.platform == "linux"
 
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How a loader works; none of this changes what comes out of it."""
+    """Speed and limits of a loader; none of these changes the batches."""
 
     workers: int = 0
-    """How many decode; 0 means one per CPU core."""
-    kind: str = "auto"
+    """Number of decoding workers; 0 means one per CPU core."""
+    worker_kind: str = "auto"
     """threads, processes, or auto: processes where they feed a GPU with training crops, else threads."""
     prefetch: int = 3
     """Batches prepared ahead."""
@@ -53,18 +53,21 @@ class LoaderOptions:
     decoder: str = "auto"
     """auto, turbojpeg (crop decode), simplejpeg or pillow."""
     exif: str = "apply"
-    """apply turns pictures upright; ignore leaves them as stored."""
+    """apply rotates images upright; ignore leaves them as stored."""
 
     def __post_init__(self) -> None:
-        check_name(self.decoder, BACKENDS, "decoder", "data.decoder")
-        check_name(self.kind, KINDS, "kind of worker", "data.kind")
-        if self.kind == "processes" and not CAN_FORK:
-            raise ConfigError("data.kind='processes' needs Linux; use 'threads'")
-        if self.workers < 0 or self.prefetch < 1 or self.timeout <= 0 or not 0 <= self.max_bad <= 1:
-            raise ConfigError(
-                f"data: workers={self.workers}, prefetch={self.prefetch}, timeout={self.timeout}, "
-                f"max_bad={self.max_bad}: one is out of range"
-            )
+        check_name(self.decoder, DECODERS, "decoder", "decoder")
+        check_name(self.worker_kind, WORKER_KINDS, "kind of worker", "--worker-kind")
+        if self.worker_kind == "processes" and not CAN_FORK:
+            raise ConfigError("--worker-kind processes: needs Linux; use threads")
+        if self.workers < 0:
+            raise ConfigError(f"--workers {self.workers}: must be at least 0, which means one per core")
+        if self.prefetch < 1:
+            raise ConfigError(f"prefetch={self.prefetch}: must be at least 1")
+        if self.timeout <= 0:
+            raise ConfigError(f"timeout={self.timeout}: must be positive")
+        if not 0 <= self.max_bad <= 1:
+            raise ConfigError(f"max_bad={self.max_bad}: must be a share, from 0 to 1")
 
     @property
     def count(self) -> int:
@@ -72,56 +75,75 @@ class LoaderOptions:
         return self.workers or available_cores()
 
 
+@dataclass
+class _Pending:
+    """A batch whose tasks are with the workers."""
+
+    refs: Refs
+    chunks: list[Chunk | None]
+    missing: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.missing = len(self.chunks)
+
+    def add(self, place: int, chunk: Chunk) -> None:
+        """Keep the result of one task."""
+        self.chunks[place] = chunk
+        self.missing -= 1
+
+
 class Loader:
     """Batches of one split: `for batch in loader.epoch(3, start=17)`.
 
     Args:
-        source: the pictures.
-        plan: their order; also says which rank this is.
-        view: training crops or evaluation crops.
+        source: the images.
+        sampler: their order; also says which rank this is.
+        transform: training crops or evaluation crops.
         augment: what follows on the device; None yields uint8 images.
-        options: threads, limits and decoder.
+        options: workers, limits and decoder.
         device: where batches go.
     """
 
     def __init__(
         self,
         source: Source,
-        plan: Plan,
-        view: TrainView | EvalView,
+        sampler: Sampler,
+        transform: TrainTransform | EvalTransform,
         augment: Augment | None = None,
         options: LoaderOptions | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        if plan.size != len(source):
-            raise ConfigError(f"data: the plan is for {plan.size} samples, the source has {len(source)}")
-        self.source, self.plan, self.view, self.augment = source, plan, view, augment
+        if sampler.size != len(source):
+            raise ConfigError(
+                f"data: the sampler is for {sampler.size} samples, the source has {len(source)}"
+            )
+        self.source, self.sampler, self.transform, self.augment = source, sampler, transform, augment
         self.options = options or LoaderOptions()
         self.device = torch.device(device)
         self.decoder = choose_decoder(self.options.decoder, self.options.exif)
         self.stats, self._sender = LoaderStats(), Sender(self.device)
-        self._allowed = int(self.options.max_bad * len(source))
-        self._forms = augment.forms if augment is not None else choose_forms("auto", self.device)
+        self._allowed_bad = int(self.options.max_bad * len(source))
+        self._backend = loader_backend(augment, self.device)
         self._processes: tuple[tuple[int, int], Processes] | None = None
-        # On a CPU the workers do everything that belongs to one sample; a GPU takes it over from them.
-        self._colour_in_worker = augment is not None and self.device.type == "cpu"
+        # On a CPU the workers do everything that concerns one sample; a GPU takes that over from them.
+        self._augment_in_worker = augment is not None and self.device.type == "cpu"
 
     @property
-    def steps(self) -> int:
-        """Steps of one epoch."""
-        return self.plan.steps
+    def batches(self) -> int:
+        """Number of batches of one epoch."""
+        return self.sampler.batches
 
     def set_size(self, size: int) -> None:
-        """Hand out images of another size from the next epoch on."""
-        self.view = dataclasses.replace(self.view, size=size)
+        """Yield images of another size from the next epoch on."""
+        self.transform = dataclasses.replace(self.transform, size=size)
 
     def describe(self) -> str:
-        """One line on what is in use, for the log."""
-        where = getattr(self.view, "resize_on", "worker")
+        """One line for the log: data, decoder, workers, where images are resized."""
+        where = getattr(self.transform, "resize_on", "worker")
         return (
             f"data: {self.source.kind} {self.source.split}, {len(self.source)} images, "
             f"{len(self.source.classes)} classes; decoder in use: {self.decoder.name} ({self.decoder.reason}); "
-            f"{self.options.count} {self.kind}; resize on the {where}{self._forms.described(self.device)}"
+            f"{self.options.count} {self.worker_kind}; resize on the {where}{self._backend.described(self.device)}"
         )
 
     def advice(self) -> str:
@@ -129,111 +151,97 @@ class Loader:
         return self.stats.advice(self.decoder.name, self.source.kind, self.options.count, available_cores())
 
     @property
-    def kind(self) -> str:
-        """Who decodes: "threads" or "processes"."""
-        if self.options.kind != "auto":
-            return self.options.kind
-        feeds_a_loop = self.device.type == "cuda" and isinstance(self.view, TrainView)
+    def worker_kind(self) -> str:
+        """The kind of worker in use: "threads" or "processes"."""
+        if self.options.worker_kind != "auto":
+            return self.options.worker_kind
+        feeds_a_loop = self.device.type == "cuda" and isinstance(self.transform, TrainTransform)
         return "processes" if feeds_a_loop and CAN_FORK and self.options.count > 1 else "threads"
 
-    def _gather_crew(self, chunk: int, parts: int) -> Crew:
-        """New threads; or the processes of the last epoch, unless pictures have become larger since."""
-        options, stats, pin = self.options, self.stats, self.device.type == "cuda"
-        decoding = Decoding(self.source, self.decoder, self.augment if self._colour_in_worker else None)
-        usual = (decoding, options.count, options.timeout, stats, self._allowed, pin)
-        if self.kind == "threads":
-            return Threads(*usual)
-        # Steps that are prepared, the one that is put together, and one whose pixels are still on their way.
-        slots, room = (options.prefetch + 2) * parts, chunk * most_bytes(self.view.size)
-        if self._processes is not None and self._processes[1].busy:
-            # An epoch that is still open keeps its own: results of two must not meet in one pool.
-            self._processes = None
-        kept = self._processes
-        if kept is None or kept[0] != (slots, room) or kept[1].closed:
-            self.close()
-            kept = self._processes = ((slots, room), Processes(*usual, slots, room))
-        kept[1].busy = True
-        return kept[1]
-
-    def close(self) -> None:
-        """End the processes, if there are any; they also end with the loader."""
-        if self._processes is not None:
-            self._processes[1].close()
-            self._processes = None
-
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from step `start` on."""
-        if not 0 <= start <= self.steps:
+        """The batches of an epoch from batch `start` on."""
+        if not 0 <= start <= self.batches:
             raise DataError(
-                f"data: step {start} is outside the epoch of {self.steps} steps; check the checkpoint"
+                f"data: batch {start} is outside the epoch of {self.batches} batches; check the checkpoint"
             )
-        waiting: dict[int, list[Chunk | None]] = {}
-        left: dict[int, int] = {}
-        plans: dict[int, Refs] = {}
-        # Tasks are numbered step * parts + part, so that a result finds its place. Small batches make small
+        pending: dict[int, _Pending] = {}
+        # Tasks are numbered batch * parts + part, so that a result finds its place. Small batches make small
         # tasks, so that there is one for every worker.
-        chunk_size = min(CHUNK, -(-self.plan.batch_size * self.options.prefetch // self.options.count))
-        parts = -(-self.plan.batch_size // chunk_size)
-        crew, submitted, view = self._gather_crew(chunk_size, parts), start, self.view
-        asked = time.perf_counter()
+        chunk_size = min(CHUNK, -(-self.sampler.batch_size * self.options.prefetch // self.options.count))
+        parts = -(-self.sampler.batch_size // chunk_size)
+        workers, submitted, transform = self._workers(chunk_size, parts), start, self.transform
+        requested = time.perf_counter()
         try:
-            for step in range(start, self.steps):
-                while submitted < min(self.steps, step + self.options.prefetch):
-                    refs = self.plan.batch(epoch, submitted)
+            for number in range(start, self.batches):
+                while submitted < min(self.batches, number + self.options.prefetch):
+                    refs = self.sampler.batch(epoch, submitted)
                     count = -(-len(refs) // chunk_size)
-                    plans[submitted], left[submitted] = refs, count
-                    waiting[submitted] = [None for _ in range(count)]
+                    pending[submitted] = _Pending(refs, [None] * count)
                     for part in range(count):
                         own = refs.part(part * chunk_size, (part + 1) * chunk_size)
-                        crew.submit(submitted * parts + part, Task(own, epoch, view))
+                        workers.submit(submitted * parts + part, Task(own, epoch, transform))
                     submitted += 1
-                began, asked_before = time.perf_counter(), self._sender.asked()
-                while left[step]:
-                    number, chunk = crew.take()
-                    waiting[number // parts][number % parts] = chunk
-                    left[number // parts] -= 1
-                    if asked_before is not None and not asked_before.query():
+                began, queued = time.perf_counter(), self._sender.queued()
+                while pending[number].missing:
+                    task, chunk = workers.take()
+                    pending[task // parts].add(task % parts, chunk)
+                    if queued is not None and not queued.query():
                         # The device still has work, so nothing is lost yet.
                         began = time.perf_counter()
                 self.stats.waited += time.perf_counter() - began
-                chunks = [chunk for chunk in waiting.pop(step) if chunk is not None]
-                refs = plans.pop(step)
-                del left[step]
-                batch = self._assemble(chunks, refs, epoch, step, view.size)
-                crew.reuse(range(step * parts, step * parts + len(chunks)), self._sender.sent)
-                self.stats.images += len(refs)
+                done = pending.pop(number)
+                chunks = [chunk for chunk in done.chunks if chunk is not None]
+                batch = self._assemble(chunks, done.refs, epoch, number, transform.size)
+                workers.reuse(range(number * parts, number * parts + len(chunks)), self._sender.sent)
+                self.stats.images += len(done.refs)
                 yield batch
                 now = time.perf_counter()
-                self.stats.elapsed += now - asked
-                asked = now
+                self.stats.elapsed += now - requested
+                requested = now
         finally:
-            crew.finish()
+            workers.finish()
 
-    def _assemble(self, chunks: list[Chunk], refs: Refs, epoch: int, step: int, size: int) -> Batch:
-        images = self._images(chunks, size)
+    def _assemble(self, chunks: list[Chunk], refs: Refs, epoch: int, number: int, size: int) -> Batch:
+        ready = [chunk.images for chunk in chunks if chunk.images is not None]
+        images = self._sender.send(ready) if ready else self._resize(chunks, size)
         labels = torch.from_numpy(np.concatenate([chunk.labels for chunk in chunks]))
         labels = labels.to(self.device, non_blocking=True)
         ids = torch.from_numpy(refs.index.astype(np.int64))
         if self.augment is None:
-            return Batch(images, labels, ids, epoch, step)
-        if not self._colour_in_worker or chunks[0].images is None:
+            return Batch(images, labels, ids, epoch, number)
+        if not (self._augment_in_worker and ready):
             images = self.augment.colours(images, refs, epoch)
-        images, targets = self.augment.finish(images, labels, refs, epoch, step, self.plan.global_batch)
-        return Batch(images, labels, ids, epoch, step, targets)
+        images, targets = self.augment.finish(images, labels, refs, epoch, number, self.sampler.global_batch)
+        return Batch(images, labels, ids, epoch, number, targets)
 
-    def _images(self, chunks: list[Chunk], size: int) -> Tensor:
-        ready = [chunk.images for chunk in chunks if chunk.images is not None]
-        if ready:
-            return self._sender.send(ready)
-        places = [chunk.places for chunk in chunks if chunk.places is not None]
+    def _resize(self, chunks: list[Chunk], size: int) -> Tensor:
+        """Send the pixel buffers of all chunks to the device as one, and resize the crops in it."""
+        layouts = [chunk.layout for chunk in chunks if chunk.layout is not None]
         pixels = [chunk.pixels for chunk in chunks if chunk.pixels is not None]
-        lengths = np.array([len(part) for part in pixels])
-        starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        joined = Places(
-            np.concatenate([place.offset + start for place, start in zip(places, starts, strict=True)]),
-            *(
-                np.concatenate([getattr(p, name) for p in places])
-                for name in ("pitch", "size", "box", "flip", "cubic")
-            ),
-        )
-        return self._forms.resize(as_words(self._sender.send(pixels)), joined, size)
+        layout = join_layouts(layouts, [len(part) for part in pixels])
+        return self._backend.resize(as_words(self._sender.send(pixels)), layout, size)
+
+    def _workers(self, chunk_size: int, parts: int) -> Threads | Processes:
+        """New threads; or the processes of the last epoch, unless images have become larger since."""
+        options, stats, pin = self.options, self.stats, self.device.type == "cuda"
+        run = TaskRunner(self.source, self.decoder, self.augment if self._augment_in_worker else None)
+        usual = (run, options.count, options.timeout, stats, self._allowed_bad, pin)
+        if self.worker_kind == "threads":
+            return Threads(*usual)
+        # The batches prepared ahead, the one that is assembled, and one whose pixels are still being sent.
+        slots, slot_bytes = (options.prefetch + 2) * parts, chunk_size * most_bytes(self.transform.size)
+        if self._processes is not None and self._processes[1].busy:
+            # An epoch that is still open keeps its processes: results of two must not meet in one pool.
+            self._processes = None
+        kept = self._processes
+        if kept is None or kept[0] != (slots, slot_bytes) or kept[1].closed:
+            self.close()
+            kept = self._processes = ((slots, slot_bytes), Processes(*usual, slots, slot_bytes))
+        kept[1].busy = True
+        return kept[1]
+
+    def close(self) -> None:
+        """End the worker processes, if there are any; they also end with the loader."""
+        if self._processes is not None:
+            self._processes[1].close()
+            self._processes = None

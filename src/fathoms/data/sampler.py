@@ -1,8 +1,8 @@
-"""Which sample stands where: the order of every epoch, from counters alone.
+"""Sampler: the order of every epoch, from counters alone.
 
-Position p of epoch e is a pure function of (seed, e, p). A run resumes in the middle of an epoch by
-its two counters; workers do not enter; ranks share out the positions of each global batch, so another
-number of ranks with the same global batch sees the same samples in the same step.
+Position p of epoch e is a pure function of (seed, e, p). A run resumes in the middle of an epoch by its two counters,
+with any number of workers; ranks divide the positions of each global batch among themselves, so another number of
+ranks with the same global batch sees the same samples in the same update.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ORDERS = ("shuffled", "sequential")
 
 @dataclass(frozen=True)
 class Refs:
-    """The samples of one batch of one rank: data set index, number of the repeat, position."""
+    """The samples of one batch on one rank: data set index, number of the repeat, position in the epoch."""
 
     index: np.ndarray
     repeat: np.ndarray
@@ -37,57 +37,58 @@ class Refs:
 
     @classmethod
     def joined(cls, parts: Sequence[Refs]) -> Refs:
-        """The samples of all `parts`, one after another."""
+        """Concatenate `parts`."""
         names = [entry.name for entry in fields(cls)]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The order of a data set of `size` samples for one rank.
+class Sampler:
+    """The order of a data set of `size` samples on one rank.
 
-    Shuffled plans drop the incomplete batch at the end (each epoch drops other samples). Sequential
-    plans, for evaluation, visit every sample exactly once over all ranks: nothing is padded or repeated.
+    A shuffled order drops the incomplete batch at the end (each epoch drops other samples). A sequential order, for
+    evaluation, visits every sample exactly once over all ranks: nothing is padded or repeated.
     """
 
     size: int
     batch_size: int
-    """Samples per step on one rank."""
+    """Samples of a batch on one rank."""
     seed: int = 0
     order: str = "shuffled"
-    repeats: int = 1
-    """Times a sample is used in an epoch, each with its own augmentation; an epoch stays `size` long."""
+    aug_repeats: int = 1
+    """How often a sample is used in an epoch, each time with other augmentation; an epoch stays `size` long."""
     world: int = 1
     rank: int = 0
     _kept: dict[int, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_name(self.order, ORDERS, "order", "data.order")
-        if self.batch_size < 1 or self.repeats < 1 or self.world < 1 or not 0 <= self.rank < self.world:
-            raise ConfigError(
-                f"data: batch_size={self.batch_size}, repeats={self.repeats}, world={self.world} must be at "
-                f"least 1 and rank={self.rank} below world"
-            )
+        check_name(self.order, ORDERS, "order", "order")
+        if self.batch_size < 1:
+            raise ConfigError(f"--batch-size {self.batch_size}: must be at least 1")
+        if self.aug_repeats < 1:
+            raise ConfigError(f"--aug-repeats {self.aug_repeats}: must be at least 1")
+        if not 0 <= self.rank < self.world:
+            raise ConfigError(f"rank={self.rank}: must be from 0 to below world={self.world}")
         if self.size < 1:
             raise DataError("data: the split is empty; check the path and the split")
-        if self.order == "sequential" and self.repeats != 1:
+        if self.order == "sequential" and self.aug_repeats != 1:
             raise ConfigError(
-                f"data: repeats={self.repeats} has no meaning for order='sequential'; leave it out"
+                f"--aug-repeats {self.aug_repeats}: has no meaning for order='sequential'; leave it out"
             )
         if self.order == "shuffled" and self.size < self.global_batch:
             raise DataError(
-                f"data: {self.size} samples do not fill one step of {self.batch_size} x {self.world} ranks; "
+                f"data: {self.size} samples do not fill one batch of {self.batch_size} x {self.world} ranks; "
                 f"use a batch size of at most {max(1, self.size // self.world)}"
             )
 
     @property
     def global_batch(self) -> int:
-        """Samples per step over all ranks."""
+        """Samples of a batch over all ranks."""
         return self.batch_size * self.world
 
     @property
-    def steps(self) -> int:
-        """Steps of one epoch on this rank."""
+    def batches(self) -> int:
+        """Number of batches of one epoch on this rank."""
         if self.order == "shuffled":
             return self.size // self.global_batch
         mine = len(range(self.rank, self.size, self.world))
@@ -101,7 +102,7 @@ class Plan:
         return self._kept[epoch]
 
     def _share(self) -> np.ndarray:
-        """Places of this rank in a global batch: each with its mirror image, which is its partner in mixing.
+        """This rank's places in a global batch: each with the place opposite, its partner in mixing.
 
         So any number of ranks mixes the same pairs, as long as a rank has an even number of samples.
         """
@@ -109,15 +110,17 @@ class Plan:
         middle = [self.world * (self.batch_size // 2) + self.rank] if self.batch_size % 2 else []
         return np.concatenate([half, np.array(middle, np.int64), self.global_batch - 1 - half[::-1]])
 
-    def batch(self, epoch: int, step: int) -> Refs:
-        """The samples of one step; any step may be asked for, in any order."""
-        if not 0 <= step < self.steps:
-            raise ConfigError(f"data: step {step} is outside the epoch of {self.steps} steps")
-        start = step * self.global_batch
+    def batch(self, epoch: int, number: int) -> Refs:
+        """The samples of one batch; any batch may be asked for, in any order."""
+        if not 0 <= number < self.batches:
+            raise ConfigError(f"data: batch {number} is outside the epoch of {self.batches} batches")
+        start = number * self.global_batch
         if self.order == "sequential":
             position = start + self.rank + self.world * np.arange(self.batch_size)
             position = position[position < self.size]
             return Refs(position, np.zeros_like(position), position)
         position = start + self._share()
-        # Repeats stand side by side, so with several ranks they fall on different ones.
-        return Refs(self._permutation(epoch)[position // self.repeats], position % self.repeats, position)
+        # The repeats of a sample are adjacent, so with several ranks they fall on different ones.
+        return Refs(
+            self._permutation(epoch)[position // self.aug_repeats], position % self.aug_repeats, position
+        )

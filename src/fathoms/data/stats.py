@@ -1,4 +1,4 @@
-"""What the loader saw: time spent waiting for it, bad images by name, and what to do about either."""
+"""Loader statistics: time spent waiting for data, bad images by name, and advice on both."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class LoaderStats:
 
     images: int = 0
     waited: float = 0.0
-    """Seconds the consumer stood still for data; where it uses a GPU, those in which that had nothing to do."""
+    """Seconds the consumer waited for data; with a GPU, those in which the GPU was idle."""
     elapsed: float = 0.0
-    """Seconds since the first batch was asked for, waiting and working."""
+    """Seconds since the first batch was requested, waiting and working."""
     bad: dict[str, str] = field(default_factory=dict)
-    """Name of each bad image, and what is wrong with it."""
+    """Name of each bad image and the reason."""
     replaced: int = 0
     """Times a bad image was replaced (or marked, in evaluation)."""
     accidents: list[str] = field(default_factory=list)

@@ -8,17 +8,18 @@ from fathoms.data import (
     ArraySource,
     Augment,
     AugmentOptions,
-    EvalView,
+    DeviceLoader,
+    EvalTransform,
     Loader,
     LoaderOptions,
-    Plan,
-    ResidentLoader,
+    Sampler,
     Source,
+    choose_backend,
 )
 from fathoms.errors import ConfigError
 from fathoms.evaluate.preprocessing import Preprocessing
 
-AnyLoader = Loader | ResidentLoader
+AnyLoader = Loader | DeviceLoader
 
 
 def eval_loader(
@@ -43,15 +44,15 @@ def eval_loader(
         share: This rank, and the number of ranks.
     """
     rank, world = share
-    plan = Plan(len(source), batch_size, order="sequential", world=world, rank=rank)
-    augment = Augment(
-        AugmentOptions(mean=preprocessing.mean, std=preprocessing.std), train=False, device=device
-    )
+    sampler = Sampler(len(source), batch_size, order="sequential", world=world, rank=rank)
+    backend = choose_backend("auto", torch.device(device))
+    options = AugmentOptions(mean=preprocessing.mean, std=preprocessing.std)
+    augment = Augment(options, train=False, device=device, backend=backend)
     if isinstance(source, ArraySource):
         if preprocessing.crop_pct not in (None, 1.0):
             raise ConfigError(
                 f"--crop-pct {preprocessing.crop_pct}: arrays are evaluated whole; leave it out or use 1.0"
             )
-        return ResidentLoader(source, plan, size, None, augment, device, preprocessing.interpolation)
-    view = EvalView(size, preprocessing.file_crop, preprocessing.interpolation)
-    return Loader(source, plan, view, augment, LoaderOptions(workers=workers), device)
+        return DeviceLoader(source, sampler, size, None, augment, device, preprocessing.interpolation)
+    transform = EvalTransform(size, preprocessing.file_crop, preprocessing.interpolation)
+    return Loader(source, sampler, transform, augment, LoaderOptions(workers=workers), device)

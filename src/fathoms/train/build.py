@@ -15,17 +15,16 @@ from fathoms.data import (
     Augment,
     AugmentOptions,
     CropOptions,
+    DeviceLoader,
     Loader,
     LoaderOptions,
     MixOptions,
-    Plan,
-    ResidentLoader,
-    TrainView,
-    list_splits,
-    open_source,
+    Sampler,
+    TrainTransform,
+    choose_backend,
 )
-from fathoms.data.sources.digits import digit_sources
-from fathoms.data.tools.manifest import default_manifest, verify_manifest
+from fathoms.data.sources.splits import open_splits
+from fathoms.data.tools.manifest import verify_sources
 from fathoms.errors import ConfigError
 from fathoms.evaluate.loader import AnyLoader, eval_loader
 from fathoms.evaluate.preprocessing import Preprocessing
@@ -48,27 +47,11 @@ class Data:
     fingerprint: str
 
 
-def open_splits(path: str | None) -> tuple[Any, Any]:
-    """The training and the held-out split of a data set, checked against its manifest if it has one."""
-    if path is None:
-        return digit_sources()
-    splits = list_splits(path)
-    held_out = next((split for split in splits if split not in ("train", "training", "all")), None)
-    if held_out is None:
-        raise ConfigError(
-            f"{path}: has no held-out split (val, validation or test); it has {', '.join(splits)}"
-        )
-    sources = open_source(path, "train"), open_source(path, held_out)
-    manifest = default_manifest(path)
-    if manifest.is_file():
-        for source in sources:
-            verify_manifest(manifest, source)
-    return sources
-
-
 def build_data(job: Job, size: int, world: World) -> Data:
     """Open the data, and check that every class has images in both splits."""
     train, held_out = open_splits(job.data)
+    if job.data is not None:
+        verify_sources(job.data, (train, held_out))
     odd = sorted(set(train.classes) ^ set(held_out.classes))
     if odd:
         raise ConfigError(
@@ -96,34 +79,35 @@ def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:
     """The loader of the training split, in the run's order, with the recipe's crops and augmentation."""
     recipe, seed = job.recipe, job.run.seed
     share = {"world": world.size, "rank": world.rank}
-    plan = Plan(len(source), recipe.batch_size, seed, repeats=recipe.aug_repeats, **share)
+    sampler = Sampler(len(source), recipe.batch_size, seed, aug_repeats=recipe.aug_repeats, **share)
     options = augment_options(recipe)
-    augment = Augment(options, seed=seed, classes=len(source.classes), device=world.device)
+    backend = choose_backend("auto", world.device)
+    augment = Augment(options, seed=seed, classes=len(source.classes), device=world.device, backend=backend)
     crop = CropOptions(
-        mode=recipe.crop,
+        crop=recipe.crop,
         scale=recipe.scale,
         ratio=recipe.ratio,
-        padding=recipe.crop_padding,
-        flip=recipe.hflip,
-        interpolation=recipe.train_interpolation,
+        crop_padding=recipe.crop_padding,
+        hflip=recipe.hflip,
+        train_interpolation=recipe.train_interpolation,
     )
     if isinstance(source, ArraySource):
-        return ResidentLoader(source, plan, size, crop, augment, world.device)
+        return DeviceLoader(source, sampler, size, crop, augment, world.device)
     where = "device" if world.device.type == "cuda" else "worker"
-    view = TrainView(size, crop, seed, where)
+    transform = TrainTransform(size, crop, seed, where)
     workers = LoaderOptions(job.run.workers, job.run.worker_kind)
-    return Loader(source, plan, view, augment, workers, world.device)
+    return Loader(source, sampler, transform, augment, workers, world.device)
 
 
 def augment_options(recipe: Recipe) -> AugmentOptions:
     """The augmentation of a recipe."""
     mix = MixOptions(
-        recipe.mixup,
-        recipe.cutmix,
-        recipe.mixup_prob,
-        recipe.mixup_switch_prob,
-        recipe.mixup_mode,
-        recipe.smoothing,
+        mixup=recipe.mixup,
+        cutmix=recipe.cutmix,
+        mixup_prob=recipe.mixup_prob,
+        mixup_switch_prob=recipe.mixup_switch_prob,
+        mixup_mode=recipe.mixup_mode,
+        smoothing=recipe.smoothing,
     )
     return AugmentOptions(
         aa=recipe.aa,
@@ -132,7 +116,7 @@ def augment_options(recipe: Recipe) -> AugmentOptions:
         remode=recipe.remode,
         recount=recipe.recount,
         mix=mix,
-        interpolation=recipe.train_interpolation,
+        train_interpolation=recipe.train_interpolation,
         mean=recipe.mean,
         std=recipe.std,
     )

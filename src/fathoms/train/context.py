@@ -26,7 +26,7 @@ class RunContext(NamedTuple):
     @property
     def batches_per_epoch(self) -> int:
         """Forward passes of one epoch on each rank."""
-        return self.data.train.steps
+        return self.data.train.batches
 
     @property
     def updates_per_epoch(self) -> int:

@@ -56,7 +56,7 @@ class Stepper:
     def _inputs(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Seed drop-path and dropout for a batch; its images and targets."""
         model.train()
-        torch.manual_seed(batch_seed(self.seed, batch.epoch, batch.step, self.world.rank))
+        torch.manual_seed(batch_seed(self.seed, batch.epoch, batch.number, self.world.rank))
         return batch.images[:, : self.channels], batch.labels if batch.targets is None else batch.targets
 
     def _loss(self, model: nn.Module, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,1 +1,1 @@
-"""Batched augmentation in plain torch, drawn from counters."""
+"""Augmentation in torch, drawn from a counter-based generator: policies, jitter, erasing, mixup and cutmix."""

@@ -71,7 +71,7 @@ GaussianBlurRand 1.0 10
 
 
 def _read(text: str, posterize: str = "Posterize") -> tuple[tuple[Entry, ...], ...]:
-    """The rows of a table; `posterize` is the form of that operation which the policy means."""
+    """Parse a table; `posterize` is the variant of that operation that the policy uses."""
 
     def entry(part: str) -> Entry:
         name, prob, magnitude = part.split()

@@ -1,78 +1,57 @@
-"""Apply drawn operations to a batch on a GPU: samples with the same operation go through it together.
+"""Apply drawn operations to a batch: samples with the same operation go through it together.
 
-The choices are made on the host, so groups have sizes known there and the device never has to wait.
+The choices are made on the host, so group sizes are known there and no host-device sync is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from fathoms.data.augment import filters as enhance
+from fathoms.data.augment import filters
 from fathoms.data.augment.geometry import PLANE, affine, matrices
 from fathoms.data.augment.lookup_tables import (
     FACTOR_LINES,
-    PICTURE_TABLES,
+    IMAGE_TABLES,
+    image_table,
     line_tables,
     look_up,
-    picture_table,
 )
 from fathoms.data.augment.policy import Layer
-from fathoms.data.device.transfer import to_device
+from fathoms.data.to_device import to_device
 
 COLOUR: dict[str, Callable[..., Tensor]] = {
-    "colour": enhance.colour,
-    "sharpness": enhance.sharpness,
-    "gaussian_blur": enhance.gaussian_blur,
-    "hue": enhance.hue,
+    "colour": filters.colour,
+    "sharpness": filters.sharpness,
+    "gaussian_blur": filters.gaussian_blur,
+    "hue": filters.hue,
 }
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """The functions behind the operations: as written, or compiled."""
-
-    affine: Callable[..., Tensor]
-    colour: Mapping[str, Callable[..., Tensor]]
-
-
-WRITTEN = Kernels(affine, COLOUR)
 _NONE = np.empty(0, np.int64)
-
-
-def compiled_kernels() -> Kernels:
-    """The operations through torch.compile, once for all group sizes; each is compiled when first used.
-
-    Worth it for large pictures on a GPU, where an operation as written writes out every one of its steps.
-    """
-    return Kernels(
-        torch.compile(affine, dynamic=True),
-        {name: torch.compile(function, dynamic=True) for name, function in COLOUR.items()},
-    )
 
 
 def put_rows(images: Tensor, rows: np.ndarray, where: Tensor, part: Tensor) -> Tensor:
     """Set images[rows] to `part`; `where` is `rows` on the device."""
     if images.device.type != "cpu":
         return images.index_copy_(0, where, part)
-    # On a CPU every indexed store goes element by element; a copy per picture is ten times as fast.
-    for row, picture in zip(rows.tolist(), part, strict=True):
-        images[row].copy_(picture)
+    # On a CPU an indexed store copies element by element; a copy per image is ten times as fast.
+    for row, image in zip(rows.tolist(), part, strict=True):
+        images[row].copy_(image)
     return images
 
 
 def apply_layer(
-    images: UInt8[Tensor, "B 3 H W"], layer: Layer, fill: UInt8[Tensor, "3"], kernels: Kernels = WRITTEN
+    images: UInt8[Tensor, "B 3 H W"], layer: Layer, fill: UInt8[Tensor, "3"]
 ) -> UInt8[Tensor, "B 3 H W"]:
-    """The batch with each sample's operation applied; `images` itself is changed and returned."""
+    """Apply each sample's operation, in place; returns `images`."""
     groups = [
         {kind: rows for kind, rows in layer.rows.items() if kind in kinds}
-        for kinds in (FACTOR_LINES, PICTURE_TABLES, PLANE, COLOUR)
+        for kinds in (FACTOR_LINES, IMAGE_TABLES, PLANE, COLOUR)
     ]
     if not any(groups):
         return images
@@ -80,7 +59,7 @@ def apply_layer(
     lines = [FACTOR_LINES[kind](layer.argument[rows]) for kind, rows in lined.items()]
     maps = [matrices(kind, layer.argument[rows], *images.shape[2:]) for kind, rows in moved.items()]
     mapped = np.concatenate([_NONE, *moved.values()])
-    # Pictures with the bicubic filter first, as `affine` takes them.
+    # Images with the bicubic filter first, as `affine` takes them.
     by_filter = np.argsort(~layer.cubic[mapped], kind="stable")
     ordered = (*lined.values(), *tabled.values(), mapped[by_filter], *other.values())
     order = np.concatenate(ordered)
@@ -98,17 +77,17 @@ def apply_layer(
     tables = [line_tables(line)] if lined else []
     for kind, rows in tabled.items():
         stop = start + len(rows)
-        tables.append(picture_table(kind, picked[start:stop], factor[start:stop]))
+        tables.append(image_table(kind, picked[start:stop], factor[start:stop]))
         start = stop
     if tables:
         results.append(look_up(picked[:start], torch.cat([table.expand(-1, 3, -1) for table in tables])))
     if moved:
         stop = start + len(matrix)
         cubic = int(layer.cubic[mapped].sum())
-        results.append(kernels.affine(picked[start:stop], matrix, cubic, fill))
+        results.append(affine(picked[start:stop], matrix, cubic, fill))
         start = stop
     for kind, rows in other.items():
         stop = start + len(rows)
-        results.append(kernels.colour[kind](picked[start:stop], factor[start:stop]))
+        results.append(COLOUR[kind](picked[start:stop], factor[start:stop]))
         start = stop
     return put_rows(images, order, where, torch.cat(results))

@@ -15,7 +15,7 @@ from torch import Tensor
 from fathoms.data.augment.batched import put_rows
 from fathoms.data.augment.masks import inside_boxes
 from fathoms.data.counter_rng import device_uniforms, sample_keys, uniforms
-from fathoms.data.device.transfer import to_device
+from fathoms.data.to_device import to_device
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 
@@ -23,18 +23,20 @@ MODES = ("const", "rand", "pixel")
 _TRIES = 10
 
 
-def check_erasing(prob: float, mode: str, count: int) -> None:
+def check_erasing(reprob: float, remode: str, recount: int) -> None:
     """Refuse options out of range."""
-    check_name(mode, MODES, "erasing mode", "data.remode")
-    if not 0 <= prob <= 1 or count < 1:
-        raise ConfigError(f"data.reprob={prob} must be in 0..1 and data.recount={count} at least 1")
+    check_name(remode, MODES, "erasing mode", "--remode")
+    if not 0 <= reprob <= 1:
+        raise ConfigError(f"--reprob {reprob}: is not a probability; use 0 to 1")
+    if recount < 1:
+        raise ConfigError(f"--recount {recount}: is too small; use 1 or more")
 
 
 def draw_rectangles(keys: np.ndarray, prob: float, count: int, height: int, width: int) -> np.ndarray:
-    """(B, count, 4) top, left, height, width; a height of zero erases nothing.
+    """Draw rectangles (B, count, 4) of top, left, height, width; a height of zero erases nothing.
 
-    An area between 2 % and a third of the picture (shared among the rectangles), an aspect between
-    0.3 and 1 / 0.3; the first of ten draws that is smaller than the picture.
+    An area between 2 % and a third of the image (shared among the rectangles), an aspect between
+    0.3 and 1 / 0.3; the first of ten draws that is smaller than the image.
     """
     out = np.zeros((len(keys), count, 4), np.int64)
     gate = uniforms(keys, 2)
@@ -61,7 +63,7 @@ def normal_noise(draws: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Standard normal numbers from uniform ones in steps of 2^-24; all are finite.
 
     Each step is exact in float32 in this order. Adding the half step before the 1 is taken off would round the
-    largest draw up to 1, whose normal is infinite: one pixel in 17 million, so one erased photo in a hundred.
+    largest draw up to 1, whose normal is infinite: one pixel in 17 million, so one erased image in a hundred.
     """
     return math.sqrt(2) * torch.erfinv(2 * draws - 1 + 2.0**-24)
 
@@ -69,14 +71,14 @@ def normal_noise(draws: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def erase(
     images: Float[Tensor, "B C H W"], rectangles: np.ndarray, mode: str, keys: np.ndarray
 ) -> Float[Tensor, "B C H W"]:
-    """The batch with the rectangles filled; only samples that have one are touched."""
+    """Fill the rectangles, in place; samples without one are not touched."""
     rows = np.flatnonzero(rectangles[..., 2].any(-1))
     if not len(rows):
         return images
     device, (channels, height, width) = images.device, images.shape[1:]
     top, left, tall, wide = np.moveaxis(rectangles[rows], -1, 0)
     box = np.stack([top, top + tall, left, left + wide], -1)
-    # Noise has its own key, or its first numbers would be those that drew the rectangles.
+    # Noise has a key of its own; otherwise its first numbers would be those that drew the rectangles.
     own = sample_keys(0, 0, "noise", keys[rows].view(np.int64)).view(np.int64)
     where, edges, own = to_device([rows, box, own], device)
     inside = inside_boxes(edges, height, width).any(1)[:, None]

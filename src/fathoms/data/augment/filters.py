@@ -1,4 +1,4 @@
-"""Colour operations that look at more than one value: saturation, hue, sharpness, blur, as Pillow's."""
+"""Saturation, hue, sharpness and blur with Pillow's results: operations that need more than one value of a pixel."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from fathoms.data.augment.lookup_tables import cut, luma
 Images = UInt8[Tensor, "B 3 H W"]
 Factor = Float[Tensor, " B"]
 
-# Where a whole number is expected: less than any true fraction here, more than float32 is off by.
-HAIR = 1e-4
-# Pixels to either side that the box of a blur can touch.
+# Added before rounding down in hue and blur, not to be mixed up with `CUT_MARGIN`: these numbers are rounded on the way
+# to the result, so it must be less than any true fraction there, and float32 is off by less.
+ROUND_MARGIN = 1e-4
+# Pixels on either side that the box of a blur can reach.
 REACH = 3
 
 
@@ -51,7 +52,7 @@ def _box_kernel(radius: Float[Tensor, " B"], reach: int) -> Float[Tensor, "B k"]
 
 
 def blur_boxes(factor: Factor) -> Float[Tensor, "B k"]:
-    """Weights of the box that, gone over three times, blurs with standard deviation `factor`, at most 2.5."""
+    """Weights of the box that, applied three times, blurs with standard deviation `factor`, at most 2.5."""
     variance = (factor / 3 * factor).double()
     length = (12 * variance + 1).sqrt()
     whole = ((length - 1) / 2).floor()
@@ -74,12 +75,12 @@ def gaussian_blur(images: Images, factor: Factor) -> Images:
                 padded.narrow(dim, tap, size) * kernel[:, tap, None, None, None]
                 for tap in range(2 * reach + 1)
             ]
-            values = (sum(parts[1:], parts[0]) + 0.5 + HAIR).floor()
+            values = (sum(parts[1:], parts[0]) + 0.5 + ROUND_MARGIN).floor()
     return values.clamp(0, 255).to(torch.uint8)
 
 
 def hue(images: Images, factor: Factor) -> Images:
-    """Turn the hue by `factor` of a full circle (-0.5 to 0.5); hue and saturation rounded to bytes."""
+    """Rotate the hue by `factor` of a full circle (-0.5 to 0.5); hue and saturation rounded to bytes."""
     red, green, blue = images.float().unbind(1)
     high, low = images.amax(1).float(), images.amin(1).float()
     span = high - low
@@ -92,10 +93,10 @@ def hue(images: Images, factor: Factor) -> Images:
     )
     turns = torch.where(span > 0, (angle / 6 + 1) % 1.0, 0.0)
     # Pillow keeps hue and saturation in a byte each, and so must we to end at the same colours.
-    hue_byte = (turns * 255 + HAIR).floor()
+    hue_byte = (turns * 255 + ROUND_MARGIN).floor()
     shift = (factor * 255).to(torch.int32).float()[:, None, None]
     hue_byte = (hue_byte + shift) % 256
-    saturation = torch.where(high > 0, (span * 255 / high.clamp(min=1) + HAIR).floor(), 0.0) / 255
+    saturation = torch.where(high > 0, (span * 255 / high.clamp(min=1) + ROUND_MARGIN).floor(), 0.0) / 255
     sector = hue_byte * (6 / 255)
     index = sector.floor()
     fraction = sector - index
@@ -104,6 +105,6 @@ def hue(images: Images, factor: Factor) -> Images:
     rising = (high * (1 - saturation * (1 - fraction))).round()
     which = (index.long() % 6)[:, None]
     table = torch.stack([high, falling, down, down, rising, high], 1)
-    # Going round the circle, each channel runs through the same six values, two sectors apart.
+    # Around the circle each channel takes the same six values, two sectors apart.
     picked = [table.gather(1, (which + turn) % 6) for turn in (0, 4, 2)]
     return cut(torch.cat(picked, 1))

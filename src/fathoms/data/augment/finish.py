@@ -1,4 +1,4 @@
-"""The last steps of a batch, from bytes to what a model takes: normalise, erase, mix."""
+"""The last steps of a batch, from bytes to the model's input: normalise, erase, mix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fathoms.data.augment.mix import Mixture, mix_images
 
 @dataclass(frozen=True)
 class Erasing:
-    """Rectangles (B, count, 4) of top, left, height and width; what fills them; and each sample's key."""
+    """Rectangles (B, count, 4) of top, left, height and width, the fill mode, and each sample's key."""
 
     rectangles: np.ndarray
     mode: str
@@ -24,7 +24,7 @@ class Erasing:
 
 @dataclass(frozen=True)
 class Finish:
-    """What was drawn for the last steps of a batch; None leaves a step out."""
+    """The random choices of the last steps of a batch; None skips a step."""
 
     erasing: Erasing | None
     mixture: Mixture | None

@@ -13,15 +13,15 @@ from jaxtyping import Float, Int32, UInt8
 from torch import Tensor
 
 from fathoms.data.augment.lookup_tables import cut
-from fathoms.data.crop.packed_rgb import add_weighted, as_words, word_planes
+from fathoms.data.crop.pixel_buffer import add_weighted, as_words, word_planes
 
 PLANE = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 
 
 def matrices(kind: str, factor: Float[np.ndarray, " B"], height: int, width: int) -> Float[np.ndarray, "B 6"]:
-    """(a, b, c, d, e, f) of each sample: the colour of (x, y) is found at (ax + by + c, dx + ey + f).
+    """Matrix (a, b, c, d, e, f) of each sample: the colour of (x, y) is found at (ax + by + c, dx + ey + f).
 
-    Zero is the left or upper edge. `factor` is an angle in degrees against the clock about the middle, the
+    Zero is the left or upper edge. `factor` is an angle in degrees, counter-clockwise about the middle, the
     tangent of a shear from the top or left, or the share of the width or height to move left or up.
     """
     if kind == "rotate":
@@ -54,7 +54,7 @@ def _add_taps(
     past: Float[Tensor, "2 B H W"],
     taps: int,
 ) -> None:
-    """Add to `out` the neighbours of points that lie `past` a pixel `corner`; pictures begin at `first`."""
+    """Add to `out` the neighbours of points that lie `past` a pixel `corner`; images begin at `first`."""
     height, width = out.shape[2:]
     across, along = torch.stack(tap_weights(past, taps)).unbind(1)
     tap = torch.arange(1 - taps // 2, 1 + taps // 2, device=out.device, dtype=torch.int32)
@@ -70,7 +70,7 @@ def _add_taps(
 def affine(
     images: UInt8[Tensor, "B 3 H W"], matrix: Float[Tensor, "B 6"], cubic: int, fill: UInt8[Tensor, "3"]
 ) -> UInt8[Tensor, "B 3 H W"]:
-    """Every picture through its own map: the first `cubic` with the bicubic filter, the others linear."""
+    """Map every image by its own matrix: the first `cubic` with the bicubic filter, the others bilinear."""
     count, _, height, width = images.shape
     words, device = as_words(images.permute(0, 2, 3, 1)).flatten(), images.device
     right = torch.arange(width, device=device) + 0.5

@@ -12,17 +12,18 @@ _KINDS = ("brightness", "contrast", "colour", "hue")
 
 
 def jitter_ranges(strength: float | tuple[float, ...]) -> tuple[float, ...]:
-    """One number stands for brightness, contrast and saturation; a tuple has three or four."""
+    """Ranges of brightness, contrast, saturation and perhaps hue; one number stands for the first three."""
     ranges = (float(strength),) * 3 if isinstance(strength, int | float) else tuple(map(float, strength))
     if len(ranges) not in (3, 4) or min(ranges) < 0 or (len(ranges) == 4 and ranges[3] > 0.5):
         raise ConfigError(
-            f"data.color_jitter={strength!r}: give one number or three (four with hue, at most 0.5), none negative"
+            f"--color-jitter {strength!r}: is out of range; give one number, or three (four with hue, at most 0.5), "
+            "none negative"
         )
     return ranges
 
 
 def draw_jitter(ranges: tuple[float, ...], keys: np.ndarray) -> list[Layer]:
-    """As many layers as there are ranges; each sample meets each operation once."""
+    """Draw one layer per range above zero; each sample gets each operation once."""
     used = [(kind, reach) for kind, reach in zip(_KINDS, ranges, strict=False) if reach > 0]
     if not used:
         return []

@@ -1,9 +1,9 @@
-"""Pointwise colour operations as tables: out = table[image, channel][value], 256 entries each.
+"""Pointwise colour operations as lookup tables: out = table[image, channel][value], 256 entries each.
 
-Eight of RandAugment's operations map each value of a channel to another, so building one small table
-per picture and channel and looking every pixel up once serves them all, with the integers Pillow gives.
-Five tables follow from the factor alone and are two straight lines each; the other three need a
-statistic of the picture. How that is found fastest depends on the device; what follows from it does not.
+Eight of RandAugment's operations map each value of a channel to another, so one small table per image and
+channel and one lookup per pixel serve them all, with Pillow's integers. Five tables depend on the factor alone
+and are two straight lines each; the other three need a statistic of the image. The fastest way to that statistic
+depends on the device; the table does not.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ Lines = Float[np.ndarray, "6 B"]
 Number = int | float | np.ndarray
 
 FACTOR_LINES: Registry[np.ndarray, None] = Registry("table operation")
-PICTURE_TABLES = ("auto_contrast", "contrast", "equalize")
+IMAGE_TABLES = ("auto_contrast", "contrast", "equalize")
 
-# A product that should be whole may come out a hair below it in float32; Pillow cuts off in float64.
-HAIR = 1e-3
+# Added before a fraction is cut off: a product or a sum of up to sixteen taps that should be whole may come out just
+# below it in float32, where Pillow computes in float64.
+CUT_MARGIN = 1e-3
 
 
 def luma(red: Tensor, green: Tensor, blue: Tensor) -> Tensor:
     """Luma as Pillow rounds it, whole numbers in float32. All sums stay below 2 ** 24, hence are exact."""
-    # Bytes are made float32 first: compiled by torch 2.11, a byte times alpha stays a byte.
-    green, blue = green.float(), blue.float()
     total = (red * 19595.0).add_(green, alpha=38470).add_(blue, alpha=7471).add_(0x8000)
     return total.mul_(2.0**-16).floor_()
 
 
 def cut(values: Tensor) -> Tensor:
-    """Clip to a byte and drop the fraction, as Pillow's C code does; `values` is used up."""
-    return values.add_(HAIR).clamp_(0, 255).to(torch.uint8)
+    """Clip to a byte and drop the fraction, as Pillow's C code does; `values` is overwritten."""
+    return values.add_(CUT_MARGIN).clamp_(0, 255).to(torch.uint8)
 
 
 @FACTOR_LINES.add("invert")
@@ -48,7 +47,7 @@ def invert(factor: Factors) -> Lines:
 
 @FACTOR_LINES.add("posterize")
 def posterize(factor: Factors) -> Lines:
-    """Keep the `factor` highest bits; none at 0, which newer Pillow refuses and older made black."""
+    """Keep the `factor` highest bits; none at 0, which newer Pillow refuses and older Pillow made black."""
     return _lines(factor, mask=0xFF << 8 - np.clip(factor.astype(np.int64), 0, 8) & 0xFF)
 
 
@@ -67,7 +66,7 @@ def solarize_add(factor: Factors) -> Lines:
 @FACTOR_LINES.add("brightness")
 def brightness(factor: Factors) -> Lines:
     """Scale: factor * v."""
-    return _lines(factor, low=(factor, HAIR))
+    return _lines(factor, low=(factor, CUT_MARGIN))
 
 
 def _lines(
@@ -84,7 +83,7 @@ def _lines(
 
 
 def line_tables(lines: Float[Tensor, "6 B"]) -> UInt8[Tensor, "B 1 256"]:
-    """Two straight lines, one below a threshold and one from it on, cut to a byte, and some of its bits."""
+    """Tables of two straight lines, below a threshold and from it on, cut to a byte and masked."""
     threshold, slope, shift, high_slope, high_shift, mask = lines[:, :, None, None]
     ramp = torch.arange(256, device=lines.device, dtype=lines.dtype)
     value = torch.where(ramp < threshold, ramp * slope + shift, ramp * high_slope + high_shift)
@@ -118,8 +117,8 @@ def equalize(count: Int64[Tensor, "B 3 256"]) -> UInt8[Tensor, "B 3 256"]:
     return torch.where(step > 0, spread, ramp).to(torch.uint8)
 
 
-def picture_table(kind: str, images: Images, factor: Float[Tensor, " B"]) -> UInt8[Tensor, "B c 256"]:
-    """The table of an operation that looks at the picture, with the statistics taken by torch."""
+def image_table(kind: str, images: Images, factor: Float[Tensor, " B"]) -> UInt8[Tensor, "B c 256"]:
+    """Table of an operation that needs a statistic of the image, computed by torch."""
     if kind == "auto_contrast":
         return auto_contrast(images.amin((2, 3)), images.amax((2, 3)))
     if kind == "contrast":
@@ -130,13 +129,13 @@ def picture_table(kind: str, images: Images, factor: Float[Tensor, " B"]) -> UIn
         return contrast(mean.float(), factor)
     values = images.flatten(2).long()
     one = torch.ones((), dtype=torch.int64, device=images.device).expand(values.shape)
-    # bincount would make the host wait for the device; scatter_add_ does not.
+    # bincount needs a host-device sync; scatter_add_ does not.
     count = torch.zeros(*values.shape[:2], 256, dtype=torch.int64, device=images.device)
     return equalize(count.scatter_add_(2, values, one))
 
 
 def look_up(images: Images, tables: UInt8[Tensor, "B 3 256"]) -> Images:
-    """Replace every value by its entry in the table of its picture and channel."""
+    """Replace every value by its entry in the table of its image and channel."""
     first = torch.arange(0, tables.numel(), 256, device=images.device, dtype=torch.int32)
     index = first.view(-1, 3, 1, 1) + images
     return tables.view(-1).index_select(0, index.flatten()).view(images.shape)

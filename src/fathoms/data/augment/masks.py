@@ -1,4 +1,4 @@
-"""Rectangles of pictures as masks, for erasing and for pasting."""
+"""Masks of rectangles, for erasing and cutmix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def inside_boxes(box: Int[Tensor, "*shape 4"], height: int, width: int) -> Bool[Tensor, "*shape H W"]:
-    """Which pixels lie in the boxes: rows from top up to bottom, columns from left up to right."""
+    """Mask of the pixels inside each box: rows from top up to bottom, columns from left up to right."""
     top, bottom, left, right = box[..., None].unbind(-2)
     y, x = torch.arange(height, device=box.device), torch.arange(width, device=box.device)
     rows, columns = (y >= top) & (y < bottom), (x >= left) & (x < right)

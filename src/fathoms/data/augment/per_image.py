@@ -1,8 +1,8 @@
-"""The operations on one picture at a time, for a CPU: the pixels of the batched ones, several times as fast.
+"""The operations on one image at a time, for a CPU: the pixels of `batched`, several times as fast.
 
 A CPU gains nothing from batches of this size; it gains from bytes, from tables, and from memory that
-stays in its cache. Each step is left to the library that is quickest at it: numpy fetches, torch
-computes, Pillow counts, rotates and blurs. All of them let other threads run meanwhile.
+stays in its cache. Each part uses the library that is fastest at it: numpy gathers, torch computes, Pillow
+counts, rotates and blurs. All of them release Python's lock.
 """
 
 from __future__ import annotations
@@ -16,134 +16,134 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from fathoms.data.augment import filters as enhance
+from fathoms.data.augment import filters
 from fathoms.data.augment import lookup_tables as tables
 from fathoms.data.augment.geometry import PLANE, matrices, tap_weights
 from fathoms.data.augment.policy import Layer
 
-Picture = UInt8[np.ndarray, "3 H W"]
+Pixels = UInt8[np.ndarray, "3 H W"]
 Fill = UInt8[np.ndarray, "3"]
 
 
 def to_bytes(values: Float[Tensor, "..."]) -> UInt8[np.ndarray, "..."]:
-    """Clip to a byte and drop the fraction, as Pillow's C code does; `values` is used up."""
+    """Clip to a byte and drop the fraction, as Pillow's C code does; `values` is overwritten."""
     # numpy converts float32 to uint8 four times as fast as torch.
-    return values.add_(tables.HAIR).clamp_(0, 255).numpy().astype(np.uint8)
+    return values.add_(tables.CUT_MARGIN).clamp_(0, 255).numpy().astype(np.uint8)
 
 
-def look_up(picture: Picture, table: UInt8[np.ndarray, "c 256"]) -> Picture:
+def look_up(image: Pixels, table: UInt8[np.ndarray, "c 256"]) -> Pixels:
     """Replace every value by its entry in the table, the same for all channels or one for each."""
     if len(table) == 1:
-        return np.take(table[0], picture)
-    return np.stack([np.take(own, plane) for own, plane in zip(table, picture, strict=True)])
+        return np.take(table[0], image)
+    return np.stack([np.take(own, plane) for own, plane in zip(table, image, strict=True)])
 
 
-def invert(picture: Picture, _: float) -> Picture:
+def invert(image: Pixels, _: float) -> Pixels:
     """255 - v."""
-    return ~picture
+    return ~image
 
 
-def posterize(picture: Picture, factor: float) -> Picture:
+def posterize(image: Pixels, factor: float) -> Pixels:
     """The `factor` highest bits."""
-    return picture & np.uint8(0xFF << 8 - min(8, max(0, int(factor))) & 0xFF)
+    return image & np.uint8(0xFF << 8 - min(8, max(0, int(factor))) & 0xFF)
 
 
-def solarize(picture: Picture, factor: float) -> Picture:
+def solarize(image: Pixels, factor: float) -> Pixels:
     """Every value from the threshold `factor` up inverted; a bit that is set twice is clear again."""
-    return picture ^ ((picture >= factor) * np.uint8(255))
+    return image ^ ((image >= factor) * np.uint8(255))
 
 
-def solarize_add(picture: Picture, factor: float) -> Picture:
+def solarize_add(image: Pixels, factor: float) -> Pixels:
     """`factor`, at most 128, added to every value below 128."""
-    return picture + (picture < 128) * np.uint8(factor)
+    return image + (image < 128) * np.uint8(factor)
 
 
-def brightness(picture: Picture, factor: float) -> Picture:
+def brightness(image: Pixels, factor: float) -> Pixels:
     """Scale: factor * v."""
-    return np.take(np.clip(np.arange(256) * factor + tables.HAIR, 0, 255).astype(np.uint8), picture)
+    return np.take(np.clip(np.arange(256) * factor + tables.CUT_MARGIN, 0, 255).astype(np.uint8), image)
 
 
-def contrast(picture: Picture, factor: float) -> Picture:
+def contrast(image: Pixels, factor: float) -> Pixels:
     """A stretch about the mean luma, as `tables.contrast`."""
-    total = int(tables.luma(*torch.from_numpy(picture).float()).sum(dtype=torch.float64))
-    pixels = picture[0].size
+    total = int(tables.luma(*torch.from_numpy(image).float()).sum(dtype=torch.float64))
+    pixels = image[0].size
     mean = torch.tensor([(2 * total + pixels) // (2 * pixels)], dtype=torch.float32)
-    return look_up(picture, tables.contrast(mean, torch.tensor([factor]))[0].numpy())
+    return look_up(image, tables.contrast(mean, torch.tensor([factor]))[0].numpy())
 
 
-def auto_contrast(picture: Picture, _: float) -> Picture:
+def auto_contrast(image: Pixels, _: float) -> Pixels:
     """Each channel stretched to 0..255, as `tables.auto_contrast`."""
-    planes = picture.reshape(3, -1)
+    planes = image.reshape(3, -1)
     low, high = torch.from_numpy(planes.min(1))[None], torch.from_numpy(planes.max(1))[None]
-    return look_up(picture, tables.auto_contrast(low, high)[0].numpy())
+    return look_up(image, tables.auto_contrast(low, high)[0].numpy())
 
 
-def equalize(picture: Picture, _: float) -> Picture:
+def equalize(image: Pixels, _: float) -> Pixels:
     """Values made equally frequent, as `tables.equalize`."""
-    count = torch.tensor([[Image.fromarray(plane).histogram() for plane in picture]])
-    return look_up(picture, tables.equalize(count)[0].numpy())
+    count = torch.tensor([[Image.fromarray(plane).histogram() for plane in image]])
+    return look_up(image, tables.equalize(count)[0].numpy())
 
 
-def colour(picture: Picture, factor: float) -> Picture:
-    """Saturation, as `enhance.colour`."""
-    pixels = torch.from_numpy(picture).float()
+def colour(image: Pixels, factor: float) -> Pixels:
+    """Saturation, as `filters.colour`."""
+    pixels = torch.from_numpy(image).float()
     shades = tables.luma(*pixels)
     return to_bytes(pixels.sub_(shades).mul_(factor).add_(shades))
 
 
-def sharpness(picture: Picture, factor: float) -> Picture:
-    """A blend with a smoothed copy, as `enhance.sharpness`."""
-    values = torch.from_numpy(picture).to(torch.int16)
+def sharpness(image: Pixels, factor: float) -> Pixels:
+    """A blend with a smoothed copy, as `filters.sharpness`."""
+    values = torch.from_numpy(image).to(torch.int16)
     rows = (values[:, :-2] + values[:, 1:-1]).add_(values[:, 2:])
     total = (rows[..., :-2] + rows[..., 1:-1]).add_(rows[..., 2:])
     middle = values[:, 1:-1, 1:-1]
     smooth = total.add_(middle, alpha=4).float().add_(6.5).mul_(1 / 13).floor_()
-    out = picture.copy()
+    out = image.copy()
     out[:, 1:-1, 1:-1] = to_bytes(smooth.lerp_(middle.float(), factor))
     return out
 
 
-def hue(picture: Picture, factor: float) -> Picture:
-    """The hue turned, by the batched operation on a batch of one."""
-    return enhance.hue(torch.from_numpy(picture)[None], torch.tensor([factor]))[0].numpy()
+def hue(image: Pixels, factor: float) -> Pixels:
+    """Rotate the hue, by the batched operation on a batch of one."""
+    return filters.hue(torch.from_numpy(image)[None], torch.tensor([factor]))[0].numpy()
 
 
-def _as_image(picture: Picture) -> Image.Image:
-    # Pillow joins and parts planes several times as fast as numpy transposes them.
-    return Image.merge("RGB", [Image.fromarray(plane) for plane in picture])
+def _to_pillow(image: Pixels) -> Image.Image:
+    # Pillow merges and splits planes several times as fast as numpy transposes them.
+    return Image.merge("RGB", [Image.fromarray(plane) for plane in image])
 
 
-def _as_picture(image: Image.Image) -> Picture:
-    return np.stack([np.asarray(plane) for plane in image.split()])
+def _from_pillow(pillow: Image.Image) -> Pixels:
+    return np.stack([np.asarray(plane) for plane in pillow.split()])
 
 
-def gaussian_blur(picture: Picture, factor: float) -> Picture:
+def gaussian_blur(image: Pixels, factor: float) -> Pixels:
     """Pillow's blur with standard deviation `factor`."""
-    return _as_picture(_as_image(picture).filter(ImageFilter.GaussianBlur(factor)))
+    return _from_pillow(_to_pillow(image).filter(ImageFilter.GaussianBlur(factor)))
 
 
-def _edged(picture: Picture, axis: int) -> UInt8[np.ndarray, "3 h w"]:
-    """The picture with its edges repeated twice: all that a centre inside it can ask for."""
-    shape = list(picture.shape)
+def _edged(image: Pixels, axis: int) -> UInt8[np.ndarray, "3 h w"]:
+    """The image with its edges repeated twice: every neighbour that a point inside it can have."""
+    shape = list(image.shape)
     shape[axis] += 4
     out = np.empty(shape, np.uint8)
-    into, of = np.moveaxis(out, axis, 0), np.moveaxis(picture, axis, 0)
+    into, of = np.moveaxis(out, axis, 0), np.moveaxis(image, axis, 0)
     into[2:-2], into[:2], into[-2:] = of, of[:1], of[-1:]
     return out
 
 
-def shift_rows(picture: Picture, shift: Float[np.ndarray, " H"], cubic: bool, fill: Fill) -> Picture:
-    """Row y of the result is row y of the picture moved left by shift[y] pixels.
+def shift_rows(image: Pixels, shift: Float[np.ndarray, " H"], cubic: bool, fill: Fill) -> Pixels:
+    """Row y of the result is row y of the image moved left by shift[y] pixels.
 
-    The fraction of the shift is the same along a row, so each row is fetched once and its neighbours
-    are slices of what was fetched.
+    The fraction of the shift is the same along a row, so each row is gathered once and its neighbours
+    are slices of it.
     """
-    _, height, width = picture.shape
+    _, height, width = image.shape
     base = np.floor(shift)
     weights = tap_weights(torch.from_numpy((shift - base).astype(np.float32))[:, None], 4 if cubic else 2)
     taps = len(weights)
     first = base.astype(np.int64) + (3 - taps // 2) + np.arange(height) * (width + 4)
-    fetched = _fetch(_edged(picture, 2), first[:, None] + np.arange(width + taps - 1))
+    fetched = _fetch(_edged(image, 2), first[:, None] + np.arange(width + taps - 1))
     out = fetched[..., :width] * weights[0]
     for tap in range(1, taps):
         out.addcmul_(fetched[..., tap : tap + width], weights[tap])
@@ -151,14 +151,14 @@ def shift_rows(picture: Picture, shift: Float[np.ndarray, " H"], cubic: bool, fi
     return _filled(to_bytes(out), nearest, width, fill)
 
 
-def shift_columns(picture: Picture, shift: Float[np.ndarray, " W"], cubic: bool, fill: Fill) -> Picture:
-    """Column x of the result is column x of the picture moved up by shift[x] pixels."""
-    _, height, width = picture.shape
+def shift_columns(image: Pixels, shift: Float[np.ndarray, " W"], cubic: bool, fill: Fill) -> Pixels:
+    """Column x of the result is column x of the image moved up by shift[x] pixels."""
+    _, height, width = image.shape
     base = np.floor(shift)
     weights = tap_weights(torch.from_numpy((shift - base).astype(np.float32)), 4 if cubic else 2)
     taps = len(weights)
     first = (base.astype(np.int64) + (3 - taps // 2)) * width + np.arange(width)
-    fetched = _fetch(_edged(picture, 1), first + (np.arange(height + taps - 1) * width)[:, None])
+    fetched = _fetch(_edged(image, 1), first + (np.arange(height + taps - 1) * width)[:, None])
     out = fetched[:, :height] * weights[0]
     for tap in range(1, taps):
         out.addcmul_(fetched[:, tap : tap + height], weights[tap])
@@ -166,20 +166,18 @@ def shift_columns(picture: Picture, shift: Float[np.ndarray, " W"], cubic: bool,
     return _filled(to_bytes(out), nearest, height, fill)
 
 
-def slide(picture: Picture, shift: float, axis: int, cubic: bool, fill: Fill) -> Picture:
-    """The picture moved by `shift` pixels, left for axis 2 and up for axis 1: all slices, nothing fetched."""
-    length = picture.shape[axis]
+def slide(image: Pixels, shift: float, axis: int, cubic: bool, fill: Fill) -> Pixels:
+    """The image moved by `shift` pixels, left for axis 2 and up for axis 1: by slices alone."""
+    length = image.shape[axis]
     whole, nearest = math.floor(shift), math.floor(shift + 0.5)
     weights = [float(weight) for weight in tap_weights(torch.tensor(shift - whole), 4 if cubic else 2)]
-    out = np.empty_like(picture)
+    out = np.empty_like(image)
     out[:] = fill[:, None, None]
     first, last = max(0, -nearest), min(length, length - nearest)
     if first < last:
         start = first + whole + 3 - len(weights) // 2
         taken = (
-            torch.from_numpy(_edged(picture, axis))
-            .narrow(axis, start, last - first + len(weights) - 1)
-            .float()
+            torch.from_numpy(_edged(image, axis)).narrow(axis, start, last - first + len(weights) - 1).float()
         )
         total = taken.narrow(axis, 0, last - first) * weights[0]
         for tap, weight in enumerate(weights[1:], start=1):
@@ -190,38 +188,38 @@ def slide(picture: Picture, shift: float, axis: int, cubic: bool, fill: Fill) ->
 
 
 def _fetch(padded: UInt8[np.ndarray, "3 h w"], index: np.ndarray) -> Float[Tensor, "3 y x"]:
-    """Pixels by their place in a plane. A place outside is one that will be filled: any pixel does."""
+    """Gather pixels by their place in a plane; a place outside is filled later, so any pixel will do."""
     return torch.from_numpy(np.take(padded.reshape(3, -1), index, axis=1, mode="clip")).float()
 
 
-def _filled(picture: Picture, nearest: np.ndarray, limit: int, fill: Fill) -> Picture:
-    """The picture with the fill where the nearest pixel is not in 0..limit-1."""
+def _filled(image: Pixels, nearest: np.ndarray, limit: int, fill: Fill) -> Pixels:
+    """The image with the fill where the nearest pixel is not in 0..limit-1."""
     # A negative number is a very large unsigned one.
     outside = nearest.view(np.uint32) >= limit
-    for plane, value in zip(picture, fill, strict=True):
+    for plane, value in zip(image, fill, strict=True):
         np.copyto(plane, value, where=outside)
-    return picture
+    return image
 
 
-def move(picture: Picture, matrix: Float[np.ndarray, "6"], cubic: bool, fill: Fill) -> Picture:
+def move(image: Pixels, matrix: Float[np.ndarray, "6"], cubic: bool, fill: Fill) -> Pixels:
     """One of the geometric operations, as `geometry.affine`."""
-    _, height, width = picture.shape
+    _, height, width = image.shape
     a, b, c, d, e, f = matrix.tolist()
     if (a, b, d, e) == (1, 0, 0, 1) and 0 in (c, f):
-        return slide(picture, c or f, 2 if c else 1, cubic, fill)
+        return slide(image, c or f, 2 if c else 1, cubic, fill)
     if (a, d, e, f) == (1, 0, 1, 0):
-        return shift_rows(picture, b * (np.arange(height) + 0.5) + c, cubic, fill)
+        return shift_rows(image, b * (np.arange(height) + 0.5) + c, cubic, fill)
     if (a, b, c, e) == (1, 0, 0, 1):
-        return shift_columns(picture, d * (np.arange(width) + 0.5) + f, cubic, fill)
+        return shift_columns(image, d * (np.arange(width) + 0.5) + f, cubic, fill)
     resample = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
-    image, colour = _as_image(picture), tuple(fill.tolist())
-    moved = image.transform(
-        image.size, Image.Transform.AFFINE, (a, b, c, d, e, f), resample, fillcolor=colour
+    pillow, colour = _to_pillow(image), tuple(fill.tolist())
+    moved = pillow.transform(
+        pillow.size, Image.Transform.AFFINE, (a, b, c, d, e, f), resample, fillcolor=colour
     )
-    return _as_picture(moved)
+    return _from_pillow(moved)
 
 
-COLOUR: dict[str, Callable[[Picture, float], Picture]] = {
+COLOUR: dict[str, Callable[[Pixels, float], Pixels]] = {
     "invert": invert,
     "posterize": posterize,
     "solarize": solarize,
@@ -240,14 +238,14 @@ COLOUR: dict[str, Callable[[Picture, float], Picture]] = {
 def apply_layer(
     images: UInt8[Tensor, "B 3 H W"], layer: Layer, fill: UInt8[Tensor, "3"]
 ) -> UInt8[Tensor, "B 3 H W"]:
-    """The batch with each sample's operation applied; `images` itself is changed and returned."""
-    pictures, edge = images.numpy(), fill.numpy()
+    """Apply each sample's operation, in place; returns `images`."""
+    batch, edge = images.numpy(), fill.numpy()
     for kind, rows in layer.rows.items():
         if kind in PLANE:
-            maps = matrices(kind, layer.argument[rows], *pictures.shape[2:])
+            maps = matrices(kind, layer.argument[rows], *batch.shape[2:])
             for row, matrix in zip(rows.tolist(), maps, strict=True):
-                pictures[row] = move(pictures[row], matrix, bool(layer.cubic[row]), edge)
+                batch[row] = move(batch[row], matrix, bool(layer.cubic[row]), edge)
         else:
             for row in rows.tolist():
-                pictures[row] = COLOUR[kind](pictures[row], float(layer.argument[row]))
+                batch[row] = COLOUR[kind](batch[row], float(layer.argument[row]))
     return images

@@ -1,4 +1,4 @@
-"""All augmentation of a batch that is done after cropping: policy, jitter, normalise, erase, mix."""
+"""Augmentation of a batch after cropping: policy, colour jitter, normalisation, erasing, mixing."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
+from fathoms.data.augment.backend import AugmentBackend, torch_backend
 from fathoms.data.augment.erase import check_erasing, draw_rectangles
 from fathoms.data.augment.finish import Erasing, Finish
 from fathoms.data.augment.jitter import draw_jitter, jitter_ranges
 from fathoms.data.augment.mix import MixOptions, Mixture, draw_mixture, soft_targets
 from fathoms.data.augment.policy import Layer, draw_layers, parse_policy
 from fathoms.data.counter_rng import generators, sample_keys
-from fathoms.data.device.backend import choose_forms
 from fathoms.data.sampler import Refs
 from fathoms.errors import ConfigError
+from fathoms.registry import check_name
 
+FILTERS = ("random", "bilinear", "bicubic")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
 class AugmentOptions:
-    """What happens to a training batch; the defaults only normalise."""
+    """Augmentation of a training batch, by the names of the flags; the defaults only normalise."""
 
     aa: str | None = None
     """rand-m9-mstd0.5-inc1 and the like; v0, v0r, original, originalr (AutoAugment); 3a."""
@@ -38,8 +40,8 @@ class AugmentOptions:
     """Largest number of erased rectangles."""
     mix: MixOptions = field(default_factory=MixOptions)
     """Mixup and cutmix."""
-    interpolation: str = "random"
-    """Filter of rotations, shears and translations."""
+    train_interpolation: str = "random"
+    """Filter of rotations, shears and translations: random, bilinear or bicubic."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """Subtracted, on the scale 0 to 1."""
     std: tuple[float, float, float] = IMAGENET_STD
@@ -51,21 +53,22 @@ class AugmentOptions:
             parse_policy(self.aa)
         if self.color_jitter is not None:
             jitter_ranges(self.color_jitter)
+        check_name(self.train_interpolation, FILTERS, "filter", "--train-interpolation")
         if min(self.std) <= 0:
-            raise ConfigError(f"data.std={self.std} must be positive")
+            raise ConfigError(f"--std {self.std}: is not positive; use numbers above zero")
 
 
 class Augment:
     """Augmentation of whole batches, a function of (seed, epoch, sample) and nothing else.
 
     Args:
-        options: what to do.
-        seed: the seed of the run.
-        classes: number of classes, for soft targets.
-        train: False normalises and does nothing more.
-        dtype: type of the images handed out.
-        device: where the batches are.
-        kernels: who does the operations: "torch", "inductor" (compiled), "triton", or "auto".
+        options: Which augmentations, and how strong.
+        seed: Seed of the run.
+        classes: Number of classes, for soft targets.
+        train: False only normalises.
+        dtype: Type of the resulting images.
+        device: Device of the batches.
+        backend: What changes the pixels, from `fathoms.data.device.backend.choose_backend`; None means torch.
     """
 
     def __init__(
@@ -77,13 +80,15 @@ class Augment:
         train: bool = True,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        kernels: str = "auto",
+        backend: AugmentBackend | None = None,
     ) -> None:
         if train and options.mix.active and classes < 2:
-            raise ConfigError(f"data: mixup needs the number of classes; classes={classes}")
+            raise ConfigError(
+                f"classes={classes}: mixup and cutmix need the number of classes; give 2 or more"
+            )
         self.options, self.seed, self.classes, self.train, self.dtype = options, seed, classes, train, dtype
         self.device = torch.device(device)
-        self.forms = choose_forms(kernels, self.device)
+        self.backend = torch_backend(self.device) if backend is None else backend
         self.policy = parse_policy(options.aa) if options.aa and train else None
         self.ranges = jitter_ranges(options.color_jitter) if options.color_jitter and train else None
         mean, std = (torch.tensor(values)[:, None, None] for values in (options.mean, options.std))
@@ -92,25 +97,25 @@ class Augment:
         self._fill = torch.tensor(grey, dtype=torch.uint8, device=self.device)
 
     def colours(self, images: UInt8[Tensor, "B 3 H W"], refs: Refs, epoch: int) -> UInt8[Tensor, "B 3 H W"]:
-        """Policy and colour jitter on bytes; the batch may be changed in place, and is returned."""
+        """Apply policy and colour jitter to bytes, perhaps in place; returns the batch."""
         for layer in self.draw_layers(refs, epoch):
             images = self.apply_layer(images, layer)
         return images
 
     def draw_layers(self, refs: Refs, epoch: int) -> list[Layer]:
-        """The operations of policy and colour jitter on each sample; nothing is asked of the device."""
+        """Draw the operations of policy and colour jitter for each sample, on the host alone."""
         layers = []
         if self.policy is not None:
             keys = sample_keys(self.seed, epoch, "policy", refs.index, refs.repeat)
-            layers += draw_layers(self.policy, keys, self.options.interpolation)
+            layers += draw_layers(self.policy, keys, self.options.train_interpolation)
         if self.ranges is not None:
             keys = sample_keys(self.seed, epoch, "jitter", refs.index, refs.repeat)
             layers += draw_jitter(self.ranges, keys)
         return layers
 
     def apply_layer(self, images: UInt8[Tensor, "B 3 H W"], layer: Layer) -> UInt8[Tensor, "B 3 H W"]:
-        """One layer of operations on bytes; the batch may be changed in place, and is returned."""
-        return self.forms.layer(images, layer, self._fill)
+        """Apply one layer of operations to bytes, perhaps in place; returns the batch."""
+        return self.backend.layer(images, layer, self._fill)
 
     def finish(
         self,
@@ -118,17 +123,17 @@ class Augment:
         labels: Int64[Tensor, " B"],
         refs: Refs,
         epoch: int,
-        step: int,
+        batch: int,
         total: int | None = None,
     ) -> tuple[Float[Tensor, "B 3 H W"], Float[Tensor, "B C"] | None]:
-        """Normalise, erase and mix; the second result is soft targets where samples were mixed."""
+        """Normalise, erase and mix; also returns soft targets if samples were mixed, else None."""
         height, width = images.shape[2:]
         erasing = self.draw_erasing(refs, epoch, height, width)
-        mixture = self.draw_mixture({step: refs}, epoch, height, width, total)
+        mixture = self.draw_mixture({batch: refs}, epoch, height, width, total)
         return self.apply_finish(images, labels, Finish(erasing, mixture))
 
     def draw_erasing(self, refs: Refs, epoch: int, height: int, width: int) -> Erasing | None:
-        """The rectangles that are erased; None if there can be none. Nothing is asked of the device."""
+        """Draw the rectangles to erase, on the host alone; None if erasing is off."""
         if not self.train or not self.options.reprob:
             return None
         keys = sample_keys(self.seed, epoch, "erase", refs.index, refs.repeat)
@@ -136,32 +141,32 @@ class Augment:
         return Erasing(boxes, self.options.remode, keys)
 
     def draw_mixture(
-        self, steps: Mapping[int, Refs], epoch: int, height: int, width: int, total: int | None = None
+        self, batches: Mapping[int, Refs], epoch: int, height: int, width: int, total: int | None = None
     ) -> Mixture | None:
-        """How each step's samples are mixed among themselves; None if none are. Nothing is asked of the device.
+        """Draw how the samples of each batch are mixed, on the host alone; None if mixing is off.
 
         Args:
-            steps: Which samples they are, step by step.
-            epoch: Counter.
-            height: Of the pictures.
-            width: Of the pictures.
-            total: Samples of a step over all ranks, which share one mixture; None: these are all.
+            batches: The samples of each batch, by its number in the epoch.
+            epoch: Number of the epoch, from 0.
+            height: Height of the images.
+            width: Width of the images.
+            total: Samples of a batch over all ranks, which share one mixture; None: these are all.
         """
         if not self.train or not self.options.mix.active:
             return None
         parts = []
-        chances = generators(self.seed, epoch, "mix", list(steps))
-        for (step, refs), rng in zip(steps.items(), chances, strict=True):
+        chances = generators(self.seed, epoch, "mix", list(batches))
+        for (batch, refs), rng in zip(batches.items(), chances, strict=True):
             count = len(refs) if total is None else total
             drawn = draw_mixture(self.options.mix, rng, count, height, width)
-            parts.append(drawn.part(refs.position - step * count))
+            parts.append(drawn.part(refs.position - batch * count))
         return Mixture.joined(parts)
 
     def apply_finish(
         self, images: UInt8[Tensor, "B 3 H W"], labels: Int64[Tensor, " B"], drawn: Finish
     ) -> tuple[Float[Tensor, "B 3 H W"], Float[Tensor, "B C"] | None]:
-        """Normalise, and erase and mix as drawn; the second result is soft targets where samples were mixed."""
-        out = self.forms.finish(images, self._scale, self._shift, self.dtype, drawn)
+        """Normalise, and erase and mix as drawn; also returns soft targets if samples were mixed, else None."""
+        out = self.backend.finish(images, self._scale, self._shift, self.dtype, drawn)
         if drawn.mixture is None:
             return out, None
         return out, soft_targets(labels, self.classes, self.options.mix.smoothing, drawn.mixture)

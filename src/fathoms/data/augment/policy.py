@@ -1,7 +1,7 @@
 """Augmentation policies by timm's names: `rand-m9-mstd0.5-inc1`, AutoAugment's `v0` and `original`, `3a`.
 
-A policy says which operations may be drawn and how strong; `draw_layers` turns sample keys into choices.
-Magnitudes run from 0 to 10; what a magnitude means for each operation is in `LEVELS`.
+A policy lists operations with probabilities and magnitudes; `draw_layers` turns sample keys into choices.
+Magnitudes run from 0 to 10; `LEVELS` says what a magnitude means for each operation.
 
 Papers: RandAugment, Cubuk et al. 2019, arXiv:1909.13719; DeiT III (3-Augment), arXiv:2204.07118.
 """
@@ -37,7 +37,7 @@ _STANDARD = (
     "TranslateXRel",
     "TranslateYRel",
 )
-# What `inc1` changes: these come in a form that grows stronger with the magnitude.
+# With `inc1` these are replaced by variants that grow stronger with the magnitude.
 _GROWING = ("Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness")
 _INCREASING = tuple(f"{name}Increasing" if name in _GROWING else name for name in _STANDARD)
 _THREE = ("SolarizeIncreasing", "Desaturate", "GaussianBlur")
@@ -55,9 +55,9 @@ _WEIGHTED: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Operation:
-    """The operation behind a name, and how strong a magnitude makes it.
+    """An operation of a policy, and its strength at a magnitude.
 
-    `vary` says what chance adds: nothing, a sign, a sign about one, or a value from 0.1 up.
+    `vary` is what is drawn: nothing, a sign, a sign about one, or a value from 0.1 up.
     """
 
     kind: str
@@ -121,14 +121,14 @@ _DRAWS = 7
 
 @dataclass(frozen=True)
 class Policy:
-    """What each layer may do to a sample, and how one of it is chosen."""
+    """The operations of each layer, and how one of them is chosen for a sample."""
 
     layers: tuple[tuple[Entry, ...], ...]
     """Per layer the operations to choose from, each with its probability and magnitude."""
     choice: str = "apart"
-    """apart: each layer draws its own; together: one draw picks a row through all layers."""
+    """apart: each layer draws its own entry; together: one draw picks a row across all layers."""
     weights: tuple[float, ...] | None = None
-    """Unequal chances, for layers that draw apart; no operation is then drawn twice."""
+    """Unequal probabilities, for layers that draw apart; no operation is then drawn twice."""
     spread: float = 0.0
     """Standard deviation of the magnitude; infinite means uniform between 0 and the magnitude."""
     limit: float = 10.0
@@ -137,10 +137,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer of a policy does: the rows that get each kind of operation, and per row how.
+    """One layer of operations on a batch: the rows of each kind of operation, and per row its arguments.
 
-    `argument` is the operation's strength, `cubic` the filter of a geometric one; rows in no group stay
-    as they are.
+    `argument` is the operation's strength, `cubic` the filter of a geometric one; rows in no group are left
+    unchanged.
     """
 
     rows: dict[str, np.ndarray]
@@ -152,14 +152,14 @@ def parse_policy(text: str) -> Policy:
     """Read `rand-m7-n2-p0.5-mstd0.5-mmax10-inc1-tNAME`, or one of `PAIRS` with or without `-mstd0.5`."""
     head, *parts = text.split("-")
     if head == "augmix":
-        raise ConfigError(f"data.aa={text!r}: AugMix is not built; use rand-m9-mstd0.5-inc1, v0 or 3a")
-    check_name(head, ("rand", *PAIRS), "augmentation policy", "data.aa")
+        raise ConfigError(f"--aa {text!r}: AugMix is not built in; use rand-m9-mstd0.5-inc1, v0 or 3a")
+    check_name(head, ("rand", *PAIRS), "augmentation policy", "--aa")
     return _parse_rand(text, parts) if head == "rand" else _parse_pairs(text, head, parts)
 
 
 def _parse_pairs(text: str, head: str, parts: list[str]) -> Policy:
     if len(parts) > 1 or any(not re.fullmatch(r"mstd\d+(\.\d+)?", part) for part in parts):
-        raise ConfigError(f"data.aa={text!r}: {head!r} takes only mstd; leave the rest out")
+        raise ConfigError(f"--aa {text!r}: {head!r} takes only mstd; leave the rest out")
     spread = float(parts[0][4:]) if parts else 0.0
     return Policy(tuple(zip(*PAIRS[head], strict=True)), "together", spread=spread)
 
@@ -169,12 +169,12 @@ def _parse_rand(text: str, parts: list[str]) -> Policy:
     chosen = None
     for part in parts:
         if part.startswith("t"):
-            chosen = check_name(part[1:], ("weights", "3a", "3aw"), "set of operations", f"data.aa={text!r}")
+            chosen = check_name(part[1:], ("weights", "3a", "3aw"), "set of operations", f"--aa {text!r}")
             continue
         found = re.fullmatch(r"([a-z]+)(\d+(?:\.\d+)?|inf)", part)
         if not found:
-            raise ConfigError(f"data.aa={text!r}: {part!r} is no option; write rand-m9-mstd0.5-inc1")
-        values[check_name(found[1], values, "RandAugment option", f"data.aa={text!r}")] = float(found[2])
+            raise ConfigError(f"--aa {text!r}: {part!r} is not an option; write rand-m9-mstd0.5-inc1")
+        values[check_name(found[1], values, "RandAugment option", f"--aa {text!r}")] = float(found[2])
     weights = None
     if chosen in _WEIGHTED:
         ops, weights = tuple(_WEIGHTED[chosen]), tuple(float(w) for w in _WEIGHTED[chosen].values())
@@ -183,14 +183,16 @@ def _parse_rand(text: str, parts: list[str]) -> Policy:
     else:
         ops = _INCREASING if values["inc"] else _STANDARD
     if values["mmax"] <= 0 or not 0 <= values["p"] <= 1 or not 1 <= values["n"] <= len(ops):
-        raise ConfigError(f"data.aa={text!r}: mmax must be positive, p in 0..1 and n in 1..{len(ops)}")
+        raise ConfigError(
+            f"--aa {text!r}: is out of range; mmax is positive, p is 0 to 1 and n is 1 to {len(ops)}"
+        )
     layer = tuple((name, values["p"], values["m"]) for name in ops)
     spread = math.inf if values["mstd"] > 100 else values["mstd"]
     return Policy((layer,) * int(values["n"]), "apart", weights, spread, values["mmax"])
 
 
 def _choices(policy: Policy, draws: np.ndarray) -> np.ndarray:
-    """Which entry of each layer a sample gets, (B, layers), from one draw for each."""
+    """Index of the entry that each sample gets in each layer, (B, layers), from one draw for each."""
     count = len(policy.layers[0])
     if policy.choice == "together":
         draws = np.broadcast_to(draws[:, :1], draws.shape)
@@ -207,7 +209,7 @@ def _choices(policy: Policy, draws: np.ndarray) -> np.ndarray:
 
 
 def draw_layers(policy: Policy, keys: np.ndarray, interpolation: str = "random") -> list[Layer]:
-    """The operations each key gets, layer by layer."""
+    """Draw the operations of each key, layer by layer."""
     firsts = [number * _DRAWS for number in range(len(policy.layers))]
     pairs = np.stack([uniforms(keys, 2, first) for first in firsts], 1)
     choices = _choices(policy, pairs[..., 0])
@@ -215,7 +217,7 @@ def draw_layers(policy: Policy, keys: np.ndarray, interpolation: str = "random")
     for number, entries in enumerate(policy.layers):
         prob, centre = np.array([entry[1:] for entry in entries])[choices[:, number]].T
         used = np.flatnonzero(pairs[:, number, 1] < prob)
-        # Most of the work of a draw is its hash, and what is not applied needs no more of them.
+        # Most of the time of a draw is its hash, and samples without an operation need no further draws.
         first, second, sign, filters, extra = uniforms(keys[used], _DRAWS - 2, firsts[number] + 2).T
         choice = choices[used, number]
         magnitude = _magnitudes(centre[used], policy, first, second)
@@ -234,7 +236,7 @@ def draw_layers(policy: Policy, keys: np.ndarray, interpolation: str = "random")
 
 
 def _magnitudes(centre: np.ndarray, policy: Policy, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Magnitudes about `centre`, from two draws of each."""
+    """Magnitudes about `centre`, from two draws each."""
     uniform = math.isinf(policy.spread)
     drawn = centre * first if uniform else centre + policy.spread * normals(first, second)
     return np.clip(drawn, 0, policy.limit)

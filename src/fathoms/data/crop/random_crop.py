@@ -1,6 +1,6 @@
-"""Which part of a picture is used: random crops for training, the centre for validation.
+"""Random crop boxes for training, and the centre crop for evaluation.
 
-Everything here is arithmetic on sizes and draws, so the crop is known before a pixel is decoded.
+Everything here is arithmetic on sizes and random numbers, so the box is known before a pixel is decoded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fathoms.data.counter_rng import uniforms
 from fathoms.errors import ConfigError
 from fathoms.registry import Registry, check_name
 
-# Draws of a key: ten tries of an area, ten of an aspect, then top, left, flip and filter.
+# Random numbers of a key: ten areas, ten aspects, then top, left, flip and filter.
 TRIES = 10
 FILTERS = ("bilinear", "bicubic")
 _FEW = 64
@@ -24,37 +24,41 @@ CROPS: Registry[np.ndarray, None] = Registry("crop")
 
 @dataclass(frozen=True)
 class CropOptions:
-    """How a training crop is drawn."""
+    """How training crops are drawn; each option is called what its flag is called."""
 
-    mode: str = "resized"
-    """resized: RandomResizedCrop; pad: shift by up to `padding` pixels with black; whole: all of it."""
+    crop: str = "resized"
+    """resized: RandomResizedCrop; pad: shift by up to `crop_padding` pixels, black outside; whole: the whole image."""
     scale: tuple[float, float] = (0.08, 1.0)
     """Share of the area, for `resized`."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Width over height, for `resized`."""
-    padding: int = 4
+    crop_padding: int = 4
     """Pixels on each side, for `pad`."""
-    flip: float = 0.5
-    """Probability of a mirror image."""
-    interpolation: str = "random"
+    hflip: float = 0.5
+    """Probability of a horizontal flip."""
+    train_interpolation: str = "random"
     """bilinear, bicubic, or random: one of the two for each sample."""
 
     def __post_init__(self) -> None:
-        CROPS.check(self.mode, "data.crop")
-        check_name(self.interpolation, (*FILTERS, "random"), "interpolation", "data.interpolation")
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ConfigError(f"data.scale={self.scale} must be two rising shares of the area in (0, 1]")
-        if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ConfigError(f"data.ratio={self.ratio} must be two rising positive numbers")
-        if self.padding < 0 or not 0 <= self.flip <= 1:
-            raise ConfigError(f"data.padding={self.padding} and data.flip={self.flip} are out of range")
+        CROPS.check(self.crop, "--crop")
+        names = (*FILTERS, "random")
+        check_name(self.train_interpolation, names, "interpolation", "--train-interpolation")
+        (low, high), (narrow, wide) = self.scale, self.ratio
+        if not 0 < low <= high <= 1:
+            raise ConfigError(f"--scale {low} {high}: must be two rising shares of the area, in (0, 1]")
+        if not 0 < narrow <= wide:
+            raise ConfigError(f"--ratio {narrow} {wide}: must be two rising positive numbers")
+        if self.crop_padding < 0:
+            raise ConfigError(f"--crop-padding {self.crop_padding}: must be at least 0")
+        if not 0 <= self.hflip <= 1:
+            raise ConfigError(f"--hflip {self.hflip}: must be a probability, from 0 to 1")
 
 
 class Draws:
-    """Uniform draws of each key, by number.
+    """Uniform random numbers of each key.
 
-    For a few keys all are made at once, because each call costs more than what it computes; for many keys
-    only those that are asked for.
+    For a few keys all are computed at once, because a call costs more than its arithmetic; for many keys only those
+    that are needed.
     """
 
     def __init__(self, keys: np.ndarray) -> None:
@@ -77,7 +81,7 @@ def resized_boxes(sizes: np.ndarray, draws: Draws, options: CropOptions) -> np.n
     low, high = options.scale
     log_low, log_high = math.log(options.ratio[0]), math.log(options.ratio[1])
     rows = np.arange(len(sizes))
-    # Most pictures take their first try, so the other nine are drawn for the rest alone.
+    # Most images take their first try, so the other nine are drawn for the rest alone.
     for begin, count in ((0, TRIES),) if len(sizes) <= _FEW else ((0, 1), (1, TRIES - 1)):
         area = whole[rows, None] * (low + (high - low) * draws(rows, count, begin))
         aspect = np.exp(log_low + (log_high - log_low) * draws(rows, count, TRIES + begin))
@@ -87,7 +91,7 @@ def resized_boxes(sizes: np.ndarray, draws: Draws, options: CropOptions) -> np.n
         crop_h[rows], crop_w[rows] = talls[chosen], wides[chosen]
         rows = rows[~fits[chosen]]
     if len(rows):
-        # A very long picture fits no draw: take the widest crop the aspect range allows.
+        # A very long image fits no draw: take the widest crop the aspect range allows.
         h, w = height[rows], width[rows]
         narrow, wide = w / h < options.ratio[0], w / h > options.ratio[1]
         crop_h[rows] = np.where(narrow, np.maximum(1, np.rint(w / options.ratio[0])), h)
@@ -95,52 +99,44 @@ def resized_boxes(sizes: np.ndarray, draws: Draws, options: CropOptions) -> np.n
     place = draws(slice(None), 2, 2 * TRIES)
     top = np.floor(place[:, 0] * (height - crop_h + 1))
     left = np.floor(place[:, 1] * (width - crop_w + 1))
-    # It is the middle of the long picture that is taken.
+    # Of a long image the centre is taken.
     top[rows], left[rows] = (height - crop_h)[rows] // 2, (width - crop_w)[rows] // 2
     return np.stack([top, left, crop_h, crop_w], axis=1).astype(np.int64)
 
 
 @CROPS.add("pad")
 def padded_boxes(sizes: np.ndarray, draws: Draws, options: CropOptions) -> np.ndarray:
-    """The whole picture moved by up to `padding` pixels, never out of sight; what comes in from outside is black."""
-    reach = np.minimum(options.padding, sizes - 1)
+    """The whole image shifted by up to `crop_padding` pixels, never out of sight; black outside."""
+    reach = np.minimum(options.crop_padding, sizes - 1)
     place = np.floor(draws(slice(None), 2, 2 * TRIES) * (2 * reach + 1)) - reach
     return np.concatenate([place.astype(np.int64), sizes], axis=1)
 
 
 @CROPS.add("whole")
 def whole_boxes(sizes: np.ndarray, *_: object) -> np.ndarray:
-    """The whole picture, squeezed to the square where it is not one."""
+    """The whole image, squeezed to a square."""
     return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
 
 
 def draw_boxes(
     sizes: np.ndarray, keys: np.ndarray, options: CropOptions
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Boxes (n, 4), whether each is mirrored, and whether each is resized with bicubic weights.
+    """Crop boxes (n, 4), whether each is flipped, and whether each is resized with the bicubic filter.
 
     Args:
-        sizes: (n, 2) height and width of each picture.
-        keys: (n,) where each picture's draws come from.
+        sizes: (n, 2) height and width of each image.
+        keys: (n,) counter-based random keys, one for each sample.
         options: how boxes are drawn.
 
     Returns:
-        Top, left, height and width of each box; two arrays of truth values.
+        Top, left, height and width of each box; two boolean arrays.
     """
     draws = Draws(keys)
-    boxes = CROPS[options.mode](sizes.astype(np.int64), draws, options)
+    boxes = CROPS[options.crop](sizes.astype(np.int64), draws, options)
     flip, cubic = draws(slice(None), 2, 2 * TRIES + 2).T
-    if options.interpolation == "random":
-        return boxes, flip < options.flip, cubic < 0.5
-    return boxes, flip < options.flip, np.full(len(sizes), options.interpolation == "bicubic")
-
-
-def part_inside(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The part of each box that lies inside its picture; `boxes` is moved to the coordinates of that part."""
-    low = np.maximum(boxes[:, :2], 0)
-    inside = np.concatenate([low, np.minimum(boxes[:, :2] + boxes[:, 2:], sizes) - low], axis=1)
-    boxes[:, :2] -= low
-    return inside
+    if options.train_interpolation == "random":
+        return boxes, flip < options.hflip, cubic < 0.5
+    return boxes, flip < options.hflip, np.full(len(sizes), options.train_interpolation == "bicubic")
 
 
 def evaluation_geometry(height: int, width: int, size: int, crop_pct: float) -> tuple[int, int, int, int]:

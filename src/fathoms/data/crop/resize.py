@@ -12,7 +12,7 @@ from fathoms.data.crop.random_crop import evaluation_geometry
 
 
 def as_planes(pixels: UInt8[np.ndarray, "h w 3"]) -> UInt8[Tensor, "3 h w"]:
-    """View HWC pixels as a CHW tensor; copied only where numpy has negative strides (EXIF turns)."""
+    """View HWC pixels as a CHW tensor; copied only where numpy has negative strides (EXIF rotations)."""
     if any(stride < 0 for stride in pixels.strides) or not pixels.flags.writeable:
         pixels = pixels.copy()
     return torch.from_numpy(pixels).permute(2, 0, 1)
@@ -32,12 +32,12 @@ def resize(
 def evaluation_pixels(
     pixels: UInt8[np.ndarray, "h w 3"], size: int, crop_pct: float = 0.875, cubic: bool = True
 ) -> UInt8[Tensor, "3 size size"]:
-    """Resize the shorter side to size / crop_pct and keep the centre; black where it is too small."""
+    """Resize the shorter side to size / crop_pct and keep the centre; black where the image is too small."""
     height, width, top, left = evaluation_geometry(pixels.shape[0], pixels.shape[1], size, crop_pct)
     planes = resize(pixels, height, width, cubic)
     if top >= 0 and left >= 0:
         return planes[:, top : top + size, left : left + size]
-    # crop_pct above 1 asks for more than there is.
+    # A crop_pct above 1 asks for more than there is.
     out = torch.zeros(3, size, size, dtype=torch.uint8)
     put_y, put_x = max(0, -top), max(0, -left)
     part = planes[:, max(0, top) : max(0, top) + size, max(0, left) : max(0, left) + size]

@@ -1,4 +1,4 @@
-"""Encoded bytes to RGB uint8, decoding as little as possible and never choosing a path in silence.
+"""Decode images to RGB uint8: the crop alone where the library can, and the decoder in use is always reported.
 
 | stored as | becomes |
 |---|---|
@@ -6,9 +6,9 @@
 | grey, 16 bit | the high byte (Pillow alone would clip at 255 and give white) |
 | RGB, 16 bit a channel (PNG) | the high byte |
 | palette | its colours; transparency is dropped |
-| RGBA, LA | the colours; alpha is dropped, as Pillow's convert("RGB") does |
+| RGBA, LA | its colours; alpha is dropped, as Pillow's convert("RGB") does |
 | CMYK, YCCK (JPEG) | Pillow's conversion, with Adobe's inversion |
-| EXIF orientation 2 to 8 | turned upright (`exif="ignore"` leaves it as stored) |
+| EXIF orientation 2 to 8 | rotated upright (`exif="ignore"` leaves it as stored) |
 | animation (GIF, WebP, PNG) | the first frame |
 | a JPEG that decodes only with warnings | an error: it is damaged |
 """
@@ -30,7 +30,7 @@ from fathoms.errors import BackendError, reason
 from fathoms.registry import check_name
 
 Box = tuple[int, int, int, int]
-BACKENDS = ("auto", "turbojpeg", "simplejpeg", "pillow")
+DECODERS = ("auto", "turbojpeg", "simplejpeg", "pillow")
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Decoder:
     exif: str = "apply"
     max_pixels: int = MAX_PIXELS
     library: TurboJpeg | None = None
-    """Writes the crop of a picture for which `in_place` holds straight to where it is wanted."""
+    """Writes a crop straight to where it is wanted, if `in_place` holds for the image."""
 
     def in_place(self, header: ImageHeader) -> bool:
-        """Whether `library` can decode this picture as it is stored: a grey or RGB JPEG that stands upright."""
+        """Whether `library` can decode this image as it is stored: a grey or RGB JPEG in upright orientation."""
         return (
             self.library is not None
             and header.orientation == 1
@@ -68,7 +68,7 @@ class Decoder:
     def decode(
         self, data: bytes, box: Box | None = None, header: ImageHeader | None = None
     ) -> UInt8[np.ndarray, "h w 3"]:
-        """Pixels of `box` = (top, left, height, width) in the upright picture; all of it by default."""
+        """Pixels of `box` = (top, left, height, width) in the upright image; all of it by default."""
         header = header or self.header(data)
         height, width = header.shown
         box = box or (0, 0, height, width)
@@ -85,23 +85,23 @@ class Decoder:
         return _upright(pixels, header.orientation)
 
 
-def choose_decoder(backend: str = "auto", exif: str = "apply", max_pixels: int = MAX_PIXELS) -> Decoder:
-    """Resolve "auto" to the fastest decoder here; an explicit choice is obeyed or refused."""
-    check_name(backend, BACKENDS, "decoder", "data.decoder")
-    check_name(exif, ("apply", "ignore"), "EXIF rule", "data.exif")
-    library, found = load_turbojpeg() if backend in ("auto", "turbojpeg") else (None, "")
+def choose_decoder(decoder: str = "auto", exif: str = "apply", max_pixels: int = MAX_PIXELS) -> Decoder:
+    """Resolve "auto" to the fastest decoder installed; an explicit choice is obeyed or refused."""
+    check_name(decoder, DECODERS, "decoder", "decoder")
+    check_name(exif, ("apply", "ignore"), "EXIF rule", "exif")
+    library, found = load_turbojpeg() if decoder in ("auto", "turbojpeg") else (None, "")
     if library is not None:
         return Decoder("turbojpeg", f"crop decode with {found}", library.decode, exif, max_pixels, library)
-    if backend == "turbojpeg":
-        raise BackendError(f"data.decoder: 'turbojpeg' cannot run: {found}; {HOW_TO_GET}")
-    why = f"no crop decode: {found}" if backend == "auto" else "asked for"
-    if backend in ("auto", "simplejpeg"):
+    if decoder == "turbojpeg":
+        raise BackendError(f'decoder="turbojpeg" cannot run: {found}; {HOW_TO_GET}')
+    why = f"no crop decode: {found}" if decoder == "auto" else "asked for"
+    if decoder in ("auto", "simplejpeg"):
         try:
             importlib.import_module("simplejpeg")
         except ImportError as error:
-            if backend == "simplejpeg":
+            if decoder == "simplejpeg":
                 raise BackendError(
-                    "data.decoder: 'simplejpeg' is not installed; pip install simplejpeg"
+                    'decoder="simplejpeg" cannot run: it is not installed; pip install simplejpeg'
                 ) from error
             why += "; simplejpeg is not installed"
         else:
@@ -149,7 +149,7 @@ def _from_16_bit(values: np.ndarray, box: Box) -> np.ndarray:
 
 
 def _stored_box(box: Box, header: ImageHeader) -> Box:
-    """The box of the upright picture, in the coordinates of the stored one."""
+    """The box of the upright image, in the coordinates of the stored one."""
     top, left, height, width = box
     upright_height, upright_width = header.shown
     bottom, right = upright_height - top - height, upright_width - left - width

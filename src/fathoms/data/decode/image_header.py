@@ -1,7 +1,7 @@
-"""What an image is, from its first bytes: format, size, orientation; nothing is decoded.
+"""Image headers: format, size and orientation from the first bytes; nothing is decoded.
 
-The crop is chosen from this, so that only the part that is wanted gets decoded, and a picture that
-declares an absurd size is refused before a byte is allocated for it.
+The crop box is drawn from the header, so that only the crop is decoded, and an image that declares an absurd size is
+refused before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from dataclasses import dataclass
 
 from fathoms.data.errors import BadImageError
 
-# 67 million pixels are 200 MB of RGB: more than any camera photo a classifier needs, and small
+# 67 million pixels are 200 MB of RGB: more than any camera image a classifier needs, and small
 # enough that sixteen workers fit in a server's memory.
 MAX_PIXELS = 1 << 26
-# Bytes of one encoded picture: 16 bits in four channels of the largest one, uncompressed.
-MAX_FILE = 1 << 29
 # A progressive file has about ten scans. Thousands of scans cost seconds each without a large file.
 MAX_SCANS = 64
-# Segments before the frame header. The longest colour profile takes 255; empty ones could go on for ever.
+# Segments before the frame header. The longest colour profile takes 255; empty ones could be endless.
 MAX_SEGMENTS = 4096
-# The formats that are looked for; a file is what its bytes say, whatever its name says.
+# Formats that are recognised, by content; the name of a file does not count.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 
 _ORIENTATION_TAG = 0x0112
@@ -65,7 +63,7 @@ def read_header(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageHeader:
 
 
 def check_size(width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
-    """Refuse an empty or an absurdly large picture."""
+    """Refuse an empty or absurdly large image."""
     if width < 1 or height < 1:
         raise BadImageError(f"it declares {width}x{height} pixels")
     if width * height > max_pixels:
@@ -111,7 +109,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
 
 @functools.lru_cache(1024)
 def _frame(frame: bytes, marker: int, orientation: int) -> ImageHeader:
-    """What a frame header says; kept, because pictures of one size and kind have the same one."""
+    """Parse a frame header; cached, because images of one size and kind have the same one."""
     if len(frame) < 6:
         raise BadImageError("JPEG frame header is too short")
     precision, height, width, components = struct.unpack(">BHHB", frame[:6])
@@ -171,11 +169,11 @@ def _read_other(data: bytes, max_pixels: int) -> ImageHeader:
 
 
 def hush_pillow() -> None:
-    """Let Pillow's warnings go unsaid, for good.
+    """Silence Pillow's warnings, for good.
 
-    They are about sizes, which are checked here, and about what does not touch the pixels: a broken EXIF block, a
-    palette with transparency. `catch_warnings` is not for threads: two that decode at once would leave the whole
-    process without warnings.
+    They concern sizes, which are checked here, and what does not affect the pixels: a broken EXIF block, a
+    palette with transparency. `catch_warnings` is not thread-safe: two threads that decode at once would leave the
+    whole process without warnings.
     """
     if _PILLOW not in warnings.filters:
         warnings.filterwarnings("ignore", module=_PILLOW[3].pattern)

@@ -1,4 +1,4 @@
-"""Bytes and headers of samples, and which sample stands in for a bad one."""
+"""Read samples: encoded bytes and headers, and the samples that replace a bad one."""
 
 from __future__ import annotations
 
@@ -13,40 +13,43 @@ from fathoms.data.errors import BadImageError, DataError
 from fathoms.data.sampler import Refs
 from fathoms.data.sources.base import Source
 
-# A slot gives up after this many bad candidates in a row; the allowed share is exceeded long before.
+# Give up after this many bad images in a row; the allowed share is exceeded long before.
 _CANDIDATES = 32
 
 
-class Opened(NamedTuple):
-    """A picture that was read but not decoded."""
+class EncodedImage(NamedTuple):
+    """An image that was read but not decoded."""
 
     index: int
     name: str
     data: bytes
     header: ImageHeader
+    in_place: bool
+    """Whether `Decoder.library` can decode a crop of it straight to where it is wanted."""
 
 
 @dataclass(frozen=True)
-class Reader:
-    """Where bytes come from and how they are decoded; `begin` and `bad` report to the loader."""
+class SampleReader:
+    """The source of encoded images and their decoder; `begin` and `bad` report to the loader."""
 
     source: Source
     decoder: Decoder
     begin: Callable[[str], None]
     bad: Callable[[str, str], None]
 
-    def open(self, index: int) -> Opened:
-        """Bytes and header of one picture; raises `BadImageError`."""
+    def open(self, index: int) -> EncodedImage:
+        """Bytes and header of one image; raises `BadImageError`."""
         name = self.source.where(index)
         self.begin(name)
         try:
             data = self.source.read(index)
-        # A file that vanished or cannot be read is a bad picture as much as one that is damaged.
+        # A file that vanished or cannot be read is as bad as one that is damaged.
         except OSError as error:
             raise BadImageError(f"cannot be read ({error.strerror or error})") from error
-        return Opened(index, name, data, self.decoder.header(data))
+        header = self.decoder.header(data)
+        return EncodedImage(index, name, data, header, self.decoder.in_place(header))
 
-    def open_first(self, indices: Iterable[int]) -> Opened:
+    def open_first(self, indices: Iterable[int]) -> EncodedImage:
         """The first of `indices` whose header can be read."""
         for index in indices:
             try:
@@ -56,8 +59,8 @@ class Reader:
         raise DataError(f"data: {_CANDIDATES} bad images in a row; run `fathoms data check`")
 
 
-def candidates(seed: int, epoch: int, refs: Refs, slot: int, size: int) -> Iterator[int]:
-    """The sample a slot asks for, then the ones that stand in for it, in order."""
+def replacements(seed: int, epoch: int, refs: Refs, slot: int, size: int) -> Iterator[int]:
+    """The sample of a slot, then those that replace it if it is bad, in order."""
     index, repeat = int(refs.index[slot]), int(refs.repeat[slot])
     yield index
     key = sample_keys(seed, epoch, "replace", [index], [repeat])

@@ -12,9 +12,11 @@ import functools
 import importlib.metadata
 import io
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from fathoms.data.decode.image_header import ImageHeader, read_header
 from fathoms.data.errors import BadImageError
@@ -41,7 +43,7 @@ class _Handle:
         self.pointer = library.tj3Init(_INIT_DECOMPRESS)
         if not self.pointer:
             raise MemoryError("tj3Init returned no handle")
-        # A file that decodes only with warnings is damaged: say so instead of passing grey blocks on.
+        # A file that decodes only with warnings is damaged: an error is better than grey blocks.
         library.tj3Set(self.pointer, _PARAM_STOP_ON_WARNING, 1)
 
     def __del__(self) -> None:
@@ -56,8 +58,8 @@ class TurboJpeg:
     def __init__(self, path: str) -> None:
         self.path = path
         self.library = _bind(ctypes.CDLL(path))
-        # The same library, called without letting go of Python's lock: what takes a few microseconds is
-        # done sooner than the lock is handed over and back.
+        # The same library, called without releasing the GIL: a call of a few microseconds is over sooner than
+        # the GIL is released and taken again.
         self._quick = _bind(ctypes.PyDLL(path))
         self._local = threading.local()
 
@@ -70,15 +72,54 @@ class TurboJpeg:
     def decode(self, data: bytes, header: ImageHeader, box: tuple[int, int, int, int]) -> np.ndarray:
         """Pixels of `box` = (top, left, height, width) in stored orientation, RGB uint8 (h, w, 3)."""
         _, left, height, width = box
-        start, wide = columns(header, left, width)
-        pixels = np.empty((height, wide, 3), np.uint8)
-        self.decode_to(pixels.ctypes.data, data, (start, box[0], wide, height))
+        start, columns = _columns(header, left, width)
+        pixels = np.empty((height, columns, 3), np.uint8)
+        self.decode_to(pixels.ctypes.data, data, (start, box[0], columns, height))
         return pixels[:, left - start : left - start + width]
 
+    def decode_crops(
+        self,
+        crops: Sequence[tuple[str, bytes, ImageHeader, tuple[int, int, int, int]]],
+        limit: int,
+        allocate: Callable[[Sequence[int]], Tensor],
+        begin: Callable[[str], None],
+    ) -> tuple[Tensor, np.ndarray, np.ndarray, dict[int, BadImageError]]:
+        """Decode the crops of many files one after another into one buffer.
+
+        Args:
+            crops: name, bytes, header and box of each.
+            limit: a crop of more pixels, with its margin, is left out.
+            allocate: gives the memory of the buffer.
+            begin: called with the name of each file before it is decoded.
+
+        Returns:
+            Pixels (n, 3); offset and pitch of each crop in pixels, with pitch 0 where a crop was left out or failed;
+            and the errors, by number.
+        """
+        offset, pitch = np.zeros(len(crops), np.int64), np.zeros(len(crops), np.int64)
+        regions: dict[int, tuple[int, tuple[int, int, int, int]]] = {}
+        total = 0
+        for number, (_, _, header, (top, left, height, width)) in enumerate(crops):
+            start, columns = _columns(header, left, width)
+            if 0 < height * columns <= limit:
+                regions[number] = total, (start, top, columns, height)
+                offset[number], pitch[number] = total + left - start, columns
+                total += height * columns
+        pixels = allocate((total, 3))
+        address, failed = pixels.data_ptr(), {}
+        for number, (before, region) in regions.items():
+            name, data, _, _ = crops[number]
+            begin(name)
+            try:
+                self.decode_to(address + 3 * before, data, region)
+            except BadImageError as error:
+                failed[number], pitch[number] = error, 0
+        return pixels, offset, pitch, failed
+
     def decode_to(self, address: int, data: bytes, region: tuple[int, int, int, int]) -> None:
-        """Write `region` = (left, top, width, height), whose left and width come from `columns`, to memory."""
+        """Write `region` = (left, top, width, height), whose left and width come from `_columns`, to memory."""
         if min(region[2:]) < 1:
-            # To the library zero means all that is left, which would be written past the end of the memory.
+            # To the library zero means the rest of the image, which would be written past the end of the memory.
             raise BadImageError("its crop is empty")
         pointer, quick = self._handle().pointer, self._quick
         failed = (
@@ -93,7 +134,7 @@ class TurboJpeg:
             raise BadImageError(reason)
 
 
-def columns(header: ImageHeader, left: int, width: int) -> tuple[int, int]:
+def _columns(header: ImageHeader, left: int, width: int) -> tuple[int, int]:
     """First column and number of columns to decode, so that `width` of them from `left` on are right.
 
     The library starts a crop only at a whole block, and at the edges of a crop it has no neighbour to smooth
@@ -122,8 +163,8 @@ def _bind(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-def candidates() -> list[str]:
-    """Places where a libturbojpeg may be: the system's, and the one inside the `turbojpeg` wheel."""
+def library_paths() -> list[str]:
+    """Where a libturbojpeg may be: on the system, and inside the `turbojpeg` wheel."""
     found = [ctypes.util.find_library("turbojpeg")]
     try:
         files = importlib.metadata.files("turbojpeg") or []
@@ -135,9 +176,9 @@ def candidates() -> list[str]:
 
 @functools.cache
 def load_turbojpeg() -> tuple[TurboJpeg | None, str]:
-    """The library and its path, or None and the reason why crop decoding is not to be had."""
+    """The library and its path, or None and the reason why crop decoding is not available."""
     reasons = []
-    for path in candidates():
+    for path in library_paths():
         try:
             library = TurboJpeg(path)
             _self_check(library)

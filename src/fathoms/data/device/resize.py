@@ -1,24 +1,20 @@
-"""Crop, resize and mirror a whole batch of differently sized pictures on the device, in plain torch.
+"""Crop, resize and flip a batch of images of different sizes on the device, in plain torch.
 
-The pictures lie behind one another in a flat buffer of pixels, a 32-bit word each. Each output column
-(and row) is a weighted sum of a few input columns (rows); positions and weights are small tables per
-picture, so a batch is a few fetches each way, whatever the sizes. The same function serves a ragged
-batch from the workers and a data set that lives on the device.
+The images lie one after another in a pixel buffer, a 32-bit word for each pixel. Each output column (and row) is a
+weighted sum of a few input columns (rows); positions and weights are small tables per image, so a batch is a few
+fetches each way, whatever the sizes. The same function serves a ragged batch from the workers and a data set that
+is kept on the device.
 """
 
 from __future__ import annotations
-
-import functools
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Int32, UInt8
 from torch import Tensor
 
-from fathoms.data.crop.packed_rgb import add_weighted, as_planes, word_planes
-from fathoms.data.crop.pixel_layout import Places
-from fathoms.data.device.transfer import to_device
+from fathoms.data.crop.pixel_buffer import PixelLayout, add_weighted, word_planes, words_to_planes
+from fathoms.data.to_device import to_device
 
 
 def _bilinear(x: Tensor) -> Tensor:
@@ -38,9 +34,8 @@ def tap_tables(
 ) -> tuple[Int[Tensor, "taps B size"], Float[Tensor, "taps B size"]]:
     """The input positions that each output position depends on, and their weights.
 
-    All positions are absolute and inside the picture; weights outside the box or outside the picture
-    are zero. The sums are normalised over the box alone, so that what lies outside the picture counts
-    as black.
+    All positions are absolute and inside the image; weights outside the box or outside the image are zero. The sums
+    are normalised over the box alone, so that what lies outside the image counts as black.
     """
     scale = length[:, None].double() / size
     shrink = scale.clamp(min=1)
@@ -48,7 +43,7 @@ def tap_tables(
     out = torch.arange(size, device=start.device, dtype=torch.float64)[None]
     out = torch.where(flip[:, None], size - 1 - out, out)
     centre = (out + 0.5) * scale
-    # The rounding of the two ends is Pillow's, so that the same taps take part.
+    # The rounding of the two ends is Pillow's, so that the taps are the same.
     first = (centre - reach + 0.5).floor().clamp(min=0)
     last = torch.minimum((centre + reach + 0.5).floor(), length[:, None].double())
     tap = torch.arange(taps, device=start.device, dtype=torch.float64)[:, None, None]
@@ -58,27 +53,26 @@ def tap_tables(
     weight = torch.where(place < last, weight, 0.0)
     weight = weight / weight.sum(0)
     position = place.to(start.dtype) + start[:, None]
-    # A tap outside the picture has no weight; it only must not read outside the buffer.
+    # A tap outside the image has no weight; it only must not read outside the buffer.
     inside = torch.minimum(position.clamp(min=0), limit[:, None] - 1)
     return inside, torch.where(position == inside, weight, 0.0).float()
 
 
-def tap_count(length: np.ndarray, cubic: np.ndarray, size: int, multiple: int = 1) -> int:
+def tap_count(length: np.ndarray, cubic: np.ndarray, size: int) -> int:
     """How many input positions one output position can depend on, over the batch."""
     reach = np.where(cubic, 2.0, 1.0) * np.maximum(1.0, length / size)
-    exact = int(min(np.ceil(reach).max() * 2 + 1, max(1, length.max())))
-    return -(-exact // multiple) * multiple
+    return int(min(np.ceil(reach).max() * 2 + 1, max(1, length.max())))
 
 
 def _rounded(total: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
-    """Sums as bytes; `total` is used up."""
+    """Sums as bytes; `total` is overwritten."""
     return total.add_(0.5).clamp_(0, 255).to(torch.uint8)
 
 
 def resize_columns(
     pixels: Int32[Tensor, " n"], base: Tensor, position: Tensor, weight: Tensor, owner: Tensor
 ) -> UInt8[Tensor, "3 R size"]:
-    """Row r of the result: the row that starts at pixel base[r], resized sideways as picture owner[r] is."""
+    """Row r of the result: the row that starts at pixel base[r], resized horizontally as image owner[r] is."""
     total = torch.zeros(3, len(owner), position.shape[2], device=pixels.device)
     for place, share in zip(position, weight, strict=True):
         index = place.index_select(0, owner) + base[:, None]
@@ -90,7 +84,7 @@ def resize_columns(
 def resize_rows(
     columns: UInt8[Tensor, "3 R size"], row: Tensor, weight: Tensor
 ) -> UInt8[Tensor, "B 3 size size"]:
-    """The pictures, out of the list of rows that `resize_columns` made; `row` are places in that list."""
+    """The images, from the list of rows that `resize_columns` made; `row` are places in that list."""
     size = columns.shape[2]
     total = torch.zeros(3, row.shape[1], size, size, device=columns.device)
     for place, share in zip(row, weight, strict=True):
@@ -99,23 +93,15 @@ def resize_rows(
     return _rounded(total).transpose(0, 1).contiguous()
 
 
-@functools.cache
-def _passes(compile: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor], int]:
-    """The two passes and what tap counts are rounded up to: compiled, each count is a program of its own."""
-    if compile == "none":
-        return resize_columns, resize_rows, 1
-    return torch.compile(resize_columns, dynamic=True), torch.compile(resize_rows, dynamic=True), 4
-
-
 def _integers(pixels: Tensor) -> type[np.signedinteger]:
     """32-bit indices halve the traffic, wherever they reach far enough."""
     return np.int32 if pixels.numel() < 2**31 else np.int64
 
 
-def copy_boxes(pixels: Int32[Tensor, " n"], places: Places, size: int) -> UInt8[Tensor, "B 3 size size"]:
-    """Boxes that already have the wanted size: one fetch, nothing to weigh."""
-    numbers = np.stack([places.offset, places.pitch, *places.box[:, :2].T, *(places.size.T - 1)])
-    table, flip = to_device([numbers.astype(_integers(pixels)), places.flip], pixels.device)
+def copy_boxes(pixels: Int32[Tensor, " n"], layout: PixelLayout, size: int) -> UInt8[Tensor, "B 3 size size"]:
+    """Boxes that already have the final size: one fetch, no weights."""
+    numbers = np.stack([layout.offset, layout.pitch, *layout.box[:, :2].T, *(layout.size.T - 1)])
+    table, flip = to_device([numbers.astype(_integers(pixels)), layout.flip], pixels.device)
     offset, pitch, top, left, last_row, last_column = table[:, :, None]
     span = torch.arange(size, device=pixels.device, dtype=table.dtype)
     rows, columns = top + span, left + torch.where(flip[:, None], size - 1 - span, span)
@@ -126,41 +112,39 @@ def copy_boxes(pixels: Int32[Tensor, " n"], places: Places, size: int) -> UInt8[
     index = (offset + row * pitch)[:, :, None] + column[:, None]
     inside = (row == rows)[:, :, None] & (column == columns)[:, None]
     fetched = pixels.index_select(0, index.flatten()).view(index.shape)
-    return as_planes(fetched.mul_(inside))
+    return words_to_planes(fetched.mul_(inside))
 
 
 def resize_boxes(
-    pixels: Int32[Tensor, " n"], places: Places, size: int, compile: str = "none"
+    pixels: Int32[Tensor, " n"], layout: PixelLayout, size: int
 ) -> UInt8[Tensor, "B 3 size size"]:
-    """Every box of `places`, resized to size x size with antialiasing, mirrored where asked.
+    """Every box of `layout`, resized to size x size with antialiasing, flipped where `layout.flip` says so.
 
-    Within one level of Pillow's crop and resize: both round once after the columns and once after
-    the rows. `compile="inductor"` makes a few kernels of each pass, for a GPU.
+    Within one level of Pillow's crop and resize: both round once after the columns and once after the rows.
     """
-    if (places.box[:, 2:] == size).all():
-        return copy_boxes(pixels, places, size)
-    sideways, upright, multiple = _passes(compile)
-    count, (top, left, box_h, box_w), (height, width) = len(places.box), places.box.T, places.size.T
-    # Columns and rows are told by the same tables, so those of both are made together.
-    length, filters = np.concatenate([box_w, box_h]), np.tile(places.cubic, 2)
-    flip = np.concatenate([places.flip, np.zeros(count, bool)])
-    # First all columns, for just the rows that the boxes touch; the rows of all pictures in one list.
+    if (layout.box[:, 2:] == size).all():
+        return copy_boxes(pixels, layout, size)
+    count, (top, left, box_h, box_w), (height, width) = len(layout.box), layout.box.T, layout.size.T
+    # The tables of columns and of rows have the same form, so both are computed together.
+    length, filters = np.concatenate([box_w, box_h]), np.tile(layout.cubic, 2)
+    flip = np.concatenate([layout.flip, np.zeros(count, bool)])
+    # First all columns, for just the rows that the boxes touch; the rows of all images in one list.
     row_low, row_high = np.clip(top, 0, height - 1), np.clip(top + box_h, 1, height)
     rows = row_high - row_low
     start = np.cumsum(rows) - rows
     numbers = [[left, top], [box_w, box_h], [width, row_high]]
-    shift = [start - row_low, places.offset + (row_low - start) * places.pitch]
+    shift = [start - row_low, layout.offset + (row_low - start) * layout.pitch]
     integers = _integers(pixels)
     double, single, cubic, mirror = to_device(
         [
             np.stack([np.concatenate(pair) for pair in numbers]).astype(integers),
-            np.stack([*shift, places.pitch, rows]).astype(integers),
+            np.stack([*shift, layout.pitch, rows]).astype(integers),
             filters,
             flip,
         ],
         pixels.device,
     )
-    taps = tap_count(length, filters, size, multiple)
+    taps = tap_count(length, filters, size)
     begin, extent, limit = double
     position, weight = tap_tables(begin, extent, limit, cubic, mirror, size, taps)
     in_list, offset, pitch, each = single
@@ -169,16 +153,5 @@ def resize_boxes(
     owner = torch.repeat_interleave(each, output_size=total)
     number = torch.arange(total, device=pixels.device, dtype=each.dtype)
     base = offset.index_select(0, owner) + number * pitch.index_select(0, owner)
-    columns = sideways(pixels, base, position[:, :count], weight[:, :count], owner)
-    return upright(columns, position[:, count:] + in_list[:, None], weight[:, count:])
-
-
-def ragged(pictures: list[np.ndarray]) -> tuple[UInt8[np.ndarray, "n 3"], np.ndarray, np.ndarray]:
-    """Lay (h, w, 3) pictures behind one another: (pixels, offset of each, size of each)."""
-    sizes = np.array([picture.shape[:2] for picture in pictures], np.int64)
-    ends = np.cumsum(sizes[:, 0] * sizes[:, 1])
-    offsets = np.concatenate([[0], ends[:-1]])
-    flat = np.empty((int(ends[-1]), 3), np.uint8)
-    for picture, offset, end in zip(pictures, offsets, ends, strict=True):
-        flat[offset:end].reshape(picture.shape)[...] = picture
-    return flat, offsets, sizes
+    columns = resize_columns(pixels, base, position[:, :count], weight[:, :count], owner)
+    return resize_rows(columns, position[:, count:] + in_list[:, None], weight[:, count:])

@@ -1,35 +1,42 @@
-"""Small host arrays on their way to the device."""
+"""Asynchronous copies of pixels to a device, on a stream of their own.
+
+Small arrays travel by `fathoms.data.to_device`, which lies below the rooms because augmentation needs it too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 from torch import Tensor
 
-# Views of another type must start at a multiple of its size; sixteen bytes also keep loads aligned.
-_ALIGNMENT = 16
 
+class Sender:
+    """Copy the parts of a batch to a device and join them; a GPU copies during training, on a stream of its own."""
 
-def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Copy small host arrays to the device in one transfer, without making the host wait.
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.sent: torch.cuda.Event | None = None
+        """An event that completes once the device has read everything sent so far; None on a CPU."""
 
-    A transfer costs the host the same for a byte as for a megabyte, so all travel in one buffer and come
-    out as views of it.
-    """
-    sizes = [array.nbytes for array in arrays]
-    starts = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]).tolist()
-    buffer = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
-    host = buffer.numpy()
-    for array, start, size in zip(arrays, starts[:-1], sizes, strict=True):
-        host[start : start + size].view(array.dtype).reshape(array.shape)[...] = array
-    there = buffer.to(device, non_blocking=True)
-    return [
-        there[start : start + size].view(_torch_type(array.dtype)).view(array.shape)
-        for array, start, size in zip(arrays, starts[:-1], sizes, strict=True)
-    ]
+    def queued(self) -> torch.cuda.Event | None:
+        """An event that completes once all work queued so far is done; None on a CPU, where work is synchronous."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
 
-
-def _torch_type(dtype: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
+    def send(self, parts: list[Tensor]) -> Tensor:
+        """The parts as one tensor on the device; on a CPU a copy, too."""
+        if self._stream is None:
+            return torch.cat(parts)
+        with torch.cuda.stream(self._stream):
+            there = [part.to(self.device, non_blocking=True) for part in parts]
+            self.sent = torch.cuda.Event()
+            self.sent.record()
+            joined = torch.cat(there)
+        using = torch.cuda.current_stream(self.device)
+        using.wait_stream(self._stream)
+        # Its memory belongs to the copying stream, which must not use it again too soon.
+        joined.record_stream(using)
+        return joined

@@ -1,1 +1,1 @@
-"""Where images come from: folders, tar shards, packs, arrays, Hugging Face data sets."""
+"""Data sources: image folders, tar shards, packs, arrays, Hugging Face data sets."""

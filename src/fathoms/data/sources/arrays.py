@@ -1,6 +1,6 @@
-"""Small data sets as arrays: .npz, IDX (MNIST's form, plain or .gz) and CIFAR's own binary form.
+"""Small data sets as arrays: .npz, IDX (MNIST's format, plain or .gz) and CIFAR's binary version.
 
-Nothing is unpickled: CIFAR's Python version, which is a pickle, is refused with a word on what to get.
+Nothing is unpickled: CIFAR's Python version, which is a pickle, is refused with a hint at the binary one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fathoms.data.errors import DataError
 from fathoms.errors import reason
 from fathoms.untrusted_files import MAX_CLASSES, check_names, read_names, read_plain
 
-# An IDX or CIFAR file is unpacked into memory; this bounds what a hostile .gz can ask for.
+# An IDX or CIFAR file is unpacked into memory; this bounds what an untrusted .gz can take.
 MAX_BYTES = 8 << 30
 
 # A small archive may unpack to this much, or to this many times its size: pixels never pack much better.
@@ -31,7 +31,7 @@ _SMALL = 1 << 28
 MAX_RATIO = 200
 
 _ARRAY_SPLITS = {"train": ("train",), "val": ("val", "valid", "validation", "test"), "test": ("test",)}
-_IDX_PREFIX = {"train": "train", "val": "t10k", "test": "t10k"}
+_IDX_PREFIX = {"train": "train", "val": "t10k", "test": "t10k", "t10k": "t10k"}
 
 
 class ArraySource:
@@ -70,7 +70,7 @@ class ArraySource:
         return f"{self.split}[{index}]"
 
     def fingerprint(self) -> str:
-        """A hash of all pixels, labels and class names."""
+        """Hash of all pixels, labels and class names."""
         digest = hashlib.sha256(np.ascontiguousarray(self.images).data)
         digest.update(self.labels.tobytes())
         digest.update("\n".join(self.classes).encode())
@@ -78,7 +78,7 @@ class ArraySource:
 
 
 def as_rgb(images: np.ndarray, where: str) -> UInt8[np.ndarray, "N H W 3"]:
-    """Bring (N,H,W), (N,H,W,1), (N,H,W,3) or (N,3,H,W) uint8 pixels to (N,H,W,3)."""
+    """Convert (N,H,W), (N,H,W,1), (N,H,W,3) or (N,3,H,W) uint8 pixels to (N,H,W,3)."""
     if images.dtype != np.uint8:
         raise DataError(
             f"{where}: images are {images.dtype}, not uint8; scale them to 0..255 and store uint8"
@@ -93,7 +93,7 @@ def as_rgb(images: np.ndarray, where: str) -> UInt8[np.ndarray, "N H W 3"]:
 
 
 def open_npz(path: str | Path, split: str = "train") -> ArraySource:
-    """Arrays `x_train`, `y_train`, `x_test` (or `x_val`), … and, if there, `classes`, from one .npz."""
+    """Open arrays `x_train`, `y_train`, `x_test` (or `x_val`), … and, if there, `classes`, from one .npz."""
     try:
         # numpy leaves a file open that it opened itself and could not read.
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -118,7 +118,7 @@ def open_npz(path: str | Path, split: str = "train") -> ArraySource:
 
 
 def _check_unpacked(file: BinaryIO, packed: int) -> None:
-    """Refuse an archive of arrays that would unpack to more than the memory should hold."""
+    """Refuse an archive of arrays that would unpack to more than memory should hold."""
     with zipfile.ZipFile(file) as archive:
         unpacked = 0
         for entry in archive.infolist():
@@ -130,7 +130,7 @@ def _check_unpacked(file: BinaryIO, packed: int) -> None:
                     else np.lib.format.read_array_header_2_0
                 )
                 shape, _, dtype = read(member, max_header_size=MAX_TEXT)
-            # The header of the array decides what numpy takes; the archive's own word is not believed.
+            # The array's header decides how much numpy allocates; the size in the archive is not trusted.
             unpacked += max(math.prod(shape) * dtype.itemsize, entry.file_size)
     if unpacked > min(MAX_BYTES, max(_SMALL, MAX_RATIO * packed)):
         raise ValueError(f"{packed} bytes would unpack to {unpacked}")
@@ -142,7 +142,7 @@ def _largest(labels: np.ndarray, name: str) -> int:
         or not labels.size
         or not 0 <= labels.min() <= labels.max() < MAX_CLASSES
     ):
-        raise ValueError(f"{name} holds no labels from 0 to {MAX_CLASSES - 1}")
+        raise ValueError(f"{name} does not hold labels from 0 to {MAX_CLASSES - 1}")
     return int(labels.max())
 
 
@@ -156,12 +156,14 @@ def _read_bounded(path: Path) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: damaged gzip file; fetch it again") from error
     if len(data) > most:
-        raise DataError(f"{path}: unpacks to more than {most >> 20} MiB; that is no IDX file")
+        raise DataError(
+            f"{path}: unpacks to more than {most >> 20} MiB, so it is not an IDX file; fetch it again"
+        )
     return data
 
 
 def read_idx(path: str | Path) -> np.ndarray:
-    """One IDX file of bytes, plain or gzipped."""
+    """Read one IDX file of bytes, plain or gzipped."""
     data = _read_bounded(Path(path))
     if len(data) < 4 or data[:3] != b"\x00\x00\x08" or not 1 <= data[3] <= 4:
         raise DataError(f"{path}: not an IDX file of unsigned bytes; fetch it again")
@@ -178,7 +180,7 @@ def read_idx(path: str | Path) -> np.ndarray:
 
 
 def open_idx(folder: str | Path, split: str = "train") -> ArraySource:
-    """MNIST's four files (train-… and t10k-…), plain or .gz, in one folder."""
+    """Open MNIST's four files (train-… and t10k-…), plain or .gz, in one folder."""
     prefix = _IDX_PREFIX.get(split)
     if prefix is None:
         raise DataError(f"{folder}: IDX has no split {split!r}; use train or val")
@@ -199,7 +201,7 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def open_cifar(folder: str | Path, split: str = "train") -> ArraySource:
-    """CIFAR-10 or CIFAR-100 in the binary version: *.bin and the list of class names."""
+    """Open CIFAR-10 or CIFAR-100 in the binary version: *.bin and the list of class names."""
     folder = Path(folder)
     hundred = (folder / "train.bin").is_file()
     names = {"train": ["train.bin"] if hundred else [f"data_batch_{i}.bin" for i in range(1, 6)]}
@@ -218,11 +220,13 @@ def open_cifar(folder: str | Path, split: str = "train") -> ArraySource:
         data = np.frombuffer(read_plain(folder / name, MAX_BYTES), np.uint8)
         if not len(data) or len(data) % record:
             raise DataError(
-                f"{folder / name}: {len(data)} bytes are no whole number of records; fetch it again"
+                f"{folder / name}: {len(data)} bytes are not a whole number of records; fetch it again"
             )
         parts.append(data.reshape(-1, record))
     rows = np.concatenate(parts)
     images = rows[:, skip:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     classes = read_names(listing, DataError)
     kind = "cifar100" if hundred else "cifar10"
-    return ArraySource(kind, split, np.ascontiguousarray(images), rows[:, skip - 1], classes)
+    # One set of held-out images under two names: it is reported under one, or it would be listed as two splits.
+    found = "train" if split == "train" else "test"
+    return ArraySource(kind, found, np.ascontiguousarray(images), rows[:, skip - 1], classes)

@@ -1,4 +1,4 @@
-"""What a source of images is: a list of encoded pictures with labels, read one by one."""
+"""The source protocol: a list of encoded images with labels, read one by one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from fathoms.data.errors import DataError
 from fathoms.untrusted_files import check_names
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
+# Bytes of one encoded image: 16 bits in four channels of the largest that is decoded, uncompressed.
+MAX_FILE = 1 << 29
 
-# A held-out split goes by several names; the first that exists is taken, and `Source.split` says which.
+# A split goes by several names; the first that exists is used, and `Source.split` is that name.
 SPLIT_NAMES = {
     "train": ("train", "training"),
     "val": ("val", "validation", "valid"),
@@ -25,9 +27,9 @@ SPLIT_NAMES = {
 
 @runtime_checkable
 class Source(Protocol):
-    """A split of a data set whose pictures are encoded files.
+    """A split of a data set whose images are encoded files.
 
-    `read` may be called from many threads at once. `where` is the name a user can act on.
+    `read` is thread-safe. `where` is a name that a user can act on.
     """
 
     kind: str
@@ -36,28 +38,28 @@ class Source(Protocol):
     labels: np.ndarray
 
     def __len__(self) -> int:
-        """How many pictures there are."""
+        """Number of images."""
         ...
 
     def read(self, index: int) -> bytes:
-        """The encoded bytes of one picture."""
+        """The encoded bytes of one image."""
         ...
 
     def where(self, index: int) -> str:
-        """The name of one picture, as an error message gives it."""
+        """Name of one image, for error messages."""
         ...
 
     def size(self, index: int) -> int:
-        """How many bytes one picture takes."""
+        """Bytes of one encoded image."""
         ...
 
     def fingerprint(self) -> str:
-        """A hash that changes when a picture is added, removed, renamed, relabelled or resized."""
+        """Hash that changes when an image is added, removed, renamed, relabelled or resized."""
         ...
 
 
 def is_image(name: str) -> bool:
-    """Whether a file name ends like an image; hidden files never do."""
+    """Whether a file name has an image's suffix; hidden files do not count."""
     path = PurePosixPath(name)
     return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
 
@@ -72,18 +74,18 @@ def digest_lines(lines: Iterable[str]) -> str:
 
 
 def describe(source: Source) -> str:
-    """The fingerprint that every file-backed source shares: names, sizes and labels."""
+    """Fingerprint of a file-backed source: hash of names, sizes and labels."""
     head = [source.kind, *source.classes]
     body = (f"{source.where(i)}\t{source.size(i)}\t{source.labels[i]}" for i in range(len(source)))
     return digest_lines([*head, *body])
 
 
 def pick_split(wanted: str, have: Sequence[str], where: str) -> str:
-    """The name under which `where` holds the split `wanted`."""
+    """Name under which the data set at `where` holds the split `wanted`."""
     for name in SPLIT_NAMES.get(wanted, (wanted,)):
         if name in have:
             return name
-    listed = ", ".join(sorted(have)) or "nothing that looks like a split"
+    listed = ", ".join(sorted(have)) or "nothing that is named like a split"
     raise DataError(f"{where}: there is no split {wanted!r}; it has {listed}")
 
 

@@ -1,4 +1,4 @@
-"""Open a data set by its path: what lies there decides which reader is used, and that is reported."""
+"""Open a data set by its path: the reader is detected from the files there."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def open_shards(path: str | Path, split: str = "train") -> Source:
 
 
 def detect(path: str | Path) -> str:
-    """The name of the reader for what lies at `path`."""
+    """Detect the reader of the data set at `path`."""
     if str(path).startswith(PREFIX):
         return "hub"
     place = Path(path)
@@ -69,14 +69,14 @@ def detect(path: str | Path) -> str:
 
 
 def open_source(path: str | Path, split: str = "train", kind: str | None = None) -> AnySource:
-    """Open one split of the data set at `path`; `kind` names the reader where the guess is wrong."""
+    """Open one split of the data set at `path`; `kind` names the reader if detection is wrong."""
     reader = READERS[kind or detect(path)]
     return reader(str(path), split)
 
 
 def list_splits(path: str | Path, kind: str | None = None) -> list[str]:
-    """The splits a data set has, training first."""
-    kind = READERS.check(kind or detect(path), "data")
+    """List the splits of a data set, training first."""
+    kind = READERS.check(kind or detect(path), "kind")
     if kind == "folder":
         return sorted(folder_splits(Path(path)), key=_training_first)
     if kind == "pack":
@@ -92,7 +92,7 @@ def list_splits(path: str | Path, kind: str | None = None) -> list[str]:
             continue
         if source.split not in found:
             found.append(source.split)
-        # One tar of samples has no split inside; every name opens the same samples.
+        # A single tar of samples has no splits; every name opens the same samples.
         if kind == "webdataset" and Path(path).is_file():
             break
     if not found:

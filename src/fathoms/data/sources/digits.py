@@ -1,4 +1,4 @@
-"""The data set that is always there: scikit-learn's 1,797 handwritten digits of 8x8 pixels."""
+"""The built-in data set: scikit-learn's 1,797 handwritten digits of 8x8 pixels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from fathoms.data.sources.arrays import ArraySource
 
 TEST_SHARE = 5
-"""One digit in five is kept for testing."""
+"""One digit in five is held out for testing."""
 
 
 def _bunch() -> Any:

@@ -1,26 +1,25 @@
-"""Images in folders: ROOT/SPLIT/CLASS/any/depth/picture.jpg."""
+"""Images in folders: ROOT/SPLIT/CLASS/any/depth/image.jpg."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from fathoms.data.decode.image_header import MAX_FILE
 from fathoms.data.errors import DataError
-from fathoms.data.sources.base import SPLIT_NAMES, class_table, describe, is_image, pick_split
+from fathoms.data.sources.base import MAX_FILE, SPLIT_NAMES, class_table, describe, is_image, pick_split
 from fathoms.untrusted_files import read_plain
 
 _SPLITS = {name for names in SPLIT_NAMES.values() for name in names}
 
 
 def folder_splits(root: Path) -> list[str]:
-    """The split folders of `root`, or ["all"] where the class folders stand directly in it."""
+    """The split folders of `root`, or ["all"] if the class folders are directly in it."""
     found = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name in _SPLITS)
     return found or ["all"]
 
 
 def _files_of(folder: Path) -> list[str]:
-    """Image files below `folder`, relative, sorted; links to folders are not followed."""
+    """Image files below `folder`, relative and sorted; symbolic links to folders are not followed."""
     found: list[str] = []
     for place, folders, names in os.walk(folder):
         folders.sort()
@@ -30,7 +29,7 @@ def _files_of(folder: Path) -> list[str]:
 
 
 class FolderSource:
-    """One split of an image folder; a class is a folder, its label the place in the sorted list."""
+    """One split of an image folder; a class is a folder, its label the index in the sorted list."""
 
     kind = "folder"
 
@@ -43,7 +42,7 @@ class FolderSource:
         self.base = self.root if self.split == "all" else self.root / self.split
         self.names = [name for name in _files_of(self.base) if "/" in name]
         if not self.names:
-            raise DataError(f"{self.base}: no images in class folders; the layout is SPLIT/CLASS/picture.jpg")
+            raise DataError(f"{self.base}: no images in class folders; the layout is SPLIT/CLASS/image.jpg")
         self.classes, self.labels = class_table(
             [name.split("/", 1)[0] for name in self.names], self._training_classes(splits), str(self.base)
         )
@@ -58,7 +57,7 @@ class FolderSource:
         return len(self.names)
 
     def read(self, index: int) -> bytes:
-        """The bytes of one file; a pipe, a device or a giant is an `OSError`."""
+        """The bytes of one file; a pipe, a device or an oversized file is an `OSError`."""
         return read_plain(f"{self.base}/{self.names[index]}", MAX_FILE)
 
     def where(self, index: int) -> str:

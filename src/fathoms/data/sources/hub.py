@@ -1,4 +1,4 @@
-"""A Hugging Face data set as a source: encoded bytes straight from Arrow, never decoded by it."""
+"""Hugging Face data sets as a source: encoded bytes straight from Arrow, not decoded by it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fathoms.data.decode.image_header import MAX_FILE
 from fathoms.data.errors import BadImageError, DataError
-from fathoms.data.sources.base import digest_lines, pick_split
+from fathoms.data.sources.base import MAX_FILE, digest_lines, pick_split
 from fathoms.errors import reason
 from fathoms.untrusted_files import MAX_CLASSES, check_names, read_plain
 
@@ -29,13 +28,13 @@ class HubSource:
         self.split = split
         labels = np.asarray(dataset.with_format("numpy")[label_key][:])
         if labels.dtype.kind not in "iu" or labels.ndim != 1 or not labels.size:
-            raise DataError(f"hub: column {label_key!r} holds no labels; whole numbers are expected")
+            raise DataError(f"hub: column {label_key!r} does not hold labels; whole numbers are expected")
         self.labels = labels.astype(np.int64)
         named, top = getattr(dataset.features[label_key], "names", None), int(self.labels.max())
         if self.labels.min() < 0 or top >= (len(named) if named else MAX_CLASSES):
             raise DataError(f"hub: labels of column {label_key!r} run to {top}; number the classes from 0")
         self.classes = check_names(list(named or map(str, range(top + 1))), "hub", DataError)
-        # decode=False hands over the stored bytes, so the crop can be chosen before anything is decoded.
+        # decode=False gives the stored bytes, so that the crop can be chosen before decoding.
         self._dataset = dataset.cast_column(image_key, datasets.Image(decode=False))
         self._key = image_key
 
@@ -43,7 +42,7 @@ class HubSource:
         return len(self._dataset)
 
     def read(self, index: int) -> bytes:
-        """The stored bytes of one picture."""
+        """The stored bytes of one image."""
         value = self._dataset[int(index)][self._key]
         if value.get("bytes"):
             return value["bytes"]
@@ -60,7 +59,7 @@ class HubSource:
         return len(self.read(index))
 
     def fingerprint(self) -> str:
-        """The hash that `datasets` keeps of the table, with the labels."""
+        """Hash of the table as kept by `datasets`, with the labels."""
         return digest_lines([str(self._dataset._fingerprint), *self.classes, self.labels.tobytes().hex()])
 
 
@@ -72,13 +71,15 @@ def open_hub(path: str, split: str = "train") -> HubSource:
         raise DataError("hub: the package 'datasets' is missing; pip install 'fathoms[data]'") from error
     try:
         if path.startswith(PREFIX):
-            # Data sets that need their own Python code are not loaded: nothing a stranger wrote is run.
+            # Data sets that need their own Python code are not loaded: no untrusted code is run.
             loaded = datasets.load_dataset(path.removeprefix(PREFIX))
         else:
             loaded = datasets.load_from_disk(path)
     # Arrow, its JSON and the network raise errors of a dozen packages.
     except Exception as error:
-        raise DataError(f"{path}: no readable data set ({reason(error)}); save or fetch it again") from error
+        raise DataError(
+            f"{path}: not a readable data set ({reason(error)}); save or fetch it again"
+        ) from error
     if isinstance(loaded, datasets.Dataset):
         loaded = {"all": loaded}
     found = pick_split(split, [str(name) for name in loaded], path)

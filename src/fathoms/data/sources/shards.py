@@ -1,7 +1,7 @@
 """Images in tar files: WebDataset shards, packs made by `fathoms data pack`, or a folder in a tar.
 
-Samples are read in place by offset, so any order costs the same and the number of shards has nothing
-to do with the number of workers or ranks.
+Samples are read in place by offset, so any order costs the same, and the number of shards is independent of the
+number of workers and ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fathoms.untrusted_files import MAX_CLASSES, check_names, read_json, read_na
 
 INDEX_NAME = "index.json"
 INDEX_FORMAT = "fathoms-pack-1"
-# More open files than this would meet the usual limit of 1,024; further shards are opened per read.
+# More open files would hit the usual limit of 1,024; further shards are opened per read.
 _KEEP_OPEN = 512
 
 
@@ -76,12 +76,12 @@ class ShardSource:
         return self._rows[index][1].size
 
     def fingerprint(self) -> str:
-        """The hash in the pack's index, or one of names, sizes and labels."""
+        """Hash from the pack's index, or of names, sizes and labels."""
         return self._fingerprint or describe(self)
 
 
 def open_tar_folder(path: str | Path, split: str = "train") -> ShardSource:
-    """An image folder (SPLIT/CLASS/picture.jpg, or CLASS/picture.jpg) inside one tar file."""
+    """Open an image folder (SPLIT/CLASS/image.jpg, or CLASS/image.jpg) inside one tar file."""
     members = [member for member in read_index(path) if is_image(member.name)]
     known = {name for names in SPLIT_NAMES.values() for name in names}
     tops = {member.name.split("/", 1)[0] for member in members}
@@ -101,7 +101,7 @@ def open_tar_folder(path: str | Path, split: str = "train") -> ShardSource:
 
 
 def open_webdataset(paths: list[Path], split: str = "train") -> ShardSource:
-    """WebDataset shards: KEY.jpg beside KEY.cls, the class number in decimal digits."""
+    """Open WebDataset shards: KEY.jpg and KEY.cls, the class number in decimal digits."""
     rows: list[tuple[int, Member]] = []
     labels: list[int] = []
     for shard, path in enumerate(paths):
@@ -135,7 +135,7 @@ def open_webdataset(paths: list[Path], split: str = "train") -> ShardSource:
 
 
 def _class_names(folder: Path, count: int) -> tuple[str, ...]:
-    """Names from classes.txt beside the shards, one a line; plain numbers where there is none."""
+    """Names from classes.txt in the folder of the shards, one per line; without it, plain numbers."""
     listing = folder / "classes.txt"
     if not listing.is_file():
         return tuple(str(i) for i in range(count))
@@ -146,7 +146,7 @@ def _class_names(folder: Path, count: int) -> tuple[str, ...]:
 
 
 def shard_path(folder: Path, name: Any) -> Path:
-    """The place of a shard that an index names; a name that leads elsewhere is an error."""
+    """Path of a shard named in an index; a name that points elsewhere is an error."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,200}\.tar", name):
         raise DataError(
             f"{folder / INDEX_NAME}: shard name {str(name)[:80]!r} is not a plain name; pack again"
@@ -155,7 +155,7 @@ def shard_path(folder: Path, name: Any) -> Path:
 
 
 def open_pack(folder: str | Path, split: str = "train") -> ShardSource:
-    """Shards made by `fathoms data pack`: offsets come from the index, so opening takes no scan."""
+    """Open shards made by `fathoms data pack`: offsets come from the index, without a scan."""
     folder = Path(folder)
     index = read_json(folder / INDEX_NAME, DataError)
     try:
@@ -173,7 +173,9 @@ def open_pack(folder: str | Path, split: str = "train") -> ShardSource:
             paths.append(path)
             for member, label, offset, size in read_json(path.with_suffix(".json"), DataError)["samples"]:
                 if not all(type(value) is int for value in (label, offset, size)):
-                    raise DataError(f"{path}: sample {str(member)[:80]!r} has no whole numbers; pack again")
+                    raise DataError(
+                        f"{path}: sample {str(member)[:80]!r} has numbers that are not whole; pack again"
+                    )
                 if not (offset >= 0 and size >= 0 and offset + size <= shard["bytes"]):
                     raise DataError(f"{path}: sample {str(member)[:80]!r} lies outside the shard; pack again")
                 rows.append((number, Member(str(member), offset, size)))

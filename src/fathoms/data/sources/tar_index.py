@@ -1,8 +1,7 @@
-"""The table of contents of a tar file, checked: nothing is extracted, nothing odd is accepted.
+"""Index of an untrusted tar file: nothing is extracted, and anything but plain files is refused.
 
-An image archive needs plain files with plain names. Links, devices, absolute names, `..`, names that
-occur twice and entries that reach past the end of the file have no use in one, so they are refused
-instead of being cleaned up.
+An image archive needs plain files with plain names. Links, devices, absolute names, `..`, duplicate names and
+entries that reach past the end of the file have no use in one, so they are refused instead of cleaned up.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-from fathoms.data.decode.image_header import MAX_FILE
 from fathoms.data.errors import ArchiveError, BadImageError
+from fathoms.data.sources.base import MAX_FILE
 from fathoms.errors import reason
 
 _BLOCK = 512
@@ -26,7 +25,7 @@ _LONGEST_NAME = 4096
 
 @dataclass(frozen=True)
 class Member:
-    """One file of an archive: its name and where its bytes lie."""
+    """One file of an archive: its name, and the offset and size of its bytes."""
 
     name: str
     offset: int
@@ -34,10 +33,10 @@ class Member:
 
 
 class _Forward:
-    """A file that is only read onwards and in small pieces.
+    """A file that is only read forwards and in small pieces.
 
-    tarfile believes what a header says. A negative size sends older versions back to the same header for ever
-    (CVE-2025-8194), and an extended header may ask for gigabytes at once.
+    tarfile trusts headers. A negative size sends older versions back to the same header forever (CVE-2025-8194),
+    and an extended header may ask for gigabytes at once.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -51,9 +50,9 @@ class _Forward:
         return data
 
     def seek(self, place: int) -> None:
-        # tarfile looks at the byte before the next header, which may be the last one that was read.
+        # tarfile seeks to the byte before the next header, which may be the last one read.
         if place < self._furthest - _BLOCK:
-            raise ValueError(f"byte {self._furthest} sends back to byte {place}")
+            raise ValueError(f"byte {self._furthest} points back to byte {place}")
         self._file.seek(place)
 
     def tell(self) -> int:
@@ -61,7 +60,7 @@ class _Forward:
 
 
 def check_member_name(name: str, where: str) -> None:
-    """Refuse a name that could mean a place outside the archive, or that would garble a terminal."""
+    """Refuse a name that points outside the archive or would garble a terminal."""
     parts = PurePosixPath(name).parts
     if not name or name.startswith("/") or "\\" in name or ".." in parts or (parts and ":" in parts[0]):
         raise ArchiveError(f"{where}: member {name[:80]!r} points outside the archive; do not use this file")
@@ -87,7 +86,7 @@ def read_index(path: str | Path) -> list[Member]:
                     check_member_name(entry.name or ".", where)
                     continue
                 if not entry.isreg() or entry.issparse():
-                    kind = "a link" if entry.islnk() or entry.issym() else "no plain file"
+                    kind = "a link" if entry.islnk() or entry.issym() else "not a plain file"
                     raise ArchiveError(
                         f"{where}: member {entry.name[:80]!r} is {kind}; pack plain files only"
                     )
@@ -112,7 +111,7 @@ def read_index(path: str | Path) -> list[Member]:
 
 
 def _check_end(path: str | Path, end: int, length: int) -> None:
-    """Refuse garbage after the last entry: tarfile takes a damaged header for the end."""
+    """Refuse garbage after the last entry: tarfile mistakes a damaged header for the end."""
     with Path(path).open("rb") as file:
         file.seek(end)
         block = file.read(_BLOCK)
@@ -122,7 +121,7 @@ def _check_end(path: str | Path, end: int, length: int) -> None:
 
 
 def read_at(descriptor: int, member: Member, archive: str) -> bytes:
-    """Read one member; a file that shrank since it was indexed is an error, not a short picture."""
+    """Read one member; a file that shrank since it was indexed is an error, not a truncated image."""
     size = member.size
     if size > MAX_FILE:
         raise BadImageError(f"its {size} bytes are more than {MAX_FILE}")

@@ -1,4 +1,4 @@
-"""Decode a whole data set and say what is wrong with it, file by file."""
+"""Check a data set: decode every file, find bad ones and duplicates."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fathoms.data.sources.arrays import ArraySource
 from fathoms.data.sources.base import Source
 from fathoms.data.tools.duplicates import exact_groups, near_pairs, perceptual_hash
 from fathoms.data.tools.manifest import FileRow
-from fathoms.data.tools.ordered_map import in_order
+from fathoms.data.tools.ordered_map import ordered_map
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What one file turned out to be."""
+class CheckedFile:
+    """Result of checking one file."""
 
     split: str
     row: FileRow
@@ -36,45 +36,45 @@ class Finding:
 
 @dataclass
 class Report:
-    """All findings of a check, and what follows from them."""
+    """Result of a check: every file, and duplicates among them."""
 
-    findings: list[Finding] = field(default_factory=list)
+    files: list[CheckedFile] = field(default_factory=list)
     exact: list[list[str]] = field(default_factory=list)
     near: list[tuple[str, str, int]] = field(default_factory=list)
     across: list[list[str]] = field(default_factory=list)
     decoder: str = ""
 
     @property
-    def bad(self) -> list[Finding]:
+    def bad(self) -> list[CheckedFile]:
         """Files that cannot be used."""
-        return [finding for finding in self.findings if finding.problem]
+        return [file for file in self.files if file.problem]
 
     def modes(self) -> dict[str, int]:
-        """How often each kind of picture occurs ("JPEG RGB", "PNG RGBA", …)."""
-        return dict(Counter(f.mode for f in self.findings if f.mode).most_common())
+        """How often each kind of image occurs ("JPEG RGB", "PNG RGBA", …)."""
+        return dict(Counter(f.mode for f in self.files if f.mode).most_common())
 
     def balance(self, classes: tuple[str, ...], split: str) -> dict[str, int]:
-        """Good pictures per class."""
-        count = Counter(f.row.label for f in self.findings if f.split == split and not f.problem)
+        """Good images per class."""
+        count = Counter(f.row.label for f in self.files if f.split == split and not f.problem)
         return {name: count.get(number, 0) for number, name in enumerate(classes)}
 
 
-def inspect_file(source: Source, decoder: Decoder, index: int) -> Finding:
+def inspect_file(source: Source, decoder: Decoder, index: int) -> CheckedFile:
     """Read and decode one file entirely."""
     name, label = source.where(index), int(source.labels[index])
     try:
         data = source.read(index)
     except (OSError, DataError) as error:
         row = FileRow(name, 0, label, "")
-        return Finding(source.split, row, f"cannot be read ({error})")
+        return CheckedFile(source.split, row, f"cannot be read ({error})")
     row = FileRow(name, len(data), label, hashlib.sha256(data).hexdigest())
     try:
         header = decoder.header(data)
         pixels = decoder.decode(data, header=header)
     except BadImageError as error:
-        return Finding(source.split, row, str(error))
+        return CheckedFile(source.split, row, str(error))
     mode = f"{header.format} {header.mode}"
-    return Finding(
+    return CheckedFile(
         source.split, row, "", mode, header.shown, perceptual_hash(pixels), rotated=header.orientation != 1
     )
 
@@ -88,33 +88,33 @@ def check_sources(
     """Decode every file of every source; find duplicates within and across splits.
 
     Args:
-        sources: the splits.
-        workers: decoding threads.
-        near: bits by which two perceptual hashes may differ; -1 leaves near duplicates out.
-        progress: called with the number of files done.
+        sources: The splits.
+        workers: Decoding threads.
+        near: Bits by which two perceptual hashes may differ; -1 skips near duplicates.
+        progress: Called with the number of files done.
     """
     decoder = choose_decoder("auto")
     report = Report(decoder=f"{decoder.name} ({decoder.reason})")
     with ThreadPoolExecutor(max(1, workers)) as pool:
         for source in sources:
             inspect = functools.partial(inspect_file, source, decoder)
-            for finding in in_order(pool, inspect, range(len(source))):
-                report.findings.append(finding)
-                progress(len(report.findings))
+            for file in ordered_map(pool, inspect, range(len(source))):
+                report.files.append(file)
+                progress(len(report.files))
     _find_duplicates(report, near)
     return report
 
 
 def _find_duplicates(report: Report, near: int) -> None:
-    good = [finding for finding in report.findings if not finding.problem]
-    names = [finding.row.name for finding in good]
-    splits = [finding.split for finding in good]
-    groups = exact_groups([finding.row.sha256 for finding in good])
+    good = [file for file in report.files if not file.problem]
+    names = [file.row.name for file in good]
+    splits = [file.split for file in good]
+    groups = exact_groups([file.row.sha256 for file in good])
     report.exact = [[names[i] for i in group] for group in groups]
     report.across = [[names[i] for i in group] for group in groups if len({splits[i] for i in group}) > 1]
     if near < 0:
         return
-    for i, j, distance in near_pairs([finding.hash for finding in good], near):
+    for i, j, distance in near_pairs([file.hash for file in good], near):
         if good[i].row.sha256 == good[j].row.sha256:
             continue
         report.near.append((names[i], names[j], distance))
@@ -123,7 +123,7 @@ def _find_duplicates(report: Report, near: int) -> None:
 
 
 def check_arrays(source: ArraySource) -> dict[str, Any]:
-    """Class balance and exact duplicates of an array source; there is nothing to decode."""
+    """Class balance and exact duplicates of an array source, which needs no decoding."""
     flat = source.images.reshape(len(source), -1)
     digests = [hashlib.sha256(row.tobytes()).hexdigest() for row in flat]
     count = np.bincount(source.labels, minlength=len(source.classes))

@@ -1,4 +1,4 @@
-"""Find pictures that are the same (sha256) or nearly the same (a 64-bit perceptual hash)."""
+"""Duplicate images: exact by sha256, near ones by a 64-bit perceptual hash."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fathoms.data.crop.resize import resize
 
 # Hashes of unrelated photos differ in about 32 of 64 bits; re-encoding or shrinking flips a few.
 NEAR = 4
-# A picture whose 32 x 32 luma varies less than this (in levels) is blank: its hash is noise.
+# An image whose 32 x 32 luma varies less than this (in levels) is blank: its hash is noise.
 FLAT = 4.0
 
 
@@ -26,9 +26,9 @@ def _cosines() -> np.ndarray:
 
 
 def perceptual_hash(pixels: UInt8[np.ndarray, "h w 3"]) -> int | None:
-    """64 bits: which of the 64 lowest frequencies of the luma lie above their median; None for a blank.
+    """64 bits: whether each of the 64 lowest frequencies of the luma is above their median; None for a blank image.
 
-    The lowest frequency of all, the mean, is left out, so brightness does not matter.
+    The mean, frequency zero, is left out, so brightness does not matter.
     """
     small = resize(pixels, 32, 32, cubic=False).to(torch.float32).numpy()
     luma = 0.299 * small[0] + 0.587 * small[1] + 0.114 * small[2]
@@ -42,8 +42,8 @@ def perceptual_hash(pixels: UInt8[np.ndarray, "h w 3"]) -> int | None:
 def near_pairs(hashes: list[int | None], limit: int = NEAR) -> list[tuple[int, int, int]]:
     """(i, j, distance) for every pair within `limit` bits.
 
-    Two hashes within four bits agree in at least one of five bands, so only those that share a band
-    are compared: a million hashes take seconds, not days.
+    Two hashes within four bits agree in at least one of five bands, so only hashes that share a band
+    are compared: a million take seconds, not days.
     """
     places: dict[int, list[int]] = defaultdict(list)
     for place, value in enumerate(hashes):
@@ -75,7 +75,7 @@ def _bit_count(values: np.ndarray) -> np.ndarray:
 
 
 def exact_groups(digests: list[str]) -> list[list[int]]:
-    """Groups of two or more places with the same digest."""
+    """Groups of two or more indices with the same digest."""
     places: dict[str, list[int]] = defaultdict(list)
     for place, digest in enumerate(digests):
         places[digest].append(place)

@@ -1,8 +1,9 @@
-"""The manifest of a checked data set: what was there, file by file, so that a change is noticed and named."""
+"""Manifest of a checked data set: every file with size, label and sha256, to detect and name changes."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ class FileRow:
 
 
 def default_manifest(path: str | Path) -> Path:
-    """Where the manifest of the data set at `path` is looked for."""
+    """Default path of the manifest of the data set at `path`."""
     place = Path(path)
     return place / MANIFEST_NAME if place.is_dir() else place.with_name(f"{place.name}.{MANIFEST_NAME}")
 
@@ -48,10 +49,10 @@ def write_manifest(path: Path, splits: dict[str, dict[str, Any]], rows: dict[str
 def verify_manifest(path: str | Path, source: Source | ArraySource) -> dict[str, Any]:
     """Compare `source` with its manifest; raises `DataError` naming the first file that changed.
 
-    Names, sizes and labels are compared, which takes no reading; `fathoms data check` compares content.
+    Names, sizes and labels are compared, without reading the files; `fathoms data check` compares content.
 
     Returns:
-        The facts of the split that the manifest holds (counts, classes, bad files).
+        The manifest's entry of the split (counts, classes, bad files).
     """
     manifest = read_json(path, DataError)
     if manifest.get("format") != MANIFEST_FORMAT:
@@ -59,10 +60,18 @@ def verify_manifest(path: str | Path, source: Source | ArraySource) -> dict[str,
     splits = manifest.get("splits")
     facts = splits.get(source.split) if isinstance(splits, dict) else None
     if not isinstance(facts, dict):
-        raise DataError(f"{path}: it knows no split {source.split!r}; run `fathoms data check` again")
+        raise DataError(f"{path}: it has no split {source.split!r}; run `fathoms data check` again")
     if facts.get("fingerprint") == source.fingerprint():
         return facts
     raise DataError(f"{path}: {_first_change(facts, source)} since the check; run `fathoms data check` again")
+
+
+def verify_sources(path: str | Path, sources: Iterable[Source | ArraySource]) -> None:
+    """Compare splits of the data set at `path` with its manifest, if it has one."""
+    manifest = default_manifest(path)
+    if manifest.is_file():
+        for source in sources:
+            verify_manifest(manifest, source)
 
 
 def _first_change(facts: dict[str, Any], source: Source | ArraySource) -> str:

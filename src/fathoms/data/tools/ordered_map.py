@@ -1,4 +1,4 @@
-"""Work in several threads whose results come in order, with only so much of it under way."""
+"""Map a function over items in several threads: results in order, a bounded number in flight."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Out = TypeVar("Out")
 WINDOW = 128
 
 
-def in_order(pool: Executor, work: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:
-    """What `work` makes of each item."""
+def ordered_map(pool: Executor, work: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:
+    """Yield the result for each item, in order."""
     left = iter(items)
     waiting = deque(pool.submit(work, item) for item in islice(left, WINDOW))
     while waiting:

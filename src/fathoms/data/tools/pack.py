@@ -1,7 +1,7 @@
-"""Re-encode a data set once into tar shards that load fast: smaller pictures, offsets in an index.
+"""Pack a data set into tar shards that load fast: smaller images, offsets in an index.
 
-A shard is written beside its place and renamed when it is whole; a run that was cut short finds the
-finished shards again and goes on. The shards are plain WebDataset, so other tools read them too.
+A shard is written under a temporary name and renamed when complete; after an interruption, finished shards are
+kept and packing resumes. The shards are plain WebDataset, so other tools read them too.
 """
 
 from __future__ import annotations
@@ -26,38 +26,39 @@ from fathoms.data.decode.image_header import ImageHeader
 from fathoms.data.errors import BadImageError, DataError
 from fathoms.data.sources.base import Source
 from fathoms.data.sources.shards import INDEX_FORMAT, INDEX_NAME, shard_path
-from fathoms.data.tools.ordered_map import in_order
+from fathoms.data.tools.ordered_map import ordered_map
 from fathoms.errors import ConfigError
 from fathoms.untrusted_files import read_json, sha256_of
 
 
 @dataclass(frozen=True)
 class PackOptions:
-    """How pictures are re-encoded."""
+    """Options of re-encoding, by the names of their flags."""
 
     max_side: int | None = 500
-    """Longest side in pixels; larger pictures are shrunk."""
+    """Longest side in pixels; larger images are shrunk."""
     short_side: int | None = None
     """Shortest side in pixels, instead of `max_side`."""
     quality: int = 90
     """JPEG quality; colour is stored at half resolution (4:2:0)."""
     shard_samples: int = 4096
-    """Pictures per shard."""
+    """Images per shard."""
 
     def __post_init__(self) -> None:
         if (self.max_side is None) == (self.short_side is None):
-            raise ConfigError("data pack: give either max_side or short_side, not both and not neither")
-        if (
-            not 1 <= self.quality <= 100
-            or self.shard_samples < 1
-            or min(self.max_side or 1, self.short_side or 1) < 1
-        ):
-            raise ConfigError("data pack: quality is 1 to 100; sides and shard_samples are at least 1")
+            found = "is missing, and so is" if self.max_side is None else "cannot be combined with"
+            raise ConfigError(f"--max-side: {found} --short-side; give one of the two")
+        if not 1 <= self.quality <= 100:
+            raise ConfigError(f"--quality {self.quality}: is out of range; use 1 to 100")
+        for flag in ("max_side", "short_side", "shard_samples"):
+            value = getattr(self, flag)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{flag.replace('_', '-')} {value}: is too small; use 1 or more")
 
 
 @dataclass(frozen=True)
 class PackResult:
-    """What a pack run did."""
+    """Result of packing one split."""
 
     samples: int
     shards_written: int
@@ -68,7 +69,7 @@ class PackResult:
 
 
 def target_size(height: int, width: int, options: PackOptions) -> tuple[int, int]:
-    """The size a picture is stored at; never larger than it is."""
+    """The size an image is stored at; never larger than it is."""
     if options.max_side is not None:
         scale = options.max_side / max(height, width)
     else:
@@ -88,7 +89,7 @@ def encode(pixels: np.ndarray, quality: int) -> bytes:
 
 
 def repack(data: bytes, decoder: Decoder, options: PackOptions) -> bytes:
-    """The bytes to store: re-encoded, or as they were where that would only make them larger."""
+    """The bytes to store: re-encoded, or the original ones if they are smaller."""
     header = decoder.header(data)
     pixels = decoder.decode(data, header=header)
     height, width = target_size(*header.shown, options)
@@ -98,7 +99,7 @@ def repack(data: bytes, decoder: Decoder, options: PackOptions) -> bytes:
 
 
 def _keeps(header: ImageHeader, size: tuple[int, int]) -> bool:
-    """Whether the original bytes would load the same way as a packed picture."""
+    """Whether the original bytes would load the same way as a packed image."""
     plain = header.format == "JPEG" and header.components == 3 and not header.progressive
     return plain and header.orientation == 1 and header.shown == size
 
@@ -110,10 +111,10 @@ def pack_split(
     workers: int = 1,
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[dict[str, Any], PackResult]:
-    """Write the shards of one split; returns its entry for the index, and what was done."""
+    """Write the shards of one split; returns its entry for the index, and a result to report."""
     folder.mkdir(parents=True, exist_ok=True)
     decoder = choose_decoder("auto")
-    # Mixed once, so that reading a shard from end to end gives a fair sample of the classes.
+    # Shuffled once, so that a shard read from end to end is a fair sample of the classes.
     order = generator(0, 0, "order", len(source)).permutation(len(source))
     wanted = {"source": source.fingerprint(), "options": asdict(options)}
     shards, skipped = [], []
@@ -140,7 +141,7 @@ def pack_split(
 
 
 def _finished(path: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
-    """The facts of a shard that an earlier run completed with the same source and options."""
+    """The entry of a shard that an earlier run completed with the same source and options."""
     side = path.with_suffix(".json")
     if not path.is_file() or not side.is_file():
         return None
@@ -177,7 +178,7 @@ def _write_shard(
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-            for position, (index, size, data, reason) in enumerate(in_order(pool, work, chosen.tolist())):
+            for position, (index, size, data, reason) in enumerate(ordered_map(pool, work, chosen.tolist())):
                 bytes_in += size
                 if data is None:
                     skipped.append((source.where(index), reason))
@@ -201,13 +202,13 @@ def _write_shard(
     }
     temporary.replace(path)
     sync_folder(path.parent)
-    # The table comes last: where it exists and fits, the shard under it is whole.
+    # The table comes last: if it exists and fits, the shard is complete.
     write_atomic(path.with_suffix(".json"), json.dumps(facts).encode())
     return facts
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> int:
-    """Append a member and return where its bytes start; owner and time are left at zero."""
+    """Append a member and return the offset of its bytes; owner and time stay zero."""
     entry = tarfile.TarInfo(name)
     entry.size = len(data)
     archive.addfile(entry, io.BytesIO(data))
@@ -216,7 +217,7 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> int:
 
 
 def write_index(folder: Path, classes: tuple[str, ...], splits: dict[str, Any], options: PackOptions) -> None:
-    """The index of all splits, with the sha256 of every shard."""
+    """Write the index of all splits, with the sha256 of every shard."""
     content = {"format": INDEX_FORMAT, "classes": list(classes), "options": asdict(options), "splits": splits}
     write_atomic(folder / INDEX_NAME, json.dumps(content, indent=1).encode())
     write_atomic(folder / "classes.txt", ("\n".join(classes) + "\n").encode())

@@ -1,1 +1,1 @@
-"""Decoding workers: threads or processes with shared memory."""
+"""Decoding workers: tasks, threads, processes with shared memory, and the watch over both."""

@@ -1,4 +1,4 @@
-"""A worker process: what it tells of itself, and how its parent sees it."""
+"""A worker process: the status it writes to shared memory, and its parent's handle to it."""
 
 from __future__ import annotations
 
@@ -13,81 +13,80 @@ from typing import Any
 
 import numpy as np
 
-# What a process tells of itself: when it began with a file, and the end of that file's name.
+from fathoms.data.workers.watch import describe_trouble
+
+# When the process began with a file, and the end of that file's name.
 _STATUS = np.dtype([("since", np.float64), ("length", np.int64), ("item", np.uint8, 1008)])
 
 
-class Reporter:
-    """What a worker is doing: written by it, read by the watch of another process."""
+class ProcessStatus:
+    """What a worker process is doing: written by it, read by the watch of its parent."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._status = np.frombuffer(mmap.mmap(-1, _STATUS.itemsize), _STATUS)
 
     def begin(self, item: str) -> None:
-        """Note the file the worker turns to now."""
-        # The name of a file need not be text.
+        """Note the file that the worker reads now."""
+        # The name of a file need not be valid text.
         data = np.frombuffer(item.encode(errors="backslashreplace")[-1008:], np.uint8)
         self._status["item"][0, : len(data)] = data
         self._status["length"], self._status["since"] = len(data), time.monotonic()
 
     @property
     def item(self) -> str:
-        """The file it is at; empty between files."""
+        """The file that it reads; empty between files."""
         return bytes(self._status["item"][0, : int(self._status["length"][0])]).decode(errors="replace")
 
     @property
     def since(self) -> float:
-        """When it began with that file; all processes share this clock."""
+        """When it began with that file; all processes share the monotonic clock."""
         return float(self._status["since"][0])
 
 
 @dataclass
-class Child:
-    """One process as its parent sees it, and the tasks it has not done yet."""
+class ProcessHandle:
+    """One worker process in its parent, and the tasks that it has not finished."""
 
-    reporter: Reporter
+    status: ProcessStatus
     pid: int
     pipe: Connection
     tasks: deque[tuple[int, Any, int]] = field(default_factory=deque)
     ended: bool = False
-    given: float = 0.0
-    """When the first of its tasks came to be the first."""
+    head_since: float = 0.0
+    """When the task at the head of its queue got there, in monotonic seconds."""
 
     def add(self, entry: tuple[int, Any, int]) -> None:
-        """Note a task that it is sent."""
-        self.given = self.given if self.tasks else time.monotonic()
+        """Note a task that was sent to it."""
+        self.head_since = self.head_since if self.tasks else time.monotonic()
         self.tasks.append(entry)
 
     def done(self) -> int:
-        """Note that the first of its tasks is done; its slot."""
-        self.given = time.monotonic()
+        """Note that the task at the head of its queue is done; returns the slot of that task."""
+        self.head_since = time.monotonic()
         return self.tasks.popleft()[2]
 
     def trouble(self, timeout: float) -> str:
         """What is wrong with it; empty if nothing is."""
-        where = f"at {self.reporter.item or 'no file'}"
-        self._look()
-        if self.ended:
-            return f"{self.reporter.name} died {where}"
-        # One that is stopped between two files tells of none. A result that lies in the pipe says more than silence.
-        spent = time.monotonic() - max(self.given, self.reporter.since)
-        if self.tasks and spent > timeout and not self.pipe.poll():
-            return f"{self.reporter.name} has hung for {spent:.1f} s {where}"
-        return ""
+        self._wait()
+        # A process that was stopped between two files reports none. A result that waits in the pipe proves that
+        # it works.
+        spent = time.monotonic() - max(self.head_since, self.status.since)
+        hangs = not self.ended and self.tasks and spent > timeout and not self.pipe.poll()
+        return describe_trouble(self.status.name, self.status.item, self.ended, spent if hangs else None)
 
-    def _look(self, how: int = os.WNOHANG) -> None:
-        # A process that has been waited for is no more, and its number may be another's.
+    def _wait(self, options: int = os.WNOHANG) -> None:
+        # A process that was waited for is gone, and its pid may belong to another.
         if not self.ended:
             try:
-                self.ended = os.waitpid(self.pid, how)[0] == self.pid
+                self.ended = os.waitpid(self.pid, options)[0] == self.pid
             except ChildProcessError:
                 self.ended = True
 
-    def kill(self) -> None:
-        """End it, whatever it does."""
+    def retire(self) -> None:
+        """Kill it, whatever it does."""
         self.pipe.close()
-        self._look()
+        self._wait()
         if not self.ended:
             os.kill(self.pid, signal.SIGKILL)
-            self._look(0)
+            self._wait(0)

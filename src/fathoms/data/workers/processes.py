@@ -1,13 +1,14 @@
-"""Worker processes: what `WorkerPool` does with threads, for a loop that launches work on a GPU.
+"""Decoding processes: what `ThreadPool` does with threads, for a loop that launches work on a GPU.
 
-A loop takes Python's lock for every launch, and threads that decode take it from the loop: on 16 cores a batch that is
-put together in 6 ms took 50. Processes have locks of their own. They are forked, so that a data set of millions of
-names is there at once, and they decode into shared memory, so that no pixel is copied between processes.
+A training loop takes the GIL for every launch, and threads that decode take it from the loop: on 16 cores a batch that
+is assembled in 6 ms took 50. Processes have a GIL each. They are forked, so that a data set of millions of names is
+there at once, and they decode into shared memory, so that no pixel is copied between processes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import math
 import os
@@ -22,85 +23,89 @@ from typing import Any, NoReturn
 
 import torch
 
+from fathoms.data.crop.pixel_buffer import Allocate
+from fathoms.data.crop.transforms import Chunk
 from fathoms.data.errors import LoaderError
-from fathoms.data.workers.process_handle import Child, Reporter
-from fathoms.data.workers.shared_memory import Arena, Make
-from fathoms.data.workers.threads import LOOK_EVERY, at_a_file, give_way, lost_again, replacing
+from fathoms.data.stats import LoaderStats
+from fathoms.data.workers.process_handle import ProcessHandle, ProcessStatus
+from fathoms.data.workers.shared_memory import Arena
+from fathoms.data.workers.task import Task, TaskRunner
+from fathoms.data.workers.threads import lower_priority
+from fathoms.data.workers.watch import CHECK_EVERY, Watch, task_error
 from fathoms.errors import FathomsError
 
-# Signals that a scheduler sends to all processes of a job: the loop decides what they mean.
-_NOT_OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-# Tasks that a process holds at most, and seconds that an epoch which was left is waited for.
+# Signals that a scheduler sends to all processes of a job; the training loop handles them.
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# Tasks that a process holds at most, and seconds to wait for the tasks of an epoch that was left.
 _TASKS_AHEAD, _PATIENCE = 4, 2.0
 
 
 class ProcessPool:
-    """Run `work(task, worker, make)` in processes; `take()` gives (number, result, its slot) as they finish.
+    """Run `work(task, status, allocate)` in processes; `take()` returns (number, result, slot) as tasks finish.
 
-    What `make` gives lies in a slot of shared memory, which is used again after `reuse`. A process that dies or hangs
-    is replaced once, and its tasks are done again; the second such accident ends the run with an error.
+    What `allocate` gives lies in a slot of shared memory, which is used again after `reuse`. A process that dies or
+    hangs is replaced once; see `fathoms.data.workers.watch`.
 
     Args:
-        work: called in a worker; it reports each file with `worker.begin`, and its result is sent back.
+        work: called in a worker; it reports each file with `status.begin`, and its result is pickled.
         count: number of processes.
         timeout: seconds that one file may take.
-        replaced: told in a sentence about a process that had to be replaced.
+        report: called with one sentence about a process that was replaced.
         arena: the shared memory; closed with the pool.
-        slots: how many the arena has.
+        slots: number of slots of the arena.
     """
 
     def __init__(
         self,
-        work: Callable[[Any, Reporter, Make], Any],
+        work: Callable[[Any, ProcessStatus, Allocate], Any],
         count: int,
         timeout: float,
-        replaced: Callable[[str], None],
+        report: Callable[[str], None],
         arena: Arena,
         slots: int,
     ) -> None:
-        self._work, self._timeout, self._tell = work, timeout, replaced
+        self._work, self._watch = work, Watch(timeout, report)
         self.arena, self._free = arena, deque(range(slots))
-        self._busy: deque[tuple[torch.cuda.Event | None, list[int]]] = deque()
+        self._in_use: deque[tuple[torch.cuda.Event | None, list[int]]] = deque()
         self._slots: dict[int, int] = {}
         self._backlog: deque[tuple[int, Any, int]] = deque()
-        self._accidents = 0
-        self.children: list[Child] = []
-        # Before the first is begun: if there cannot be as many as are wanted, none may be left.
-        self._end = weakref.finalize(self, _end, self.children, arena)
+        self.handles: list[ProcessHandle] = []
+        # Before the first fork: if one fails, the processes before it must end.
+        self._end = weakref.finalize(self, _end, self.handles, arena)
         for number in range(count):
-            self.children.append(self._fork(f"data-worker-{number}"))
+            self.handles.append(self._fork(f"data-worker-{number}"))
 
-    def _fork(self, name: str) -> Child:
-        reporter, (ours, theirs) = Reporter(name), Pipe()
+    def _fork(self, name: str) -> ProcessHandle:
+        status, (ours, theirs) = ProcessStatus(name), Pipe()
         parent = os.getpid()
-        # An interrupt of the child before it can refuse it would send it down its parent's way.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_OURS)
+        # An interrupt of the child before it ignores them would run its parent's code.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
         try:
             pid = os.fork()
             if pid == 0:
-                # So that it sees the other end close, even where its parent was interrupted before it knew of it.
+                # So that it sees the other end close, even where its parent was interrupted before it kept the pid.
                 ours.close()
-                _serve(self._work, reporter, theirs, self.arena, parent)
+                _serve(self._work, status, theirs, self.arena, parent)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        return Child(reporter, pid, ours)
+        return ProcessHandle(status, pid, ours)
 
     def submit(self, number: int, task: Any) -> None:
-        """Hand in a task; waits for a slot if none is free."""
-        with self._in_one_piece():
+        """Queue a task; waits for a slot if none is free."""
+        with self._closed_on_error():
             while not self._free:
-                event, slots = self._busy.popleft()
+                event, slots = self._in_use.popleft()
                 if event is not None:
                     event.synchronize()
                 self._free.extend(slots)
             self._slots[number] = self._free.popleft()
             self._backlog.append((number, task, self._slots[number]))
-            self._deal()
+            self._distribute()
 
     @contextlib.contextmanager
-    def _in_one_piece(self) -> Iterator[None]:
-        """What is cut short in here may have left half a message in a pipe: it ends the pool."""
+    def _closed_on_error(self) -> Iterator[None]:
+        """Close the pool if the block is cut short: half a message may be left in a pipe."""
         if self.closed:
             raise LoaderError("loader: its processes have ended; begin the epoch again")
         try:
@@ -109,23 +114,23 @@ class ProcessPool:
             self.close()
             raise
 
-    def _deal(self) -> None:
-        """Hand out tasks, few to each: a pipe that is full in both directions would be waited for at both ends."""
+    def _distribute(self) -> None:
+        """Send tasks, few to each process: with a pipe full in both directions, both ends would wait for ever."""
         while self._backlog:
-            child = min(self.children, key=lambda child: len(child.tasks))
-            if len(child.tasks) >= _TASKS_AHEAD:
+            handle = min(self.handles, key=lambda handle: len(handle.tasks))
+            if len(handle.tasks) >= _TASKS_AHEAD:
                 return
-            self._send(child, self._backlog.popleft())
+            self._send(handle, self._backlog.popleft())
 
-    def _send(self, child: Child, entry: tuple[int, Any, int]) -> None:
-        child.add(entry)
-        # One that is dead is found out by the watch, which gives its tasks to another.
+    def _send(self, handle: ProcessHandle, entry: tuple[int, Any, int]) -> None:
+        handle.add(entry)
+        # The watch notices a dead process, and gives its tasks to another.
         with contextlib.suppress(ConnectionError):
-            child.pipe.send(entry)
+            handle.pipe.send(entry)
 
     def take(self) -> tuple[int, Any, int]:
         """Wait for the next finished task; a process that died or hangs is noticed within its time."""
-        with self._in_one_piece():
+        with self._closed_on_error():
             number, result, error, slot = self._receive()
         if error is not None:
             raise error
@@ -133,46 +138,38 @@ class ProcessPool:
 
     def _receive(self, until: float = math.inf) -> tuple[int, Any, FathomsError | None, int]:
         while time.monotonic() < until:
-            for pipe in wait([child.pipe for child in self.children], LOOK_EVERY):
-                child = next(child for child in self.children if child.pipe is pipe)
+            for pipe in wait([handle.pipe for handle in self.handles], CHECK_EVERY):
+                handle = next(handle for handle in self.handles if handle.pipe is pipe)
                 try:
-                    number, result, error = child.pipe.recv()
+                    number, result, error = handle.pipe.recv()
                 # It ended, perhaps in the middle of a message.
                 except (EOFError, OSError):
                     break
-                slot = child.done()
-                self._deal()
+                slot = handle.done()
+                self._distribute()
                 return number, result, error, slot
-            self._watch()
+            self._watch.check(self.handles, self._replace)
         raise TimeoutError
 
-    def _watch(self) -> None:
-        for place, child in enumerate(self.children):
-            trouble = child.trouble(self._timeout)
-            if not trouble:
-                continue
-            self._accidents += 1
-            if self._accidents > 1:
-                raise LoaderError(lost_again(trouble))
-            child.kill()
-            self._tell(replacing(trouble))
-            self.children[place] = self._fork(child.reporter.name)
-            for entry in child.tasks:
-                self._send(self.children[place], entry)
+    def _replace(self, handle: ProcessHandle) -> ProcessHandle:
+        successor = self._fork(handle.status.name)
+        for entry in handle.tasks:
+            self._send(successor, entry)
+        return successor
 
     def reuse(self, numbers: Iterable[int], event: torch.cuda.Event | None) -> None:
-        """Give back the slots of some tasks, as soon as the device has come to `event`."""
-        self._busy.append((event, [self._slots.pop(number) for number in numbers]))
+        """Give back the slots of some tasks, once the device has completed `event`."""
+        self._in_use.append((event, [self._slots.pop(number) for number in numbers]))
 
     def finish(self) -> None:
-        """Wait for what is under way, of an epoch that was left early; what takes long or fails ends the pool."""
+        """Wait for the tasks of an epoch that was left early; what takes long or fails closes the pool."""
         self._backlog.clear()
         until = time.monotonic() + _PATIENCE
-        with contextlib.suppress(LoaderError, TimeoutError), self._in_one_piece():
-            while any(child.tasks for child in self.children):
+        with contextlib.suppress(LoaderError, TimeoutError), self._closed_on_error():
+            while any(handle.tasks for handle in self.handles):
                 self._receive(until)
         self.reuse(list(self._slots), None)
-        self._accidents = 0
+        self._watch.reset()
 
     @property
     def closed(self) -> bool:
@@ -180,55 +177,130 @@ class ProcessPool:
         return not self._end.alive
 
     def close(self) -> None:
-        """End the processes and give the memory back."""
+        """End the processes and free the memory."""
         self._end()
 
 
-def _end(children: list[Child], arena: Arena) -> None:
-    for child in children:
-        child.kill()
+def _end(handles: list[ProcessHandle], arena: Arena) -> None:
+    for handle in handles:
+        handle.retire()
     arena.close()
 
 
 def _serve(
-    work: Callable[[Any, Reporter, Make], Any],
-    worker: Reporter,
+    work: Callable[[Any, ProcessStatus, Allocate], Any],
+    status: ProcessStatus,
     pipe: Connection,
     arena: Arena,
     parent: int,
 ) -> NoReturn:
-    """Do tasks until there is nobody to do them for. Leaves nothing of the parent's to be ended twice."""
+    """Run tasks until the parent is gone, then exit without running any of the parent's clean-up."""
     try:
-        for number in _NOT_OURS:
+        for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NOT_OURS)
-        # What the parent has on a GPU is not to be freed here.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+        # The parent's tensors on a GPU must not be freed here.
         gc.freeze()
-        # The parent's other threads are not here, and with them those that torch would wait for.
+        # The parent's other threads do not exist here, among them those that torch would wait for.
         torch.set_num_threads(1)
-        give_way()
+        lower_priority()
         while True:
             while not pipe.poll(1.0):
                 if os.getppid() != parent:
                     os._exit(0)
             number, task, slot = pipe.recv()
-            worker.begin("")
+            status.begin("")
             try:
-                message = (number, work(task, worker, arena.make(slot)), None)
+                message = (number, work(task, status, arena.allocator(slot)), None)
             except FathomsError as failure:
-                message = (number, None, _sendable(failure))
+                message = (number, None, _picklable(failure))
             except Exception as failure:
-                message = (number, None, at_a_file(worker.name, worker.item, failure))
-            worker.begin("")
+                message = (number, None, task_error(status.name, status.item, failure))
+            status.begin("")
             pipe.send(message)
     finally:
         os._exit(0)
 
 
-def _sendable(error: FathomsError) -> FathomsError:
-    """The error, or what it says: one that is not made of its message alone may not arrive."""
+def _picklable(error: FathomsError) -> FathomsError:
+    """The error, or its message in another if it cannot be pickled and rebuilt."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
         return LoaderError(str(error))
     return error
+
+
+class Processes:
+    """The processes of a loader and their shared memory; they live as long as the loader.
+
+    Args:
+        run: what a process does with a task.
+        count: number of processes.
+        timeout: seconds that one file may take.
+        stats: where bad images and replaced processes are noted.
+        allowed_bad: bad images before the run stops.
+        pin: whether the memory is pinned, for a GPU.
+        slots: number of results that exist at once.
+        slot_bytes: size of the largest result.
+    """
+
+    def __init__(
+        self,
+        run: TaskRunner,
+        count: int,
+        timeout: float,
+        stats: LoaderStats,
+        allowed_bad: int,
+        pin: bool,
+        slots: int,
+        slot_bytes: int,
+    ) -> None:
+        def work(
+            task: Task, status: ProcessStatus, allocate: Allocate
+        ) -> tuple[Chunk, dict[str, Any], list[tuple[str, str]]]:
+            bad: list[tuple[str, str]] = []
+            chunk = run(task, status.begin, lambda name, reason: bad.append((name, reason)), allocate)
+            # The pixels are in the slot already; only their shapes travel.
+            shapes = {
+                name: tuple(pixels.shape)
+                for name, pixels in (("images", chunk.images), ("pixels", chunk.pixels))
+                if pixels is not None
+            }
+            return dataclasses.replace(chunk, images=None, pixels=None), shapes, bad
+
+        self._stats, self._allowed_bad = stats, allowed_bad
+        self.busy = False
+        """Whether an epoch uses them; it gives them back with `finish`."""
+        arena = Arena(slots, slot_bytes, pin)
+        self._pool = ProcessPool(work, count, timeout, stats.note_accident, arena, slots)
+
+    def submit(self, number: int, task: Task) -> None:
+        """Queue a task."""
+        self._pool.submit(number, task)
+
+    def take(self) -> tuple[int, Chunk]:
+        """Wait for the next finished task; its pixels are a view of the slot."""
+        number, (chunk, shapes, bad), slot = self._pool.take()
+        for name, reason in bad:
+            self._stats.note_bad(name, reason, self._allowed_bad)
+        view = self._pool.arena.allocator(slot)
+        return number, dataclasses.replace(chunk, **{name: view(shape) for name, shape in shapes.items()})
+
+    def reuse(self, numbers: Iterable[int], event: torch.cuda.Event | None) -> None:
+        """Use the memory of some tasks again, once the device has completed `event`."""
+        self._pool.reuse(numbers, event)
+
+    def finish(self) -> None:
+        """Wait for unfinished tasks: the epoch is over, or was left. The processes stay for the next."""
+        self._pool.finish()
+        self.busy = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the processes have ended, by `close` or by an error."""
+        return self._pool.closed
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.close()

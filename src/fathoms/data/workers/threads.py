@@ -1,7 +1,7 @@
-"""Threads that work on numbered tasks, and a watch that replaces one that dies or hangs.
+"""Decoding threads: a pool for numbered tasks, and the threads of a loader.
 
-Decoding and resizing release Python's lock, so threads run in parallel and hand over pixels without
-copying them between processes. A task is a small piece of a batch; results are collected by number.
+Decoding and resizing release the GIL, so threads run in parallel and hand over pixels without copying them
+between processes. A task is a small part of a batch; results come back in any order, with their number.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import queue
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from fathoms.data.errors import LoaderError
+from fathoms.data.crop.transforms import Chunk
+from fathoms.data.stats import LoaderStats
+from fathoms.data.workers.shared_memory import own_memory
+from fathoms.data.workers.task import Task, TaskRunner
+from fathoms.data.workers.watch import CHECK_EVERY, Watch, describe_trouble, task_error
 from fathoms.errors import FathomsError
-
-# How often the watch looks at the workers while it waits. A death is noticed within this time.
-LOOK_EVERY = 0.2
 
 
 def available_cores() -> int:
@@ -31,11 +32,11 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def give_way() -> None:
-    """Ask the scheduler not to interrupt another thread for this one.
+def lower_priority() -> None:
+    """Ask the scheduler not to preempt another thread for this one.
 
-    A worker that wakes up with work to do would push the training loop off its core, and the loop would have to
-    wait for a core each time it has waited for Python's lock. Shares of time stay equal: nothing starves.
+    A worker that wakes up would push the training loop off its core, and the loop would have to wait for a core
+    each time it has waited for the GIL. Shares of CPU time stay equal: nothing starves.
     """
     if hasattr(os, "SCHED_BATCH"):
         # A container may forbid it, and then only the speed suffers.
@@ -44,42 +45,45 @@ def give_way() -> None:
 
 
 class Worker:
-    """One thread, the task it holds, and what it is doing; written by the thread, read by the watch."""
+    """One thread, its task and the file it reads; written by the thread, read by the watch."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, results_wait: Callable[[], bool] = lambda: False) -> None:
         self.name = name
         self.thread: threading.Thread | None = None
         self.entry: tuple[int, Any] | None = None
         self.item = ""
         self.since = 0.0
-        self.replaced = False
+        self.retired = False
+        self._results_wait = results_wait
 
     def begin(self, item: str) -> None:
-        """Note the file the worker turns to now."""
+        """Note the file that the worker reads now."""
         self.item, self.since = item, time.monotonic()
 
     def trouble(self, timeout: float) -> str:
         """What is wrong with it; empty if nothing is."""
-        where = f"at {self.item or 'no file'}"
-        if self.thread is not None and not self.thread.is_alive():
-            return f"{self.name} died {where}"
+        died = self.thread is not None and not self.thread.is_alive()
         spent = time.monotonic() - self.since
-        if self.entry is not None and self.item and spent > timeout:
-            return f"{self.name} has hung for {spent:.1f} s {where}"
-        return ""
+        hangs = self.entry is not None and self.item and spent > timeout
+        trouble = describe_trouble(self.name, self.item, died, spent if hangs else None)
+        # A result that waits in the queue may be its own.
+        return "" if trouble and self._results_wait() else trouble
+
+    def retire(self) -> None:
+        """Drop whatever it still delivers; a thread cannot be killed."""
+        self.retired = True
 
 
-class WorkerPool:
-    """Run `work(task, worker)` on threads; `take()` gives (number, result) as they finish.
+class ThreadPool:
+    """Run `work(task, worker)` on threads; `take()` returns (number, result) as tasks finish.
 
-    A worker that dies or hangs is replaced once, and its task is done again by another: tasks are pure
-    functions, so nothing changes but the time. The second such accident ends the run with an error.
+    A worker that dies or hangs is replaced once; see `fathoms.data.workers.watch`.
 
     Args:
         work: called in a worker; it reports each file with `worker.begin`.
         count: number of threads.
         timeout: seconds that one file may take.
-        replaced: told in a sentence about a worker that had to be replaced.
+        report: called with one sentence about a worker that was replaced.
     """
 
     def __init__(
@@ -87,15 +91,17 @@ class WorkerPool:
         work: Callable[[Any, Worker], Any],
         count: int,
         timeout: float,
-        replaced: Callable[[str], None] = warnings.warn,
+        report: Callable[[str], None] = warnings.warn,
     ) -> None:
-        self._work, self._timeout, self._tell = work, timeout, replaced
+        self._work, self._watch = work, Watch(timeout, report)
         self._tasks: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[Worker, int, Any, FathomsError | None]] = queue.SimpleQueue()
         self._closed = False
-        self._accidents = 0
-        self.workers = [Worker(f"data-worker-{i}") for i in range(count)]
+        self.workers = [self._new_worker(f"data-worker-{i}") for i in range(count)]
         self._start(self.workers)
+
+    def _new_worker(self, name: str) -> Worker:
+        return Worker(name, lambda: not self._results.empty())
 
     def _start(self, workers: list[Worker]) -> None:
         ready = threading.Barrier(len(workers) + 1)
@@ -110,11 +116,15 @@ class WorkerPool:
         # that later threads start from is shared: put that back.
         torch.set_num_threads(threads_before)
 
+    def submit(self, number: int, task: Any) -> None:
+        """Queue a task."""
+        self._tasks.put((number, task))
+
     def _run(self, worker: Worker, ready: threading.Barrier) -> None:
         torch.set_num_threads(1)
-        give_way()
+        lower_priority()
         ready.wait()
-        while not worker.replaced:
+        while not worker.retired:
             entry = self._tasks.get()
             if entry is None or self._closed:
                 return
@@ -126,48 +136,35 @@ class WorkerPool:
                 result, error = None, failure
             except Exception as failure:
                 # Whatever ends a task must reach the consumer, or it would wait for ever. The file is named
-                # here: by the time the consumer looks, the worker is at another.
-                result, error = None, at_a_file(worker.name, worker.item, failure)
+                # here: by the time the consumer looks, the worker reads another.
+                result, error = None, task_error(worker.name, worker.item, failure)
             self._results.put((worker, entry[0], result, error))
             worker.entry = None
-
-    def submit(self, number: int, task: Any) -> None:
-        """Hand in a task."""
-        self._tasks.put((number, task))
 
     def take(self) -> tuple[int, Any]:
         """Wait for the next finished task; a worker that died or hangs is noticed within its time."""
         while True:
             try:
-                worker, number, result, error = self._results.get(timeout=LOOK_EVERY)
+                worker, number, result, error = self._results.get(timeout=CHECK_EVERY)
             except queue.Empty:
-                self._watch()
+                self._watch.check(self.workers, self._replace)
                 continue
-            if worker.replaced:
+            if worker.retired:
                 # It came back after all; another has its task.
                 continue
             if error is not None:
                 raise error
             return number, result
 
-    def _watch(self) -> None:
-        for place, worker in enumerate(self.workers):
-            trouble = worker.trouble(self._timeout)
-            # A result that already lies in the queue says more than the silence after it.
-            if not trouble or not self._results.empty():
-                continue
-            self._accidents += 1
-            if self._accidents > 1:
-                raise LoaderError(lost_again(trouble))
-            worker.replaced = True
-            self._tell(replacing(trouble))
-            self.workers[place] = Worker(worker.name)
-            self._start([self.workers[place]])
-            if worker.entry is not None:
-                self._tasks.put(worker.entry)
+    def _replace(self, worker: Worker) -> Worker:
+        successor = self._new_worker(worker.name)
+        self._start([successor])
+        if worker.entry is not None:
+            self._tasks.put(worker.entry)
+        return successor
 
     def close(self) -> None:
-        """Let the workers end; one that hangs is left behind as a daemon."""
+        """Let the workers end; one that hangs stays as a daemon thread."""
         self._closed = True
         for _ in self.workers:
             self._tasks.put(None)
@@ -177,24 +174,32 @@ class WorkerPool:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def at_a_file(name: str, item: str, failure: Exception) -> LoaderError:
-    """What ended a task, with the worker and the file it was at."""
-    error = LoaderError(
-        f"loader: {name} at {item or 'no file'} failed with "
-        f"{type(failure).__name__}: {failure}; remove or repair the file"
-    )
-    error.__cause__ = failure
-    return error
+class Threads:
+    """The threads of a loader; they live for one epoch."""
 
+    def __init__(
+        self, run: TaskRunner, count: int, timeout: float, stats: LoaderStats, allowed_bad: int, pin: bool
+    ) -> None:
+        allocate = own_memory(pin)
 
-def replacing(trouble: str) -> str:
-    """What is said of the first worker that is lost."""
-    return f"loader: {trouble}; another worker takes its place and does its task again"
+        def work(task: Task, worker: Worker) -> Chunk:
+            return run(
+                task, worker.begin, lambda name, reason: stats.note_bad(name, reason, allowed_bad), allocate
+            )
 
+        self._pool = ThreadPool(work, count, timeout, stats.note_accident)
 
-def lost_again(trouble: str) -> str:
-    """What is said of the second."""
-    return (
-        f"loader: {trouble}, and a worker was replaced before; check the disk and the memory, "
-        "then run again: it resumes from here"
-    )
+    def submit(self, number: int, task: Task) -> None:
+        """Queue a task."""
+        self._pool.submit(number, task)
+
+    def take(self) -> tuple[int, Chunk]:
+        """Wait for the next finished task."""
+        return self._pool.take()
+
+    def reuse(self, numbers: Iterable[int], event: torch.cuda.Event | None) -> None:
+        """Do nothing: every task has memory of its own."""
+
+    def finish(self) -> None:
+        """End the threads: the epoch is over, or was left."""
+        self._pool.close()

@@ -46,7 +46,7 @@ def locate_nonfinite(
             gradient = gradients[0] if gradients else bad_gradient(model)
             files = [where(int(index)) for index in batch.ids]
             # "step" is the batch's number in guard.jsonl, whose readers know it by that name.
-            report = {"step": batch.step, "rank": world.rank, "loss": float(loss.detach()), "files": files}
+            report = {"step": batch.number, "rank": world.rank, "loss": float(loss.detach()), "files": files}
             report |= {"layer": outputs[0] if outputs else None, "gradient": gradient}
             if found is None and (outputs or bad_loss or gradient):
                 found = report

@@ -1,1 +1,1 @@
-"""Triton kernels for pictures on a GPU, imported only where they are chosen: this package needs triton."""
+"""Triton kernels for images on a GPU. Needs triton, so it is imported only where it is chosen."""

@@ -1,8 +1,8 @@
-"""Triton kernel of the Gaussian blur: three boxes along the rows and three along the columns, rounded after each.
+"""Triton kernel for Gaussian blur: three box blurs along the rows and three along the columns, rounded after each.
 
-One program blurs one plane, going to and fro between its place in the result and its share of a scratch buffer: a
-barrier between two passes is all that it needs, where separate launches would each cost the host its time.
-Planes whose rows are whole words are read four bytes at a time.
+One program blurs one plane, alternating between its place in the result and its share of a scratch buffer. That takes
+a barrier between two passes, where separate launches would each cost host time. Planes whose rows are whole words are
+read four bytes at a time.
 """
 
 # Device code: to a type checker its constants are constexpr objects and its tensors unknown.
@@ -13,24 +13,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fathoms.data.augment import filters as enhance
+from fathoms.data.augment import filters
 
-HAIR = tl.constexpr(enhance.HAIR)
-REACH = tl.constexpr(enhance.REACH)
+ROUND_MARGIN = tl.constexpr(filters.ROUND_MARGIN)
+REACH = tl.constexpr(filters.REACH)
 # A byte times this is a word of four such bytes.
 FOUR_TIMES = tl.constexpr(0x01010101)
 
 
 @triton.jit
 def weighted(value, box, TAP: tl.constexpr):
-    """A tap's share; of a box, which is symmetric, only one half is kept."""
+    """A tap times its weight; a box is symmetric, so only one half of the weights is kept."""
     return value.to(tl.float32) * box[TAP if TAP <= REACH else 2 * REACH - TAP]
 
 
 @triton.jit
 def rounded(total):
-    """A byte, in int32. The weights add up to one, so that nothing is left to clip."""
-    return tl.floor(total + 0.5 + HAIR).to(tl.int32)
+    """Round to a byte, in int32. The weights add up to one, so nothing needs clipping."""
+    return tl.floor(total + 0.5 + ROUND_MARGIN).to(tl.int32)
 
 
 @triton.jit
@@ -59,7 +59,7 @@ def byte_of(before, this, after, NUMBER: tl.constexpr):
 
 @triton.jit
 def row_pass(given_ptr, into_ptr, box, words, length, BLOCK: tl.constexpr):
-    """A box along rows of `length` words: a word and its two neighbours hold all that its four pixels need."""
+    """A box along rows of `length` words: a word and its two neighbours hold every tap of its four pixels."""
     for start in range(0, words, BLOCK):
         at = start + tl.arange(0, BLOCK)
         here = at < words
@@ -104,7 +104,7 @@ def column_pass(given_ptr, into_ptr, box, words, length, H, BLOCK: tl.constexpr)
 def blur_kernel(
     image_ptr, out_ptr, scratch_ptr, row_ptr, box_ptr, H, W, WORD: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """One plane of one picture blurred; pointers are to units of `WORD` pixels, and `W` is in pixels."""
+    """Blur one plane of one image; pointers are to units of `WORD` pixels, and `W` is in pixels."""
     plane = tl.program_id(0)
     length = W // WORD
     units = H * length

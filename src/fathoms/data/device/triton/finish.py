@@ -1,4 +1,4 @@
-"""Launch of the kernel that normalises, erases and mixes."""
+"""Launch the kernel that normalises, erases and mixes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fathoms.data.augment.finish import Finish
 from fathoms.data.counter_rng import sample_keys
-from fathoms.data.device.transfer import to_device
 from fathoms.data.device.triton.finish_kernels import finish_kernel
+from fathoms.data.to_device import to_device
 from fathoms.ops.triton.launch import launch, launch_options
 
 # Pixels of one program, at most.
@@ -25,7 +25,7 @@ def finish(
     dtype: torch.dtype,
     drawn: Finish,
 ) -> Float[Tensor, "B 3 H W"]:
-    """`fathoms.data.augment.finish.finish` in one launch; what is mixed is rounded to `dtype` once, at the end."""
+    """`fathoms.data.augment.finish.finish` in one launch; mixed values are rounded to `dtype` once, at the end."""
     images = images.contiguous()
     count, _, height, width = images.shape
     none, numbers = np.empty(0, np.int32), np.empty(0, np.int64)

@@ -1,4 +1,4 @@
-"""Normalise, erase and mix in one pass: bytes are read once or twice, and each number is written once."""
+"""Triton kernel that normalises, erases and mixes in one pass: bytes are read once or twice, results written once."""
 
 # Device code: to a type checker its constants are constexpr objects and its tensors unknown.
 # pyrefly: ignore-errors
@@ -16,7 +16,7 @@ _MULTIPLY_2 = tl.constexpr(0x94D049BB133111EB - (1 << 64))
 
 @triton.jit
 def shifted(x, places: tl.constexpr):
-    """`x` moved right by `places` bits, with zeros coming in."""
+    """Logical shift right of a signed integer."""
     return (x >> places) & ((1 << (64 - places)) - 1)
 
 
@@ -60,26 +60,24 @@ def normal(draw):
 
 @triton.jit
 def sample(
-    image_ptr, factor_ptr, edge_ptr, key_ptr, picture, pixel, y, x, mask, c: tl.constexpr, pixels: tl.constexpr,
+    image_ptr, factor_ptr, edge_ptr, key_ptr, image, pixel, y, x, mask, c: tl.constexpr, pixels: tl.constexpr,
     COUNT: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
-    """Channel c of a picture's pixels, normalised and, inside its rectangles, erased."""
-    byte = tl.load(image_ptr + picture.to(tl.int64) * (3 * pixels) + c * pixels + pixel, mask, other=0)
+    """Channel c of an image's pixels, normalised and, inside its rectangles, erased."""
+    byte = tl.load(image_ptr + image.to(tl.int64) * (3 * pixels) + c * pixels + pixel, mask, other=0)
     value = tl.load(factor_ptr + 3 + c) + byte.to(tl.float32) * tl.load(factor_ptr + c)
     for box in tl.static_range(COUNT):
-        own = edge_ptr + (picture * COUNT + box) * 4
+        own = edge_ptr + (image * COUNT + box) * 4
         top, bottom = tl.load(own), tl.load(own + 1)
-        # Most samples have none, and a draw costs as much as all the rest.
+        # Most samples have no rectangle, and a draw costs as much as everything else.
         if bottom > top:
             inside = (y >= top) & (y < bottom) & (x >= tl.load(own + 2)) & (x < tl.load(own + 3))
             if MODE == "const":
                 fill = tl.zeros_like(value)
             elif MODE == "rand":
-                fill = normal(
-                    uniform(tl.load(key_ptr + picture), (tl.zeros_like(pixel) + c + 1).to(tl.int64))
-                )
+                fill = normal(uniform(tl.load(key_ptr + image), (tl.zeros_like(pixel) + c + 1).to(tl.int64)))
             else:
-                fill = normal(uniform(tl.load(key_ptr + picture), (c * pixels + pixel + 1).to(tl.int64)))
+                fill = normal(uniform(tl.load(key_ptr + image), (c * pixels + pixel + 1).to(tl.int64)))
             value = tl.where(inside, fill, value)
     return value
 
@@ -90,32 +88,32 @@ def finish_kernel(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, COUNT: tl.constexpr, MODE: tl.constexpr, MIXED: tl.constexpr,
     P: tl.constexpr,
 ):  # fmt: skip
-    """P pixels of a picture in all channels.
+    """P pixels of an image in all channels.
 
-    A share below zero is cutmix: the partner inside the box, the picture outside. Else it is mixup's.
+    A share below zero means cutmix: the partner inside the box, the image outside. Otherwise it is mixup's lambda.
     """
     pixels: tl.constexpr = HEIGHT * WIDTH
-    picture = tl.program_id(0)
+    image = tl.program_id(0)
     pixel = tl.program_id(1) * P + tl.arange(0, P)
     mask, y, x = pixel < pixels, pixel // WIDTH, pixel % WIDTH
-    share, partner, weight = 1.0, picture, tl.zeros((P,), tl.float32) + 1
+    share, partner, weight = 1.0, image, tl.zeros((P,), tl.float32) + 1
     if MIXED:
-        share, partner = tl.load(share_ptr + picture), tl.load(partner_ptr + picture)
-        box = box_ptr + picture * 4
+        share, partner = tl.load(share_ptr + image), tl.load(partner_ptr + image)
+        box = box_ptr + image * 4
         inside = (
             (y >= tl.load(box)) & (y < tl.load(box + 1)) & (x >= tl.load(box + 2)) & (x < tl.load(box + 3))
         )
         weight = tl.where(share < 0, tl.where(inside, 0.0, 1.0), share)
     for c in tl.static_range(3):
         value = sample(
-            image_ptr, factor_ptr, edge_ptr, key_ptr, picture, pixel, y, x, mask, c, pixels, COUNT, MODE,
+            image_ptr, factor_ptr, edge_ptr, key_ptr, image, pixel, y, x, mask, c, pixels, COUNT, MODE,
         )  # fmt: skip
-        # The first is known when this is compiled, the second is not.
+        # The first condition is known at compile time, the second is not.
         if MIXED:  # noqa: SIM102
             if share != 1:
                 other = sample(
                     image_ptr, factor_ptr, edge_ptr, key_ptr, partner, pixel, y, x, mask, c, pixels, COUNT, MODE,
                 )  # fmt: skip
                 value = tl.where(weight == 1, value, other + (value - other) * weight)
-        place = out_ptr + picture.to(tl.int64) * (3 * pixels) + c * pixels + pixel
+        place = out_ptr + image.to(tl.int64) * (3 * pixels) + c * pixels + pixel
         tl.store(place, value.to(out_ptr.dtype.element_ty), mask)

@@ -1,6 +1,6 @@
-"""Drawn operations applied to a batch by Triton kernels: one transfer and at most three launches.
+"""Apply drawn operations to a batch with Triton kernels: one transfer and at most three launches.
 
-What a picture goes through is a number that its programs branch on, so pictures with different operations need not be
+Each image has an operation code that its programs branch on, so images with different operations need not be
 gathered, and the host's work does not grow with the number of operations.
 """
 
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from fathoms.data.augment.filters import blur_boxes
 from fathoms.data.augment.geometry import PLANE, matrices
-from fathoms.data.augment.lookup_tables import FACTOR_LINES, PICTURE_TABLES
+from fathoms.data.augment.lookup_tables import FACTOR_LINES, IMAGE_TABLES
 from fathoms.data.augment.policy import Layer
-from fathoms.data.device.transfer import to_device
 from fathoms.data.device.triton import table_kernels as codes
 from fathoms.data.device.triton.blur_kernels import blur_kernel
 from fathoms.data.device.triton.layer_kernels import layer_kernel
 from fathoms.data.device.triton.table_kernels import table_kernel
+from fathoms.data.to_device import to_device
 from fathoms.errors import BackendError
 from fathoms.ops.dispatch import why_not_triton
 from fathoms.ops.triton.launch import launch, launch_options
@@ -40,38 +40,38 @@ CODES: dict[str, int] = {
     "gaussian_blur": codes.BLUR.value,
 }
 
-# A picture of 32 x 32 is one tile, gone over in parts where all at once would take too many registers. Statistics of
-# larger pictures are taken in larger steps by more warps, since one program takes them all; so are blurs.
+# An image of 32 x 32 is one tile, processed in parts where the whole tile would need too many registers. For larger
+# images one program computes the statistics in larger blocks with more warps, and so for blurs.
 TILE, PART, STEP = 1024, 256, 4096
 
 
 def _options(warps: int) -> dict[str, Any]:
-    # Fused multiply-adds would round otherwise than the operations as written.
+    # Fused multiply-adds would round differently from the torch reference.
     return {**launch_options(warps, 1), "enable_fp_fusion": False}
 
 
-class Orders(NamedTuple):
-    """What the kernels are told, as host arrays: per picture, per table, per map and per blurred picture."""
+class KernelArguments(NamedTuple):
+    """The kernels' arguments as host arrays: per image, per table, per matrix and per blurred image."""
 
     code: Int32[np.ndarray, " B"]
     slot: Int32[np.ndarray, " B"]
-    """Which table or map belongs to a picture."""
+    """Index of the image's table or matrix."""
     factor: Float32[np.ndarray, " B"]
     tabled: Int32[np.ndarray, " t"]
-    """The pictures that get a table, those with lines first."""
+    """The images that get a table, those with lines first."""
     lines: Float64[np.ndarray, "l 6"]
     matrix: Float32[np.ndarray, "m 6"]
     blurred: Int32[np.ndarray, " b"]
     boxes: Float32[np.ndarray, "b k"]
 
 
-def orders_of(layer: Layer, height: int, width: int) -> Orders:
-    """A layer as the kernels take it."""
+def kernel_arguments(layer: Layer, height: int, width: int) -> KernelArguments:
+    """Convert a layer to kernel arguments."""
     for kind in layer.rows:
         check_name(kind, CODES, "operation", "apply_layer")
     lined, tabled, moved, blurred = (
         {kind: rows for kind, rows in layer.rows.items() if kind in kinds}
-        for kinds in (FACTOR_LINES, PICTURE_TABLES, PLANE, ("gaussian_blur",))
+        for kinds in (FACTOR_LINES, IMAGE_TABLES, PLANE, ("gaussian_blur",))
     )
     code, slot = np.zeros((2, len(layer.argument)), np.int32)
     for kind, rows in layer.rows.items():
@@ -86,7 +86,7 @@ def orders_of(layer: Layer, height: int, width: int) -> Orders:
     boxes = np.empty((0, 0), np.float32)
     if len(blurs):
         boxes = blur_boxes(torch.from_numpy(factor[blurs])).numpy()
-    return Orders(
+    return KernelArguments(
         code,
         slot,
         factor,
@@ -105,19 +105,19 @@ def _joined(groups: dict[str, np.ndarray]) -> Int32[np.ndarray, " n"]:
 def apply_layer(
     images: UInt8[Tensor, "B 3 H W"], layer: Layer, fill: UInt8[Tensor, "3"]
 ) -> UInt8[Tensor, "B 3 H W"]:
-    """The batch with each sample's operation applied, as a new tensor; `images` itself if there is none."""
+    """Apply each sample's operation to a new tensor; returns `images` itself if there is none."""
     if reason := why_not_triton(images):
-        raise BackendError(f"apply_layer: the Triton kernels cannot run: {reason}; use the plain form")
+        raise BackendError(f"apply_layer: the Triton kernels cannot run: {reason}; use the torch backend")
     count, _, height, width = images.shape
     pixels = height * width
     if not layer.rows or not images.numel():
         return images
-    orders = orders_of(layer, height, width)
+    arguments = kernel_arguments(layer, height, width)
     images, out = images.contiguous(), torch.empty(images.shape, dtype=torch.uint8, device=images.device)
-    code, slot, factor, tabled, lines, matrix, blurred, boxes = to_device(orders, images.device)
+    code, slot, factor, tabled, lines, matrix, blurred, boxes = to_device(arguments, images.device)
     tables = torch.empty(len(tabled), 3, 256, dtype=torch.uint8, device=images.device)
     tiles = triton.cdiv(pixels, TILE)
-    # Triton starts kernels on the device that is current, which in a thread is the first one.
+    # Triton launches on the current device, which in a new thread is the first one.
     with torch.cuda.device_of(images):
         if len(tabled):
             launch(
@@ -137,7 +137,7 @@ def _blur(images: Tensor, out: Tensor, rows: Tensor, boxes: Tensor) -> None:
     """Set out[rows] to images[rows] blurred."""
     height, width = images.shape[2:]
     scratch = torch.empty(len(rows), 3, height, width, dtype=torch.uint8, device=images.device)
-    # Words of four pixels, where rows are made of whole ones and the given pictures begin at one.
+    # Words of four pixels, if rows are whole words and the images start at one.
     word = 1 if width % 4 or images.storage_offset() % 4 else 4
     planes = [images, out, scratch] if word == 1 else [t.view(torch.int32) for t in (images, out, scratch)]
     units = height * width // word

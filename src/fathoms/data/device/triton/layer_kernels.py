@@ -1,8 +1,8 @@
-"""Triton kernels that apply drawn operations to whole batches: one program does its picture's own operation.
+"""Triton kernel that applies drawn operations to a batch: each program runs its image's own operation.
 
-A program takes a tile of one picture, all three channels, and branches on what that picture is to go through.
-The arithmetic is that of `fathoms.data.augment.geometry` and `enhance`, in the same order; launched without fused
-multiply-adds it gives the same bytes. Pictures that are to be blurred are left to `blur_kernel`.
+A program takes a tile of one image, all three channels, and branches on the image's operation code.
+The arithmetic is that of `fathoms.data.augment.geometry` and `filters`, in the same order; launched without fused
+multiply-adds it gives the same bytes. Blurred images are left to `blur_kernel`.
 """
 
 # Device code: to a type checker its constants are constexpr objects and its tensors unknown.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fathoms.data.augment import filters as enhance
+from fathoms.data.augment import filters
 from fathoms.data.device.triton.table_kernels import (
     BLUR,
     COLOUR,
@@ -26,17 +26,17 @@ from fathoms.data.device.triton.table_kernels import (
     luma,
 )
 
-HAIR = tl.constexpr(enhance.HAIR)
-# Added and taken away again it leaves a float32 below 2 ** 22 rounded to a whole number, ties to even.
+ROUND_MARGIN = tl.constexpr(filters.ROUND_MARGIN)
+# Adding and subtracting it rounds a float32 below 2 ** 22 to a whole number, ties to even.
 ROUNDER = tl.constexpr(12582912.0)
 
 
 @triton.jit
-def pixel_of(picture_ptr, pixels, at, here):
+def pixel_of(image_ptr, pixels, at, here):
     """Red, green and blue as int32."""
-    red = tl.load(picture_ptr + at, mask=here, other=0).to(tl.int32)
-    green = tl.load(picture_ptr + pixels + at, mask=here, other=0).to(tl.int32)
-    blue = tl.load(picture_ptr + 2 * pixels + at, mask=here, other=0).to(tl.int32)
+    red = tl.load(image_ptr + at, mask=here, other=0).to(tl.int32)
+    green = tl.load(image_ptr + pixels + at, mask=here, other=0).to(tl.int32)
+    blue = tl.load(image_ptr + 2 * pixels + at, mask=here, other=0).to(tl.int32)
     return red, green, blue
 
 
@@ -49,18 +49,18 @@ def store_pixel(out_ptr, pixels, at, here, red, green, blue):
 
 
 @triton.jit
-def copy(picture_ptr, out_ptr, pixels, at, here):
-    """The picture as it is."""
+def copy(image_ptr, out_ptr, pixels, at, here):
+    """Copy the image."""
     for channel in tl.static_range(3):
-        value = tl.load(picture_ptr + channel * pixels + at, mask=here, other=0)
+        value = tl.load(image_ptr + channel * pixels + at, mask=here, other=0)
         tl.store(out_ptr + channel * pixels + at, value, mask=here)
 
 
 @triton.jit
-def look_up(picture_ptr, out_ptr, table_ptr, pixels, at, here):
+def look_up(image_ptr, out_ptr, table_ptr, pixels, at, here):
     """Every value replaced by its entry in the table of its channel."""
     for channel in tl.static_range(3):
-        value = tl.load(picture_ptr + channel * pixels + at, mask=here, other=0).to(tl.int32)
+        value = tl.load(image_ptr + channel * pixels + at, mask=here, other=0).to(tl.int32)
         found = tl.load(table_ptr + channel * 256 + value)
         tl.store(out_ptr + channel * pixels + at, found, mask=here)
 
@@ -83,7 +83,7 @@ def tap_weight(d, TAP: tl.constexpr, TAPS: tl.constexpr):
 
 @triton.jit
 def row_weight(d, tap, TAPS: tl.constexpr):
-    """`tap_weight` of a tap that is not known before."""
+    """`tap_weight` of a tap that is not known at compile time."""
     weight = tl.where(tap == 0, tap_weight(d, 0, TAPS), tap_weight(d, 1, TAPS))
     if TAPS == 4:
         weight = tl.where(tap < 2, weight, tl.where(tap == 2, tap_weight(d, 2, 4), tap_weight(d, 3, 4)))
@@ -91,7 +91,7 @@ def row_weight(d, tap, TAPS: tl.constexpr):
 
 
 @triton.jit
-def affine(picture_ptr, out_ptr, matrix_ptr, fill_ptr, H, W, at, here, TAPS: tl.constexpr):
+def affine(image_ptr, out_ptr, matrix_ptr, fill_ptr, H, W, at, here, TAPS: tl.constexpr):
     """The colour at the mapped pixel centre, from 2 x 2 or 4 x 4 neighbours; the fill if that lies outside."""
     pixels = H * W
     right = (at % W).to(tl.float32) + 0.5
@@ -105,19 +105,19 @@ def affine(picture_ptr, out_ptr, matrix_ptr, fill_ptr, H, W, at, here, TAPS: tl.
     top = tl.floor(y)
     x -= left
     y -= top
-    # Where nothing will be taken, nothing is fetched.
+    # Pixels that will be filled are not loaded.
     fetched = here & inside
     red = tl.zeros(at.shape, tl.float32)
     green = tl.zeros(at.shape, tl.float32)
     blue = tl.zeros(at.shape, tl.float32)
-    # One row of neighbours at a time: all at once would not fit in the registers.
+    # One row of neighbours at a time: all of them would not fit in the registers.
     for j in range(TAPS):
         line = tl.minimum(tl.maximum(top.to(tl.int32) + (j + 1 - TAPS // 2), 0), H - 1) * W
         along = row_weight(y, j, TAPS)
         for i in tl.static_range(TAPS):
             near = line + tl.minimum(tl.maximum(left.to(tl.int32) + (i + 1 - TAPS // 2), 0), W - 1)
             weight = along * tap_weight(x, i, TAPS)
-            r, g, b = pixel_of(picture_ptr, pixels, near, fetched)
+            r, g, b = pixel_of(image_ptr, pixels, near, fetched)
             red += r.to(tl.float32) * weight
             green += g.to(tl.float32) * weight
             blue += b.to(tl.float32) * weight
@@ -128,9 +128,9 @@ def affine(picture_ptr, out_ptr, matrix_ptr, fill_ptr, H, W, at, here, TAPS: tl.
 
 
 @triton.jit
-def colour(picture_ptr, out_ptr, factor, pixels, at, here):
+def colour(image_ptr, out_ptr, factor, pixels, at, here):
     """Saturation: g + factor * (v - g), with g the luma of the pixel."""
-    red, green, blue = pixel_of(picture_ptr, pixels, at, here)
+    red, green, blue = pixel_of(image_ptr, pixels, at, here)
     shade = luma(red, green, blue)
     grey = shade.to(tl.float32)
     red = cut((red - shade).to(tl.float32) * factor + grey)
@@ -140,13 +140,13 @@ def colour(picture_ptr, out_ptr, factor, pixels, at, here):
 
 
 @triton.jit
-def sharpness(picture_ptr, out_ptr, factor, H, W, at, here):
+def sharpness(image_ptr, out_ptr, factor, H, W, at, here):
     """A blend with a smoothing of 3 x 3 pixels, 1 everywhere and 5 in the middle, over 13; the outermost stay."""
     x = at % W
     y = at // W
     inner = here & (x > 0) & (x < W - 1) & (y > 0) & (y < H - 1)
     for channel in tl.static_range(3):
-        plane_ptr = picture_ptr + channel * H * W
+        plane_ptr = image_ptr + channel * H * W
         own = tl.load(plane_ptr + at, mask=here, other=0)
         middle = own.to(tl.int32)
         total = 4 * middle
@@ -167,15 +167,15 @@ def whole(value):
 
 @triton.jit
 def six(which, high, falling, down, rising):
-    """What a channel is in each sixth of the circle."""
+    """Value of a channel in each sixth of the circle."""
     low = tl.where(which < 2, tl.where(which == 0, high, falling), down)
     return cut(tl.where(which < 4, low, tl.where(which == 4, rising, high)))
 
 
 @triton.jit
-def hue(picture_ptr, out_ptr, factor, pixels, at, here):
-    """The hue turned by `factor` of a full circle; hue and saturation are rounded to bytes on the way."""
-    red, green, blue = pixel_of(picture_ptr, pixels, at, here)
+def hue(image_ptr, out_ptr, factor, pixels, at, here):
+    """Rotate the hue by `factor` of a full circle; hue and saturation are rounded to bytes, as in Pillow."""
+    red, green, blue = pixel_of(image_ptr, pixels, at, here)
     red = red.to(tl.float32)
     green = green.to(tl.float32)
     blue = blue.to(tl.float32)
@@ -189,9 +189,9 @@ def hue(picture_ptr, out_ptr, factor, pixels, at, here):
     angle = tl.where(red == high, to_blue - to_green, angle)
     turns = tl.div_rn(angle, tl.full(at.shape, 6.0, tl.float32)) + 1
     turns = tl.where(span > 0, turns - tl.floor(turns), 0.0)
-    byte = tl.floor(turns * 255 + HAIR) + (factor * 255).to(tl.int32).to(tl.float32)
+    byte = tl.floor(turns * 255 + ROUND_MARGIN) + (factor * 255).to(tl.int32).to(tl.float32)
     byte -= tl.floor(byte * 0.00390625) * 256
-    share = tl.floor(tl.div_rn(span * 255, tl.maximum(high, 1.0)) + HAIR)
+    share = tl.floor(tl.div_rn(span * 255, tl.maximum(high, 1.0)) + ROUND_MARGIN)
     share = tl.div_rn(tl.where(high > 0, share, 0.0), tl.full(at.shape, 255.0, tl.float32))
     sector = byte * (6 / 255)
     index = tl.floor(sector)
@@ -200,7 +200,7 @@ def hue(picture_ptr, out_ptr, factor, pixels, at, here):
     falling = whole(high * (1 - share * fraction))
     rising = whole(high * (1 - share * (1 - fraction)))
     which = index.to(tl.int32) % 6
-    # Going round the circle, each channel runs through the same six values, two sectors apart.
+    # Around the circle each channel takes the same six values, two sectors apart.
     r = six(which, high, falling, down, rising)
     g = six((which + 4) % 6, high, falling, down, rising)
     b = six((which + 2) % 6, high, falling, down, rising)
@@ -212,7 +212,7 @@ def layer_kernel(
     image_ptr, out_ptr, code_ptr, slot_ptr, factor_ptr, matrix_ptr, table_ptr, fill_ptr, H, W,
     BLOCK: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one picture through that picture's operation."""
+    """Apply an image's operation to one of its tiles."""
     pixels = H * W
     tiles = tl.cdiv(pixels, BLOCK)
     row = tl.program_id(0) // tiles
@@ -230,7 +230,7 @@ def layer_kernel(
         else:
             look_up(image_ptr, out_ptr, table_ptr + slot * 768, pixels, at, at < pixels)
     elif code < BLUR:
-        # These keep many numbers a pixel, hence go over the tile in parts.
+        # These need many registers per pixel, so the tile is processed in parts.
         for done in range(0, BLOCK, PART):
             at = start + done + tl.arange(0, PART)
             here = at < pixels

@@ -1,7 +1,7 @@
-"""Crop, resize and mirror pictures of words: one kernel sideways, one upright, one where nothing is resized.
+"""Triton kernels that crop, resize and flip images of words: along rows, along columns, and copy without resizing.
 
-The arithmetic is that of `fathoms.data.device.resize`, with each picture's own number of taps instead of the largest of
-the batch, and weights made where they are used instead of read from tables.
+The arithmetic is that of `fathoms.data.device.resize`, with each image's own number of taps instead of the largest of
+the batch, and weights computed where they are used instead of read from tables.
 """
 
 # Device code: to a type checker its constants are constexpr objects and its tensors unknown.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Rows of the table that says where each picture and its box lie.
+# Rows of the table of images and their crop boxes.
 FIELDS = (
     "offset", "pitch", "top", "left", "box_h", "box_w", "width", "rows", "low", "start", "high", "cubic", "flip",
 )  # fmt: skip
@@ -22,8 +22,8 @@ OFFSET, PITCH, TOP, LEFT, BOX_H, BOX_W, WIDTH, ROWS, LOW, START, HIGH, CUBIC, FL
 
 
 @triton.jit
-def told(table_ptr, count, field: tl.constexpr):
-    """One number of this program's picture, of the `count` in the table."""
+def field_of(table_ptr, count, field: tl.constexpr):
+    """A field of this program's image, from a table of `count` images."""
     return tl.load(table_ptr + field * count + tl.program_id(0))
 
 
@@ -39,7 +39,7 @@ def tap_weight(distance, cubic):
 
 @triton.jit
 def taps_of(place, length, cubic, flip, SIZE: tl.constexpr):
-    """Of places in the result: first tap, number of taps, distance of the first and from tap to tap, in filters.
+    """First tap, number of taps, distance of the first tap and between taps, in units of the filter, per output place.
 
     The ends are rounded in float64, as Pillow's are; a distance is small, and float32 is enough for it.
     """
@@ -55,7 +55,7 @@ def taps_of(place, length, cubic, flip, SIZE: tl.constexpr):
 
 @triton.jit
 def one_over_sum(taps, nearest, step, cubic):
-    """One over what the weights of each place add up to."""
+    """One over the sum of the weights at each place."""
     total = tl.zeros_like(nearest)
     for tap in range(tl.max(taps, 0)):
         total += tl.where(tap < taps, tap_weight(nearest + tap * step, cubic), 0.0)
@@ -70,13 +70,13 @@ def channel(words, shift: tl.constexpr):
 
 @triton.jit
 def as_byte(total):
-    """Sums rounded to a byte."""
+    """Round a sum to a byte."""
     return tl.minimum(tl.maximum(total + 0.5, 0.0), 255.0).to(tl.int32)
 
 
 @triton.jit
 def store_planes(image_ptr, row, column, red, green, blue, SIZE: tl.constexpr):
-    """A tile of this program's picture, from three tiles of whole numbers."""
+    """Store a tile of this program's image, from one tile of whole numbers per channel."""
     here = (row < SIZE)[:, None] & (column < SIZE)[None, :]
     out_ptr = image_ptr + tl.program_id(0).to(tl.int64) * (3 * SIZE * SIZE)
     out_ptr += row[:, None] * SIZE + column[None, :]
@@ -89,20 +89,20 @@ def store_planes(image_ptr, row, column, red, green, blue, SIZE: tl.constexpr):
 def columns_kernel(
     pixel_ptr, table_ptr, column_ptr, count, SIZE: tl.constexpr, R: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
-    """The rows of a picture that its box touches, resized sideways: (rows of all pictures, SIZE) words."""
-    rows = told(table_ptr, count, ROWS)
+    """Resize, along the row, the rows of an image that its box touches: (rows of all images, SIZE) words."""
+    rows = field_of(table_ptr, count, ROWS)
     row = tl.program_id(1) * R + tl.arange(0, R)
     column = tl.program_id(2) * C + tl.arange(0, C)
     # The grid is made for the tallest box.
     if tl.program_id(1) * R < rows:
-        cubic, flip = told(table_ptr, count, CUBIC) != 0, told(table_ptr, count, FLIP) != 0
-        left, width = told(table_ptr, count, LEFT), told(table_ptr, count, WIDTH)
+        cubic, flip = field_of(table_ptr, count, CUBIC) != 0, field_of(table_ptr, count, FLIP) != 0
+        left, width = field_of(table_ptr, count, LEFT), field_of(table_ptr, count, WIDTH)
         first, taps, nearest, step = taps_of(
-            tl.minimum(column, SIZE - 1), told(table_ptr, count, BOX_W), cubic, flip, SIZE
+            tl.minimum(column, SIZE - 1), field_of(table_ptr, count, BOX_W), cubic, flip, SIZE
         )
         share = one_over_sum(taps, nearest, step, cubic)
-        line = (told(table_ptr, count, LOW) + row) * told(table_ptr, count, PITCH)
-        line_ptr = pixel_ptr + told(table_ptr, count, OFFSET) + line[:, None]
+        line = (field_of(table_ptr, count, LOW) + row) * field_of(table_ptr, count, PITCH)
+        line_ptr = pixel_ptr + field_of(table_ptr, count, OFFSET) + line[:, None]
         none = tl.zeros((R, C), tl.float32)
         red, green, blue = none, none, none
         for tap in range(tl.max(taps, 0)):
@@ -114,7 +114,7 @@ def columns_kernel(
             green += channel(words, 8) * weight
             blue += channel(words, 16) * weight
         packed = as_byte(red) | (as_byte(green) << 8) | (as_byte(blue) << 16)
-        place = (told(table_ptr, count, START) + row)[:, None] * SIZE + column[None, :]
+        place = (field_of(table_ptr, count, START) + row)[:, None] * SIZE + column[None, :]
         tl.store(column_ptr + place, packed, (row < rows)[:, None] & (column < SIZE)[None, :])
 
 
@@ -122,14 +122,14 @@ def columns_kernel(
 def rows_kernel(
     column_ptr, table_ptr, image_ptr, count, SIZE: tl.constexpr, R: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
-    """The pictures (B, 3, SIZE, SIZE), out of the rows that `columns_kernel` made."""
+    """Resize along the columns: the images (B, 3, SIZE, SIZE), from the rows that `columns_kernel` made."""
     row = tl.program_id(1) * R + tl.arange(0, R)
     column = tl.program_id(2) * C + tl.arange(0, C)
-    top, high = told(table_ptr, count, TOP), told(table_ptr, count, HIGH)
-    in_list = told(table_ptr, count, START) - told(table_ptr, count, LOW)
-    cubic = told(table_ptr, count, CUBIC) != 0
+    top, high = field_of(table_ptr, count, TOP), field_of(table_ptr, count, HIGH)
+    in_list = field_of(table_ptr, count, START) - field_of(table_ptr, count, LOW)
+    cubic = field_of(table_ptr, count, CUBIC) != 0
     first, taps, nearest, step = taps_of(
-        tl.minimum(row, SIZE - 1), told(table_ptr, count, BOX_H), cubic, False, SIZE
+        tl.minimum(row, SIZE - 1), field_of(table_ptr, count, BOX_H), cubic, False, SIZE
     )
     share = one_over_sum(taps, nearest, step, cubic)
     none = tl.zeros((R, C), tl.float32)
@@ -150,14 +150,14 @@ def rows_kernel(
 def copy_kernel(
     pixel_ptr, table_ptr, image_ptr, count, SIZE: tl.constexpr, R: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
-    """Boxes that already have the wanted size: one fetch, black outside the picture."""
+    """Copy boxes that already have the wanted size; black outside the image."""
     row = tl.program_id(1) * R + tl.arange(0, R)
     column = tl.program_id(2) * C + tl.arange(0, C)
-    flip = told(table_ptr, count, FLIP) != 0
-    y = told(table_ptr, count, TOP) + row
-    x = told(table_ptr, count, LEFT) + tl.where(flip, SIZE - 1 - column, column)
-    rows = (row < SIZE) & (y >= 0) & (y < told(table_ptr, count, HIGH))
-    columns = (column < SIZE) & (x >= 0) & (x < told(table_ptr, count, WIDTH))
-    place = told(table_ptr, count, OFFSET) + y[:, None] * told(table_ptr, count, PITCH) + x[None, :]
+    flip = field_of(table_ptr, count, FLIP) != 0
+    y = field_of(table_ptr, count, TOP) + row
+    x = field_of(table_ptr, count, LEFT) + tl.where(flip, SIZE - 1 - column, column)
+    rows = (row < SIZE) & (y >= 0) & (y < field_of(table_ptr, count, HIGH))
+    columns = (column < SIZE) & (x >= 0) & (x < field_of(table_ptr, count, WIDTH))
+    place = field_of(table_ptr, count, OFFSET) + y[:, None] * field_of(table_ptr, count, PITCH) + x[None, :]
     words = tl.load(pixel_ptr + place, rows[:, None] & columns[None, :], other=0)
     store_planes(image_ptr, row, column, words & 255, (words >> 8) & 255, (words >> 16) & 255, SIZE)

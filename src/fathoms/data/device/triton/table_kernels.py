@@ -1,8 +1,8 @@
-"""Triton kernel that writes the tables of the pointwise operations: 256 bytes per picture and channel.
+"""Triton kernel for the lookup tables of the pointwise operations: 256 bytes per image and channel.
 
 The arithmetic is that of `fathoms.data.augment.lookup_tables`, step by step: float64 for lines and stretches,
-float32 for contrast, integers for luma, its mean and histograms. Launched without fused
-multiply-adds it gives the same bytes.
+float32 for contrast, integers for luma, its mean and histograms. Launched without fused multiply-adds it gives
+the same bytes.
 """
 
 # Device code: to a type checker its constants are constexpr objects and its tensors unknown.
@@ -15,7 +15,7 @@ import triton.language as tl
 
 from fathoms.data.augment import lookup_tables as tables
 
-# What a picture goes through. The tabled ones come first.
+# Operation codes; those with a table come first.
 COPY = tl.constexpr(0)
 LINES = tl.constexpr(1)
 AUTO_CONTRAST = tl.constexpr(2)
@@ -28,13 +28,13 @@ SHARPNESS = tl.constexpr(8)
 HUE = tl.constexpr(9)
 BLUR = tl.constexpr(10)
 
-HAIR = tl.constexpr(tables.HAIR)
+CUT_MARGIN = tl.constexpr(tables.CUT_MARGIN)
 
 
 @triton.jit
 def cut(value):
     """Clip to a byte and drop the fraction, as `tables.cut`."""
-    return tl.minimum(tl.maximum(value + HAIR, 0.0), 255.0).to(tl.uint8)
+    return tl.minimum(tl.maximum(value + CUT_MARGIN, 0.0), 255.0).to(tl.uint8)
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def luma(red, green, blue):
 
 @triton.jit
 def line_table(line_ptr):
-    """Two straight lines, one below a threshold and one from it on, cut to a byte, and some of its bits."""
+    """Table of two straight lines, below a threshold and from it on, cut to a byte and masked."""
     ramp = tl.arange(0, 256).to(tl.float64)
     low = ramp * tl.load(line_ptr + 1) + tl.load(line_ptr + 2)
     high = ramp * tl.load(line_ptr + 3) + tl.load(line_ptr + 4)
@@ -68,7 +68,7 @@ def auto_contrast_table(plane_ptr, pixels, BLOCK: tl.constexpr):
     bright = tl.max(highest, 0)
     ramp = tl.arange(0, 256)
     numbers = ramp.to(tl.float64)
-    # In two roundings, as torch divides a number by a tensor.
+    # Two roundings, as torch divides a number by a tensor.
     scale = 1.0 / tl.maximum(bright - dark, 1).to(tl.float64) * 255.0
     value = tl.minimum(tl.maximum(numbers * scale - dark.to(tl.float64) * scale, 0.0), 255.0)
     return tl.where(bright > dark, value.to(tl.int32), ramp).to(tl.uint8)
@@ -82,7 +82,7 @@ def equalize_table(plane_ptr, pixels, BLOCK: tl.constexpr):
         at = start + tl.arange(0, BLOCK)
         count += tl.histogram(tl.load(plane_ptr + at, mask=at < pixels, other=0).to(tl.int32), 256)
     ramp = tl.arange(0, 256)
-    # What lies beyond the picture was counted as zeros.
+    # Padding was counted as zeros.
     count -= tl.where(ramp == 0, tl.cdiv(pixels, BLOCK) * BLOCK - pixels, 0)
     brightest = tl.max(tl.where(count > 0, ramp, 0), 0)
     step = (pixels - tl.sum(tl.where(ramp == brightest, count, 0), 0)) // 255
@@ -92,16 +92,16 @@ def equalize_table(plane_ptr, pixels, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def contrast_table(picture_ptr, pixels, factor, BLOCK: tl.constexpr):
-    """A stretch about the mean luma of the picture, a whole number."""
+def contrast_table(image_ptr, pixels, factor, BLOCK: tl.constexpr):
+    """A stretch about the mean luma of the image, a whole number."""
     total = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, pixels, BLOCK):
         at = start + tl.arange(0, BLOCK)
         here = at < pixels
-        red = tl.load(picture_ptr + at, mask=here, other=0).to(tl.int32)
-        green = tl.load(picture_ptr + pixels + at, mask=here, other=0).to(tl.int32)
-        blue = tl.load(picture_ptr + 2 * pixels + at, mask=here, other=0).to(tl.int32)
-        # Black beyond the picture has the luma 0.
+        red = tl.load(image_ptr + at, mask=here, other=0).to(tl.int32)
+        green = tl.load(image_ptr + pixels + at, mask=here, other=0).to(tl.int32)
+        blue = tl.load(image_ptr + 2 * pixels + at, mask=here, other=0).to(tl.int32)
+        # Padding is black, with luma 0.
         total += luma(red, green, blue)
     mean = ((tl.sum(total.to(tl.int64), 0) * 2 + pixels) // (2 * pixels)).to(tl.float32)
     return cut(mean + factor * (tl.arange(0, 256).to(tl.float32) - mean))
@@ -109,15 +109,15 @@ def contrast_table(picture_ptr, pixels, factor, BLOCK: tl.constexpr):
 
 @triton.jit
 def table_kernel(
-    image_ptr, table_ptr, row_ptr, code_ptr, factor_ptr, line_ptr, pixels, BLOCK: tl.constexpr
+    batch_ptr, table_ptr, row_ptr, code_ptr, factor_ptr, line_ptr, pixels, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The table of one channel of one picture; that of contrast, which all channels share, by the first's program."""
+    """Write the table of one channel of one image; the first channel's program writes contrast's for all three."""
     place = tl.program_id(0) // 3
     channel = tl.program_id(0) % 3
     row = tl.load(row_ptr + place)
     code = tl.load(code_ptr + row)
-    picture_ptr = image_ptr + row.to(tl.int64) * 3 * pixels
-    plane_ptr = picture_ptr + channel * pixels
+    image_ptr = batch_ptr + row.to(tl.int64) * 3 * pixels
+    plane_ptr = image_ptr + channel * pixels
     into = table_ptr + place * 768 + tl.arange(0, 256)
     if code == LINES:
         tl.store(into + channel * 256, line_table(line_ptr + place * 6))
@@ -126,6 +126,6 @@ def table_kernel(
     elif code == EQUALIZE:
         tl.store(into + channel * 256, equalize_table(plane_ptr, pixels, BLOCK))
     elif channel == 0:
-        table = contrast_table(picture_ptr, pixels, tl.load(factor_ptr + row), BLOCK)
+        table = contrast_table(image_ptr, pixels, tl.load(factor_ptr + row), BLOCK)
         for other in tl.static_range(3):
             tl.store(into + other * 256, table)

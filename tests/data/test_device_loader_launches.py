@@ -1,4 +1,4 @@
-"""What a GPU is asked for in plain torch: each operation costs the host some microseconds, whatever its size.
+"""Launches of DeviceLoader in plain torch: each operation costs the host some microseconds, whatever its size.
 
 Tensors of the device "meta" have shapes and no values, so the path of a GPU can be walked and counted anywhere.
 """
@@ -16,12 +16,12 @@ from fathoms.data import (
     Augment,
     AugmentOptions,
     CropOptions,
+    DeviceLoader,
     MixOptions,
-    Plan,
-    ResidentLoader,
+    Sampler,
 )
 
-PADDED = CropOptions(mode="pad", interpolation="bilinear")
+PADDED = CropOptions(crop="pad", train_interpolation="bilinear")
 
 
 def size_of(tensor):
@@ -48,17 +48,17 @@ class Asked(TorchDispatchMode):
         return out
 
 
-def asked_for(crop, pictures, batch=256):
+def asked_for(crop, count, batch=256):
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (pictures, 32, 32, 3), dtype=np.uint8)
-    source = ArraySource("npz", "train", images, np.arange(pictures) % 10, list("abcdefghij"))
+    images = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+    source = ArraySource("npz", "train", images, np.arange(count) % 10, list("abcdefghij"))
     mixing = MixOptions(mixup=0.8, cutmix=1.0)
     options = AugmentOptions(aa="rand-m9-mstd0.5-inc1", reprob=0.25, mix=mixing)
     augment = Augment(options, classes=10, device="meta")
-    loader = ResidentLoader(source, Plan(pictures, batch), 32, crop, augment, device="meta")
+    loader = DeviceLoader(source, Sampler(count, batch), 32, crop, augment, device="meta")
     with Asked() as asked:
-        batches = loader._prepare(0, range(loader.steps))
-    assert len(batches) == pictures // batch
+        batches = loader._prepare(0, range(loader.batches))
+    assert len(batches) == count // batch
     assert batches[0].images.shape == (batch, 3, 32, 32)
     return asked
 
@@ -68,15 +68,15 @@ def asked_for(crop, pictures, batch=256):
 @pytest.mark.parametrize(
     ("crop", "most", "gigabytes"), [(PADDED, 490, 3.4), (CropOptions(), 590, 6.3)], ids=["pad", "resized"]
 )
-def test_a_chunk_takes_a_bounded_number_of_operations_and_bytes(crop, most, gigabytes):
+def test_a_group_of_batches_takes_a_bounded_number_of_operations_and_bytes(crop, most, gigabytes):
     asked = asked_for(crop, 4096)
     assert asked.operations <= most
     assert asked.bytes <= gigabytes * 1e9
-    # The crops, two layers of RandAugment, erasing, labels, mixing of the pictures and of the targets.
+    # The crops, two layers of RandAugment, erasing, labels, mixing of the images and of the targets.
     assert asked.transfers == 7
 
 
-def test_a_larger_chunk_takes_no_more_operations():
+def test_a_larger_group_takes_no_more_operations():
     small, large = asked_for(PADDED, 2048), asked_for(PADDED, 8192)
     assert large.operations == small.operations
     assert large.transfers == small.transfers

@@ -10,9 +10,9 @@ from fathoms.data import (
     AugmentOptions,
     CropOptions,
     DataError,
+    DeviceLoader,
     MixOptions,
-    Plan,
-    ResidentLoader,
+    Sampler,
 )
 
 
@@ -28,59 +28,59 @@ def loader(source, **options):
         AugmentOptions(aa="rand-m9-mstd0.5-inc1", reprob=0.25, mix=MixOptions(mixup=0.8, cutmix=1.0)),
         classes=5,
     )
-    return ResidentLoader(source, Plan(50, 10, seed=2), 16, CropOptions(**options), augment)
+    return DeviceLoader(source, Sampler(50, 10, seed=2), 16, CropOptions(**options), augment)
 
 
 @pytest.mark.parametrize("mode", ["resized", "pad", "whole"])
 def test_epochs_resume_anywhere(source, mode):
-    whole = list(loader(source, mode=mode).epoch(1))
-    rest = list(loader(source, mode=mode).epoch(1, start=3))
+    whole = list(loader(source, crop=mode).epoch(1))
+    rest = list(loader(source, crop=mode).epoch(1, start=3))
     assert len(whole) == 5
     assert all(
         torch.equal(a.images, b.images) and torch.equal(a.targets, b.targets)
         for a, b in zip(whole[3:], rest, strict=True)
     )
-    assert not torch.equal(whole[0].images, next(loader(source, mode=mode).epoch(2)).images)
+    assert not torch.equal(whole[0].images, next(loader(source, crop=mode).epoch(2)).images)
     with pytest.raises(DataError, match="outside the epoch"):
         next(loader(source).epoch(0, start=9))
 
 
 def test_batches_made_together_are_those_made_alone(source, monkeypatch):
     together = loader(source)
-    # What a GPU does to be asked less often: three steps, then the two that are left.
+    # What a GPU does to launch less often: three batches, then the two that are left.
     monkeypatch.setattr(type(together), "_at_once", 3)
     for batch in together.epoch(1):
-        alone = together.batch(1, batch.step)
+        alone = together.batch(1, batch.number)
         assert torch.equal(batch.images, alone.images)
         assert torch.equal(batch.targets, alone.targets)
         assert torch.equal(batch.ids, alone.ids)
 
 
-class Watched(ResidentLoader):
-    """A loader that works as on a GPU, two steps at a time, and notes what it begins."""
+class Watched(DeviceLoader):
+    """A loader that works as on a GPU, two batches at a time, and notes what it begins."""
 
     _at_once, _ahead = 2, True
 
-    def _pieces(self, epoch, steps):
-        self.begun = [*getattr(self, "begun", []), (epoch, steps)]
-        return super()._pieces(epoch, steps)
+    def _pieces(self, epoch, numbers):
+        self.begun = [*getattr(self, "begun", []), (epoch, numbers)]
+        return super()._pieces(epoch, numbers)
 
 
-def test_chunks_begun_ahead_are_those_made_when_wanted(source):
+def test_groups_begun_ahead_are_those_made_when_wanted(source):
     usual = loader(source)
-    watched = Watched(source, usual.plan, usual.size, usual.crop, usual.augment)
-    # Left in the middle of an epoch, gone on with in another, then to the end of it and into the next.
+    watched = Watched(source, usual.sampler, usual.size, usual.crop, usual.augment)
+    # Left in the middle of an epoch, resumed in another, then to the end of it and into the next.
     next(watched.epoch(7))
     before = len(watched.begun)
     for epoch in (1, 2):
         for batch, other in zip(watched.epoch(epoch), usual.epoch(epoch), strict=True):
-            assert (batch.epoch, batch.step) == (other.epoch, other.step)
+            assert (batch.epoch, batch.number) == (other.epoch, other.number)
             assert torch.equal(batch.images, other.images)
             assert torch.equal(batch.targets, other.targets)
             assert torch.equal(batch.ids, other.ids)
-    # No chunk is made twice; the beginning of the epoch after the last waits for who asks for it.
-    chunks = [range(2), range(2, 4), range(4, 5)]
-    assert watched.begun[before:] == [(epoch, steps) for epoch in (1, 2) for steps in chunks] + [
+    # No group is made twice; the first group of the epoch after the last waits until it is asked for.
+    groups = [range(2), range(2, 4), range(4, 5)]
+    assert watched.begun[before:] == [(epoch, numbers) for epoch in (1, 2) for numbers in groups] + [
         (3, range(2))
     ]
 
@@ -94,19 +94,19 @@ def test_what_was_begun_for_another_size_is_not_handed_out(source, monkeypatch):
 
 
 def test_evaluation_hands_out_the_pixels_as_they_are(source):
-    plan = Plan(50, 16, order="sequential")
-    batches = list(ResidentLoader(source, plan, 16).epoch(0))
+    sampler = Sampler(50, 16, order="sequential")
+    batches = list(DeviceLoader(source, sampler, 16).epoch(0))
     assert torch.equal(
         torch.cat([b.images for b in batches]), torch.from_numpy(source.images).permute(0, 3, 1, 2)
     )
     assert torch.cat([b.labels for b in batches]).tolist() == source.labels.tolist()
-    larger = next(ResidentLoader(source, plan, 24).epoch(0))
+    larger = next(DeviceLoader(source, sampler, 24).epoch(0))
     assert larger.images.shape == (16, 3, 24, 24)
 
 
 @pytest.mark.parametrize("flip", [0.0, 1.0])
-def test_padding_shifts_by_at_most_four_pixels_and_mirrors_if_told(source, flip):
-    plain = ResidentLoader(source, Plan(50, 50), 16, CropOptions(mode="pad", flip=flip))
+def test_padding_shifts_by_at_most_four_pixels_and_flips_if_asked(source, flip):
+    plain = DeviceLoader(source, Sampler(50, 50), 16, CropOptions(crop="pad", hflip=flip))
     batch = next(plain.epoch(0))
     for number, image in zip(batch.ids.tolist(), batch.images.permute(0, 2, 3, 1).numpy(), strict=True):
         image = image[:, ::-1] if flip else image
@@ -123,23 +123,23 @@ def test_sources_that_do_not_fit_together_are_refused():
         ArraySource("npz", "train", images, np.array([0, 1, 7, 0]), ["a", "b"])
 
 
-def test_an_epoch_is_cut_into_chunks_of_nearly_one_size(source, monkeypatch):
+def test_an_epoch_is_cut_into_groups_of_nearly_one_size(source, monkeypatch):
     whole = loader(source)
     monkeypatch.setattr(type(whole), "_at_once", 4)
-    assert [len(steps) for steps in whole._chunks(0)] == [3, 2]
-    assert whole._chunks(5) == []
+    assert [len(numbers) for numbers in whole._groups(0)] == [3, 2]
+    assert whole._groups(5) == []
     assert len(list(whole.epoch(0))) == 5
     assert list(whole.epoch(0, start=5)) == []
 
 
 class Failing(Watched):
-    """One that fails once, in the piece of a chunk that is begun ahead."""
+    """One that fails once, in the piece of a group that is begun ahead."""
 
     left = 1
 
-    def _pieces(self, epoch, steps):
-        pieces = super()._pieces(epoch, steps)
-        if steps.start == 0:
+    def _pieces(self, epoch, numbers):
+        pieces = super()._pieces(epoch, numbers)
+        if numbers.start == 0:
             return (yield from pieces)
         yield
         if self.left:
@@ -148,9 +148,9 @@ class Failing(Watched):
         return (yield from pieces)
 
 
-def test_a_chunk_that_failed_half_way_is_made_again(source):
+def test_a_group_that_failed_half_way_is_made_again(source):
     usual = loader(source)
-    failing = Failing(source, usual.plan, usual.size, usual.crop, usual.augment)
+    failing = Failing(source, usual.sampler, usual.size, usual.crop, usual.augment)
     batches = failing.epoch(0)
     with pytest.raises(RuntimeError, match="out of memory"):
         list(batches)

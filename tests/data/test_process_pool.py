@@ -1,4 +1,4 @@
-"""A pool of processes by itself: what it does when one stops, is cut short, or says what nobody can read."""
+"""ProcessPool alone: a process that stops, a wait that is cut short, an error that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from fathoms.data.errors import DataError, LoaderError
 from fathoms.data.loader import CAN_FORK
-from fathoms.data.workers.process_handle import Reporter
+from fathoms.data.workers.process_handle import ProcessStatus
 from fathoms.data.workers.processes import ProcessPool
 from fathoms.data.workers.shared_memory import Arena
 
@@ -52,42 +52,45 @@ def work(task, worker, _make):
 
 @contextlib.contextmanager
 def pool_of(count=1, timeout=60.0, slots=8):
-    told = []
-    pool = ProcessPool(work, count, timeout, told.append, Arena(slots, 16, False), slots)
-    pool.told = told
+    reports = []
+    pool = ProcessPool(work, count, timeout, reports.append, Arena(slots, 16, False), slots)
+    pool.reports = reports
     try:
         yield pool
     finally:
         pool.close()
 
 
+@pytest.mark.clock
 def test_a_process_that_was_stopped_between_two_tasks_is_replaced():
     with pool_of(timeout=0.5) as pool:
         pool.submit(0, ("say", 5))
         assert pool.take()[:2] == (0, 5)
-        os.kill(pool.children[0].pid, signal.SIGSTOP)
+        os.kill(pool.handles[0].pid, signal.SIGSTOP)
         # Nobody waits for it yet, so nothing is wrong with it.
         time.sleep(0.6)
-        assert not pool.children[0].trouble(0.5)
+        assert not pool.handles[0].trouble(0.5)
         began = time.monotonic()
         pool.submit(1, ("say", 6))
         assert pool.take()[:2] == (1, 6)
         assert time.monotonic() - began < 3
-        assert len(pool.told) == 1
-        assert "data-worker-0 has hung for" in pool.told[0]
+        assert len(pool.reports) == 1
+        assert "data-worker-0 has hung for" in pool.reports[0]
 
 
-def test_results_that_were_not_fetched_for_long_are_no_sign_of_hanging():
+@pytest.mark.clock
+def test_results_that_were_not_fetched_for_long_are_not_a_sign_of_hanging():
     with pool_of(2, timeout=0.5) as pool:
         for number in range(4):
             pool.submit(number, ("say", number))
         time.sleep(1.0)
-        os.kill(pool.children[0].pid, signal.SIGKILL)
+        os.kill(pool.handles[0].pid, signal.SIGKILL)
         time.sleep(0.1)
         assert sorted(pool.take()[1] for _ in range(4)) == [0, 1, 2, 3]
-        assert all("died" in told for told in pool.told)
+        assert all("died" in report for report in pool.reports)
 
 
+@pytest.mark.clock
 def test_what_takes_long_is_not_waited_for_when_an_epoch_is_left():
     with pool_of(2) as pool:
         pool.submit(0, ("sleep", 60))
@@ -99,26 +102,27 @@ def test_what_takes_long_is_not_waited_for_when_an_epoch_is_left():
 
 
 @pytest.mark.parametrize(("kind", "said"), [("odd", "row 1, column 4"), ("closed", "row 4")])
-def test_errors_that_cannot_be_sent_arrive_as_what_they_say(kind, said):
+def test_errors_that_cannot_be_pickled_arrive_as_their_message(kind, said):
     with pool_of() as pool:
         pool.submit(0, (kind, 4))
         with pytest.raises(DataError, match=said):
             pool.take()
         pool.submit(1, ("say", 7))
         assert pool.take()[:2] == (1, 7)
-        assert not pool.told
+        assert not pool.reports
 
 
+@pytest.mark.clock
 def test_a_process_that_dies_in_the_middle_of_a_message_is_replaced():
     with pool_of() as pool:
         pool.submit(0, ("large", 10_000_000))
         # It has filled its pipe and waits for a reader.
         time.sleep(0.5)
-        os.kill(pool.children[0].pid, signal.SIGKILL)
+        os.kill(pool.handles[0].pid, signal.SIGKILL)
         time.sleep(0.1)
         assert len(pool.take()[1]) == 10_000_000
-        assert len(pool.told) == 1
-        assert "died" in pool.told[0]
+        assert len(pool.reports) == 1
+        assert "died" in pool.reports[0]
 
 
 def test_an_interrupted_wait_ends_the_pool():
@@ -161,8 +165,8 @@ def test_processes_that_were_begun_do_not_outlive_a_pool_that_could_not_be(monke
             os.waitpid(pid, os.WNOHANG)
 
 
-def test_names_that_are_no_text_can_be_told():
-    worker = Reporter("data-worker-0")
+def test_file_names_that_are_not_text_can_be_reported():
+    worker = ProcessStatus("data-worker-0")
     worker.begin(os.fsdecode(b"cat\xff.jpg"))
     assert worker.item == "cat\\udcff.jpg"
 
@@ -184,10 +188,11 @@ def test_an_interrupt_at_birth_does_not_send_a_child_down_its_parents_way(monkey
         for number in range(4):
             pool.submit(number, ("say", number))
         assert sorted(pool.take()[1] for _ in range(4)) == [0, 1, 2, 3]
-        assert not pool.told
+        assert not pool.reports
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
+@pytest.mark.clock
 def test_a_process_its_parent_never_knew_of_ends(monkeypatch):
     fork, pids = os.fork, []
 
@@ -199,7 +204,7 @@ def test_a_process_its_parent_never_knew_of_ends(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "fork", noted)
-    monkeypatch.setattr("fathoms.data.workers.processes.Child", interrupted)
+    monkeypatch.setattr("fathoms.data.workers.processes.ProcessHandle", interrupted)
     with pytest.raises(KeyboardInterrupt), pool_of():
         pass
     gc.collect()

@@ -1,7 +1,6 @@
-"""The GPU parts of `benchmarks/loader.py`: a data set on the device, and training fed from packed shards.
+"""GPU parts of `benchmarks/loader.py`: a data set on the device, and training fed from packed shards.
 
-Each part says what it does as it goes and stops when its time is over, so that a borrowed machine is
-never held for long.
+Each part prints its progress and stops when its time is over, so that a borrowed machine is never held for long.
 """
 
 from __future__ import annotations
@@ -28,13 +27,14 @@ from fathoms.data import (
     AugmentOptions,
     Batch,
     CropOptions,
+    DeviceLoader,
     Loader,
     LoaderOptions,
     MixOptions,
-    Plan,
-    ResidentLoader,
+    Sampler,
     Source,
-    TrainView,
+    TrainTransform,
+    choose_backend,
     choose_decoder,
     list_splits,
     open_source,
@@ -55,13 +55,13 @@ def say(text: str) -> None:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was asked for."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def read_sheets(path: str) -> ArraySource:
-    """CIFAR's training images from a file of sheets: 50x50 tiles a picture, labels beside them."""
+    """CIFAR's training images from a file of sheets of 50x50 tiles, with labels in a file of their own."""
     from PIL import Image
 
     members = {member.name: member for member in read_index(path)}
@@ -92,10 +92,10 @@ SETTINGS = {
 }
 
 
-class Behind:
-    """Wait for what the device was asked for at the call before: the host is one call ahead and no more.
+class OneAhead:
+    """Wait for the work of the call before: the host is one call ahead of the device and no more.
 
-    So it is in the loop of `fathoms train`, which reads the result of an update while the next one runs.
+    As in the loop of `fathoms train`, which reads the result of an update while the next one runs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -136,13 +136,13 @@ def measure_resident(args: argparse.Namespace) -> dict[str, object]:
     """Images per second of augmentation and batching for CIFAR-10 on the device, and their share of a step.
 
     The share is what training loses: one minus the rate with the loader over the rate with one batch
-    used again and again, whole epochs of each in turns. The model is the one of the `cifar` recipe.
+    repeated, whole epochs of each in turns. The model is the one of the `cifar` recipe.
     """
     device, size = torch.device(args.device), args.batch_size or 512
     say(f"reading {args.data}")
     source = read_sheets(args.data)
     mix = MixOptions(mixup=0.8, cutmix=1.0)
-    pad = CropOptions(mode="pad", interpolation="bilinear")
+    pad = CropOptions(crop="pad", train_interpolation="bilinear")
     recipes = {
         "shift_flip": (pad, AugmentOptions()),
         "shift_flip_mix": (pad, AugmentOptions(mix=mix)),
@@ -164,8 +164,10 @@ def measure_resident(args: argparse.Namespace) -> dict[str, object]:
     share: dict[str, float] = {}
     still: list[float] = []
     for name, (crop, options) in recipes.items():
-        augment = Augment(options, classes=len(source.classes), device=device, kernels=args.kernels)
-        loader = ResidentLoader(source, Plan(len(source), size), 32, crop, augment, device)
+        augment = Augment(
+            options, classes=len(source.classes), device=device, backend=choose_backend(args.kernels, device)
+        )
+        loader = DeviceLoader(source, Sampler(len(source), size), 32, crop, augment, device)
         epochs = itertools.count()
         first = next(loader.epoch(next(epochs)))
         say(f"{name}: the first batch is there")
@@ -177,7 +179,7 @@ def measure_resident(args: argparse.Namespace) -> dict[str, object]:
             step(first)
         pairs = [
             (
-                rate(itertools.repeat(first, loader.steps), step, device),
+                rate(itertools.repeat(first, loader.batches), step, device),
                 rate(loader.epoch(next(epochs)), step, device),
             )
             for _ in range(args.turns)
@@ -185,7 +187,7 @@ def measure_resident(args: argparse.Namespace) -> dict[str, object]:
         own, fed = (statistics.median(column) for column in zip(*pairs, strict=True))
         still.append(own)
         share[name] = round(1 - fed / own, 4)
-        say(f"{name}: training {fed:,.0f} images/s, one batch again and again {own:,.0f}: {share[name]:.1%}")
+        say(f"{name}: training {fed:,.0f} images/s, one batch repeated {own:,.0f}: {share[name]:.1%}")
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "batch_size": size,
@@ -208,7 +210,7 @@ class Repeated:
         return len(self.labels)
 
     def read(self, index: int) -> bytes:
-        """Bytes of one picture."""
+        """Bytes of one image."""
         return self.source.read(index % len(self.source))
 
     def where(self, index: int) -> str:
@@ -227,9 +229,9 @@ class Repeated:
 def feed(
     loader: Loader, step: Callable[[Batch], None], seconds: float, still: float
 ) -> dict[str, float | str]:
-    """Train for so many seconds after a warm-up of two; how fast, and how much of it was waiting.
+    """Train for `seconds` after a warm-up of two; the rate, and the share of time spent waiting.
 
-    `still` is the rate of one batch again and again. A loop that the workers slow down, for Python's lock or
+    `still` is the rate of one batch repeated. A loop that the workers slow down, for the GIL or
     for the cores, does not wait and yet is slow: `fed_share` is what it keeps of its rate.
     """
     began, warm = time.perf_counter(), False
@@ -262,20 +264,24 @@ def measure_feed(args: argparse.Namespace) -> dict[str, object]:
         entry, _ = pack_split(original, Path(folder), PackOptions(), workers=cores)
         write_index(Path(folder), original.classes, {original.split: entry}, PackOptions())
         pack = open_source(folder, split)
-        say(f"packed {len(pack)} photos")
+        say(f"packed {len(pack)} images")
         size = args.batch_size or 256
         source = Repeated(pack, -(-size * 4000 // len(pack)))
         options = AugmentOptions(aa=POLICY, reprob=0.25, mix=MixOptions(mixup=0.8, cutmix=1.0))
-        augment = Augment(options, classes=len(source.classes), device=device, kernels=args.kernels)
+        augment = Augment(
+            options, classes=len(source.classes), device=device, backend=choose_backend(args.kernels, device)
+        )
         config = ViTConfig(
             image_size=SIZE, dim=192, depth=args.depth, heads=3, num_classes=len(source.classes)
         )
         step = Trainer(config, device, SETTINGS[args.step])
-        view = TrainView(SIZE, CropOptions(), 0, "device" if device.type == "cuda" else "worker")
+        transform = TrainTransform(SIZE, CropOptions(), 0, "device" if device.type == "cuda" else "worker")
 
         def loader(workers: int) -> Loader:
-            plan = Plan(len(source), size)
-            return Loader(source, plan, view, augment, LoaderOptions(workers, args.worker_kind), device)
+            sampler = Sampler(len(source), size)
+            return Loader(
+                source, sampler, transform, augment, LoaderOptions(workers, args.worker_kind), device
+            )
 
         first = loader(cores)
         for number, batch in enumerate(first.epoch(0)):
@@ -288,14 +294,14 @@ def measure_feed(args: argparse.Namespace) -> dict[str, object]:
         once = rate(itertools.repeat(batch, 10), step, device)
         count = max(1, int(args.seconds * once / size))
         still = rate(itertools.repeat(batch, count), step, device)
-        say(f"one batch again and again: {still:,.0f} images/s")
+        say(f"one batch repeated: {still:,.0f} images/s")
         found = {}
         for workers in args.workers or [cores]:
             own = loader(workers)
-            idle = feed(own, Behind(device), args.seconds / 2, still)
+            idle = feed(own, OneAhead(device), args.seconds / 2, still)
             found[str(workers)] = feed(own, step, args.seconds, still)
             found[str(workers)]["alone_images_per_second"] = idle["images_per_second"]
-            say(f"{workers} {own.kind}: {found[str(workers)]}")
+            say(f"{workers} {own.worker_kind}: {found[str(workers)]}")
             own.close()
     best = max(found.values(), key=lambda result: float(result["fed_share"]))
     return {
@@ -305,7 +311,7 @@ def measure_feed(args: argparse.Namespace) -> dict[str, object]:
         "batch_size": size,
         "depth": args.depth,
         "step": args.step,
-        "worker_kind": own.kind,
+        "worker_kind": own.worker_kind,
         "still_images_per_second": round(still, 1),
         "by_workers": found,
         "fed_share": best["fed_share"],

@@ -1,14 +1,14 @@
-"""The crops of a task: decoded in place or not, they are the same pixels."""
+"""Crops of a few samples: decoded in place or one by one, they have the same pixels."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from fathoms.data import CropOptions, choose_decoder, open_source
-from fathoms.data.crop.decode_crops import Crops
-from fathoms.data.decode.sample_reader import Reader
+from fathoms.data.crop.decode_crops import decode_crops
+from fathoms.data.decode.sample_reader import SampleReader
 from fathoms.data.sampler import Refs
-from fathoms.data.workers.shared_memory import make_room
+from fathoms.data.workers.shared_memory import own_memory
 from fathoms.errors import BackendError
 
 SIZE = 32
@@ -16,12 +16,12 @@ SIZE = 32
 
 @pytest.fixture
 def mixed_folder(tmp_path, photo, encoded):
-    """Upright, turned, grey, damaged and large pictures, and some that are no JPEGs."""
+    """Upright, rotated, grey, damaged and large images, and some that are not JPEGs."""
     turned = Image.Exif()
     turned[0x0112] = 6
     (tmp_path / "train/all").mkdir(parents=True)
     for number in range(24):
-        picture = photo(number, 60 + number, 90 - number)
+        image = photo(number, 60 + number, 90 - number)
         data = {
             0: lambda p: encoded(p),
             1: lambda p: encoded(p.convert("L")),
@@ -29,15 +29,15 @@ def mixed_folder(tmp_path, photo, encoded):
             3: lambda p: encoded(p, "PNG"),
             4: lambda p: encoded(p.resize((400, 300))),
             5: lambda p: encoded(p)[:-200] + bytes(200),
-        }[number % 6](picture)
+        }[number % 6](image)
         (tmp_path / f"train/all/{number:02d}.jpg").write_bytes(data)
     return open_source(tmp_path)
 
 
-def cut(pixels, places):
-    """Every picture of a layout as an array of its own."""
+def cut(pixels, layout):
+    """Every image of a pixel buffer as an array of its own."""
     flat = pixels.numpy()
-    for offset, pitch, (height, width) in zip(places.offset, places.pitch, places.size, strict=True):
+    for offset, pitch, (height, width) in zip(layout.offset, layout.pitch, layout.size, strict=True):
         rows = offset + pitch * np.arange(height)[:, None] + np.arange(width)
         yield flat[rows]
 
@@ -55,12 +55,22 @@ def test_crops_decoded_in_place_are_those_decoded_one_by_one(mixed_folder, mode)
     found, bad = [], []
     for decoder in decoders:
         names: set[str] = set()
-        reader = Reader(mixed_folder, decoder, lambda _: None, lambda name, _, names=names: names.add(name))
-        crops = Crops(reader, Refs(index, index * 0, index), 0, 0, CropOptions(mode), SIZE)
-        pixels, places = crops.layout(make_room(pin=False))
-        found.append((crops.indices, places, list(cut(pixels, places))))
+        reader = SampleReader(
+            mixed_folder, decoder, lambda _: None, lambda name, _, names=names: names.add(name)
+        )
+        indices, pixels, layout = decode_crops(
+            reader,
+            Refs(index, index * 0, index),
+            0,
+            0,
+            CropOptions(mode),
+            SIZE,
+            own_memory(pin=False),
+            resized=False,
+        )
+        found.append((indices, layout, list(cut(pixels, layout))))
         bad.append(names)
-    # Crop decode does not see damage below the crop, so it may keep a picture that a full decode refuses.
+    # Crop decode does not see damage below the crop, so it may keep an image that a full decode refuses.
     assert bad[0] <= bad[1]
     assert bad[0]
     same = [a == b for a, b in zip(found[0][0], found[1][0], strict=True)]

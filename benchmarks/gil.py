@@ -1,11 +1,11 @@
-"""How much a training loop that shares its process with the data workers is slowed by Python's lock.
+"""The GIL: how much it slows a training loop that shares its process with the data workers.
 
-    python benchmarks/lock.py pet_photos_original.tar --json
+    python benchmarks/gil.py pet_photos_original.tar --json
 
-The main thread runs small torch operations, each of which lets go of Python's lock and takes it again, as
-the launch of a kernel does. Meanwhile workers prepare packed photos for a GPU (crop decode, nothing else) as
+The main thread runs small torch operations, each of which releases the GIL and takes it again, as
+the launch of a kernel does. Meanwhile workers prepare packed images for a GPU (crop decode, nothing else) as
 fast as they can: first in another process, where they share the cores and the memory with the loop but not the
-lock, then in the same process, in turns. `share` is the ratio of the two rates: what the lock leaves; `delay` is
+GIL, then in the same process, in turns. `share` is the ratio of the two rates: what the GIL leaves; `delay` is
 the time that the loop loses to it for each image, in microseconds, and `held` how long a worker holds it for each.
 """
 
@@ -28,21 +28,21 @@ from unittest import mock
 
 import torch
 
-from fathoms.data import CropOptions, Plan, TrainView, choose_decoder, list_splits, open_source
+from fathoms.data import CropOptions, Sampler, TrainTransform, choose_decoder, list_splits, open_source
 from fathoms.data.decode.turbojpeg import load_turbojpeg
 from fathoms.data.loader import CHUNK
 from fathoms.data.tools.pack import PackOptions, pack_split, write_index
-from fathoms.data.workers.base import Decoding, Task
-from fathoms.data.workers.shared_memory import make_room
-from fathoms.data.workers.threads import Worker, WorkerPool, available_cores
-from feeding import SIZE, Repeated
+from fathoms.data.workers.shared_memory import own_memory
+from fathoms.data.workers.task import Task, TaskRunner
+from fathoms.data.workers.threads import ThreadPool, Worker, available_cores
+from gpu_loader import SIZE, Repeated
 
 _TASKS = 4000
 
 
 def refuse(name: str, reason: str) -> None:
-    """A bad photo would be left out of what is measured."""
-    raise SystemExit(f"lock: {name}: {reason}")
+    """Stop: a bad image would be missing from the measurement."""
+    raise SystemExit(f"gil: {name}: {reason}")
 
 
 class Busy:
@@ -50,17 +50,17 @@ class Busy:
 
     def __init__(self, folder: str, workers: int, chunk: int) -> None:
         source = Repeated(open_source(folder, "train"), 100)
-        plan, view = Plan(len(source), chunk), TrainView(SIZE, CropOptions(), 0, "device")
-        decoding = Decoding(source, choose_decoder(), None)
+        sampler, transform = Sampler(len(source), chunk), TrainTransform(SIZE, CropOptions(), 0, "device")
+        run = TaskRunner(source, choose_decoder(), None)
         self.done = [0] * 64
 
         def work(task: Task, worker: Worker) -> None:
-            decoding(task, worker.begin, refuse, make_room(pin=False))
+            run(task, worker.begin, refuse, own_memory(pin=False))
             self.done[int(worker.name.rsplit("-", 1)[1])] += len(task.refs)
 
-        self.pool = WorkerPool(work, workers, timeout=60.0)
+        self.pool = ThreadPool(work, workers, timeout=60.0)
         for number in range(_TASKS):
-            self.pool.submit(number, Task(plan.batch(0, number % plan.steps), 0, view))
+            self.pool.submit(number, Task(sampler.batch(0, number % sampler.batches), 0, transform))
 
     def close(self) -> None:
         """Let the workers end."""
@@ -88,13 +88,13 @@ def launches(seconds: float) -> float:
 
 
 def held(folder: str, chunk: int, turns: int) -> float:
-    """Processor time for one image outside reading and decoding, which let go of the lock; in microseconds.
+    """Processor time for one image outside reading and decoding, which release the GIL; in microseconds.
 
     The lower quartile over tasks, in one thread: what else the machine does makes some of them slower.
     """
     library = load_turbojpeg()[0]
     if library is None:
-        raise SystemExit("lock: no crop decode here; pip install turbojpeg")
+        raise SystemExit("gil: no crop decode here; pip install turbojpeg")
     free = 0.0
 
     def timed(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,17 +108,17 @@ def held(folder: str, chunk: int, turns: int) -> float:
         return timed_call
 
     source = open_source(folder, "train")
-    plan, view = Plan(len(source), chunk), TrainView(SIZE, CropOptions(), 0, "device")
-    decoding, worker = Decoding(source, choose_decoder(), None), Worker("data-worker-0")
+    sampler, transform = Sampler(len(source), chunk), TrainTransform(SIZE, CropOptions(), 0, "device")
+    run, worker = TaskRunner(source, choose_decoder(), None), Worker("data-worker-0")
     spent = []
     with (
         mock.patch.object(os, "pread", timed(os.pread)),
         mock.patch.object(library.library, "tj3Decompress8", timed(library.library.tj3Decompress8)),
     ):
-        for turn, step in itertools.product(range(turns), range(plan.steps)):
-            refs = plan.batch(turn, step)
+        for turn, step in itertools.product(range(turns), range(sampler.batches)):
+            refs = sampler.batch(turn, step)
             free, began = 0.0, time.thread_time()
-            decoding(Task(refs, turn, view), worker.begin, refuse, make_room(pin=False))
+            run(Task(refs, turn, transform), worker.begin, refuse, own_memory(pin=False))
             spent.append(time.thread_time() - began - free)
     return 1e6 * statistics.quantiles(spent)[0] / chunk
 
@@ -142,7 +142,7 @@ class Beside:
         self.pipe, there = context.Pipe()
         self.process = context.Process(target=beside, args=(folder, workers, chunk, there), daemon=True)
         self.process.start()
-        # Only the other process holds its end now: should it die, this one is told instead of waiting.
+        # Only the other process holds its end now: should it die, this one gets an error instead of waiting.
         there.close()
         self.done()
         self.signal(signal.SIGSTOP)
@@ -208,7 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", help="a tar or folder of photos")
+    parser.add_argument("data", help="a tar or folder of images")
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--chunk", type=int, default=CHUNK, help="samples of one task")
     parser.add_argument("--seconds", type=float, default=0.5, help="length of a turn")

@@ -1,11 +1,11 @@
-"""Does one fixed network see the same through timm's evaluation transform and through ours?
+"""Evaluation pixels: one fixed network on timm's evaluation transform and on ours.
 
-    python benchmarks/pixels.py clothing_photos.tar --json
+    python benchmarks/eval_pixels.py clothing_photos.tar --json
 
 Trains a small ViT for a few minutes on the training split (our loader, one core), then classifies every
-picture of the other splits twice: read by Pillow with timm's evaluation transform, and read by our
+image of the other splits twice: read by Pillow with timm's evaluation transform, and read by our
 evaluation loader. Reports both accuracies, how many predictions agree, and the difference of the pixels,
-the latter also at 224 pixels for 64 pictures of each split.
+the latter also at 224 pixels for 64 images of each split.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from fathoms.data import (
     Augment,
     AugmentOptions,
     CropOptions,
-    EvalView,
+    EvalTransform,
     Loader,
     LoaderOptions,
-    Plan,
+    Sampler,
     Source,
-    TrainView,
+    TrainTransform,
     list_splits,
     open_source,
 )
@@ -54,9 +54,9 @@ def train(source: Source, size: int, minutes: float) -> ViT:
         )
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
-    view = TrainView(size, CropOptions(scale=(0.4, 1.0)), seed=0)
+    transform = TrainTransform(size, CropOptions(scale=(0.4, 1.0)), seed=0)
     augment = Augment(AugmentOptions(), classes=len(source.classes))
-    loader = Loader(source, Plan(len(source), 32), view, augment, LoaderOptions(workers=1))
+    loader = Loader(source, Sampler(len(source), 32), transform, augment, LoaderOptions(workers=1))
     began, epoch = time.process_time(), 0
     while True:
         for batch in loader.epoch(epoch):
@@ -74,7 +74,7 @@ def train(source: Source, size: int, minutes: float) -> ViT:
 
 
 def by_timm(source: Source, size: int, count: int) -> Tensor:
-    """The first `count` pictures as timm's evaluation gives them: Pillow, resize, centre crop, normalise."""
+    """The first `count` images as timm's evaluation gives them: Pillow, resize, centre crop, normalise."""
     transform = create_transform(size, crop_pct=0.875, interpolation="bicubic")
     images = []
     for i in range(count):
@@ -84,11 +84,11 @@ def by_timm(source: Source, size: int, count: int) -> Tensor:
 
 
 def by_us(source: Source, size: int, count: int) -> Tensor:
-    """The first `count` pictures as our evaluation gives them. EXIF is left alone, as timm leaves it."""
-    plan = Plan(len(source), 64, order="sequential")
+    """The first `count` images as our evaluation gives them. EXIF is left alone, as timm leaves it."""
+    sampler = Sampler(len(source), 64, order="sequential")
     augment = Augment(AugmentOptions(), train=False)
     options = LoaderOptions(workers=1, exif="ignore")
-    loader = Loader(source, plan, EvalView(size, 0.875, "bicubic"), augment, options)
+    loader = Loader(source, sampler, EvalTransform(size, 0.875, "bicubic"), augment, options)
     batches = itertools.islice(loader.epoch(0), -(-count // 64))
     return torch.cat([batch.images for batch in batches])[:count]
 

@@ -1,0 +1,263 @@
+"""What every data source must do. A new kind gets these tests by being registered, once `MAKERS` can make one."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fathoms.data import ArraySource, DataError, Source, choose_decoder, list_splits, open_source
+from fathoms.data.sources.detect import READERS, detect
+from fathoms.data.sources.digits import digit_sources
+from fathoms.data.tools.pack import PackOptions, pack_split, write_index
+from fathoms.errors import UnknownNameError
+
+SIDE = 32
+LABELS = {"train": [0, 1, 2, 0, 1, 2], "val": [2, 0, 1]}
+
+
+def pixels_of(split: str) -> np.ndarray:
+    """Smooth random images, the same for every kind of source."""
+    rng = np.random.default_rng(len(split))
+    coarse = rng.integers(0, 256, (len(LABELS[split]), 4, 4, 3), dtype=np.uint8)
+    return coarse.repeat(SIDE // 4, axis=1).repeat(SIDE // 4, axis=2)
+
+
+def files_of(split: str) -> list[bytes]:
+    """The images of a split as PNG files."""
+
+    def encoded(pixels):
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG")
+        return buffer.getvalue()
+
+    return [encoded(pixels) for pixels in pixels_of(split)]
+
+
+def write_tar(path: Path, entries: list[tuple[str, bytes]]) -> None:
+    with tarfile.open(path, "w") as archive:
+        for name, data in entries:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+def tree(split: str) -> list[tuple[str, bytes]]:
+    pairs = zip(LABELS[split], files_of(split), strict=True)
+    return [(f"{split}/{'abc'[label]}/{i}.png", data) for i, (label, data) in enumerate(pairs)]
+
+
+def make_folder(root: Path) -> Path:
+    for name, data in [*tree("train"), *tree("val")]:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+def make_tar_folder(root: Path) -> Path:
+    write_tar(root / "images.tar", [*tree("train"), *tree("val")])
+    return root / "images.tar"
+
+
+def make_webdataset(root: Path) -> Path:
+    for split, labels in LABELS.items():
+        entries = []
+        for i, (label, data) in enumerate(zip(labels, files_of(split), strict=True)):
+            entries += [(f"{i}.png", data), (f"{i}.cls", str(label).encode())]
+        write_tar(root / f"{split}-000000.tar", entries)
+    (root / "classes.txt").write_text("a\nb\nc\n")
+    return root
+
+
+def make_pack(root: Path) -> Path:
+    images, packed = make_folder(root / "images"), root / "packed"
+    options = PackOptions(shard_samples=4)
+    splits = {
+        name: pack_split(READERS["folder"](images, name), packed, options)[0] for name in ("train", "val")
+    }
+    write_index(packed, ("a", "b", "c"), splits, options)
+    return packed
+
+
+def make_npz(root: Path) -> Path:
+    arrays = {f"x_{split}": pixels_of(split) for split in LABELS}
+    arrays |= {f"y_{split}": np.array(labels) for split, labels in LABELS.items()}
+    np.savez(root / "images.npz", classes=np.array(["a", "b", "c"]), **arrays)
+    return root / "images.npz"
+
+
+def make_idx(root: Path) -> Path:
+    for split, prefix in (("train", "train"), ("val", "t10k")):
+        grey, labels = pixels_of(split)[..., 0], LABELS[split]
+        images = struct.pack(">IIII", 0x803, *grey.shape) + grey.tobytes()
+        (root / f"{prefix}-images-idx3-ubyte").write_bytes(images)
+        (root / f"{prefix}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">II", 0x801, len(labels)) + bytes(labels)
+        )
+    return root
+
+
+def make_cifar(root: Path) -> Path:
+    def records(split):
+        planes = pixels_of(split).transpose(0, 3, 1, 2).reshape(len(LABELS[split]), -1)
+        return [bytes([label]) + row.tobytes() for label, row in zip(LABELS[split], planes, strict=True)]
+
+    train = records("train")
+    for number in range(1, 6):
+        (root / f"data_batch_{number}.bin").write_bytes(
+            b"".join(train[number - 1 : number if number < 5 else 6])
+        )
+    (root / "test_batch.bin").write_bytes(b"".join(records("val")))
+    (root / "batches.meta.txt").write_text("a\nb\nc\n")
+    return root
+
+
+def make_hub(root: Path) -> Path:
+    datasets = pytest.importorskip("datasets", reason="the extra 'data' is not installed")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list("abc"))})
+
+    def table(split):
+        rows = {"image": [{"bytes": data, "path": None} for data in files_of(split)], "label": LABELS[split]}
+        return datasets.Dataset.from_dict(rows, features=features)
+
+    datasets.DatasetDict({split: table(split) for split in LABELS}).save_to_disk(str(root / "saved"))
+    return root / "saved"
+
+
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "folder": make_folder,
+    "tar-folder": make_tar_folder,
+    "webdataset": make_webdataset,
+    "pack": make_pack,
+    "npz": make_npz,
+    "idx": make_idx,
+    "cifar": make_cifar,
+    "hub": make_hub,
+}
+
+
+@pytest.fixture(scope="module", params=list(READERS))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def path(kind, tmp_path_factory):
+    """A data set of this kind: six training images of three classes and three held-out ones. No test changes it."""
+    return MAKERS[kind](tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(params=["train", "val"])
+def source(path, request):
+    return open_source(path, request.param)
+
+
+def pixels(source, index: int) -> np.ndarray:
+    if isinstance(source, ArraySource):
+        return source.images[index]
+    return choose_decoder("auto").decode(source.read(index))
+
+
+def test_is_recognised_by_its_path(kind, path):
+    assert detect(path) == kind
+    assert open_source(path).fingerprint() == open_source(path, kind=kind).fingerprint()
+
+
+def test_is_a_source_of_files_or_of_arrays(source):
+    assert isinstance(source, ArraySource | Source)
+
+
+def test_counts_its_images(source, request):
+    split = request.node.callspec.params["source"]
+    assert len(source) == len(source.labels) == len(LABELS[split])
+
+
+def test_labels_are_whole_numbers_of_its_classes(source, request):
+    split = request.node.callspec.params["source"]
+    assert source.labels.dtype == np.int64
+    assert sorted(source.labels.tolist()) == sorted(LABELS[split])
+    assert isinstance(source.classes, tuple)
+    assert len(source.classes) == 3
+    # IDX files hold numbers and no names.
+    assert source.classes == (("0", "1", "2") if source.kind == "idx" else ("a", "b", "c"))
+
+
+def test_every_image_keeps_its_label_and_its_pixels(source, request):
+    split = request.node.callspec.params["source"]
+    expected = {
+        (label, image[..., :1].repeat(3, axis=2).tobytes() if source.kind == "idx" else image.tobytes())
+        for label, image in zip(LABELS[split], pixels_of(split), strict=True)
+    }
+    found = [(int(source.labels[i]), pixels(source, i)) for i in range(len(source))]
+    if source.kind == "pack":
+        # Packing encodes again, with losses: the image is the nearest one, and has the right label.
+        originals = {label: [] for label in range(3)}
+        for label, image in zip(LABELS[split], pixels_of(split), strict=True):
+            originals[label].append(image.astype(int))
+        for label, image in found:
+            nearest = {k: min(np.abs(image - other).mean() for other in v) for k, v in originals.items()}
+            assert min(nearest, key=nearest.get) == label
+    else:
+        assert {(label, image.tobytes()) for label, image in found} == expected
+
+
+def test_reading_twice_gives_the_same_bytes(source):
+    for index in range(len(source)):
+        if isinstance(source, ArraySource):
+            assert source.images[index].dtype == np.uint8
+            assert source.images[index].shape == (SIDE, SIDE, 3)
+        else:
+            data = source.read(index)
+            assert isinstance(data, bytes)
+            assert data == source.read(index)
+            assert source.size(index) == len(data)
+
+
+def test_every_image_has_a_name_of_its_own(source):
+    names = [source.where(index) for index in range(len(source))]
+    assert len(set(names)) == len(source)
+    assert all(name.isprintable() for name in names)
+
+
+def test_the_fingerprint_is_stable_and_tells_splits_apart(path):
+    train, val = open_source(path), open_source(path, "val")
+    assert train.fingerprint() == open_source(path).fingerprint()
+    assert train.fingerprint() != val.fingerprint()
+
+
+def test_every_listed_split_opens_and_training_comes_first(path):
+    splits = list_splits(path)
+    assert len(splits) == 2
+    assert splits[0] == "train"
+    assert [open_source(path, split).split for split in splits] == splits
+
+
+def test_a_split_that_is_not_there_is_refused_by_name(path):
+    with pytest.raises(DataError, match="nonsense"):
+        open_source(path, "nonsense")
+
+
+def test_what_is_not_there_is_refused(kind, tmp_path):
+    with pytest.raises((DataError, OSError)):
+        open_source(tmp_path / "nowhere", kind=kind)
+
+
+def test_a_kind_that_does_not_exist_is_refused_with_the_nearest_name(tmp_path):
+    with pytest.raises(UnknownNameError, match="did you mean 'folder'"):
+        list_splits(tmp_path, "foldr")
+
+
+def test_the_built_in_digits_are_a_source_too():
+    for source in digit_sources():
+        assert isinstance(source, ArraySource)
+        assert source.images.shape == (len(source), 8, 8, 3)
+        assert set(source.labels.tolist()) == set(range(10))
+    train, test = (source.fingerprint() for source in digit_sources())
+    assert (train, test) == tuple(source.fingerprint() for source in digit_sources())
+    assert train != test
