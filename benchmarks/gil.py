@@ -67,8 +67,8 @@ class Busy:
         self.pool.close()
 
 
-def beside(folder: str, workers: int, chunk: int, pipe: Any) -> None:
-    """The same in a process of its own; answers each word with the images done so far."""
+def count_images(folder: str, workers: int, chunk: int, pipe: Any) -> None:
+    """The same in a process of its own; replies to each message with the number of images so far."""
     torch.set_num_threads(1)
     busy = Busy(folder, workers, chunk)
     while pipe.recv() == "count":
@@ -134,13 +134,13 @@ def within_process(folder: str, workers: int, chunk: int, seconds: float) -> tup
     return rate, images
 
 
-class Beside:
+class OtherProcess:
     """A process with workers of its own, which stands still except while it is measured."""
 
     def __init__(self, folder: str, workers: int, chunk: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, there = context.Pipe()
-        self.process = context.Process(target=beside, args=(folder, workers, chunk, there), daemon=True)
+        self.process = context.Process(target=count_images, args=(folder, workers, chunk, there), daemon=True)
         self.process.start()
         # Only the other process holds its end now: should it die, this one gets an error instead of waiting.
         there.close()
@@ -148,7 +148,7 @@ class Beside:
         self.signal(signal.SIGSTOP)
 
     def signal(self, number: int) -> None:
-        """Stop it, or let it go on."""
+        """Stop it, or let it continue."""
         os.kill(self.process.pid or 0, number)
 
     def done(self) -> int:
@@ -183,7 +183,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         write_index(Path(folder), original.classes, {"train": entry}, PackOptions())
         result["held"] = round(held(folder, args.chunk, turns=10), 1)
         for workers in args.workers:
-            with contextlib.closing(Beside(folder, workers, args.chunk)) as other:
+            with contextlib.closing(OtherProcess(folder, workers, args.chunk)) as other:
                 turns = [
                     (*other.measure(args.seconds), *within_process(folder, workers, args.chunk, args.seconds))
                     for _ in range(args.repeats)

@@ -25,7 +25,7 @@ PADDED = CropOptions(crop="pad", train_interpolation="bilinear")
 
 
 def size_of(tensor):
-    """Bytes behind a tensor; what is only repeated by a stride of zero lies there once."""
+    """Bytes of memory of a tensor; a dimension of stride zero counts once."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return tensor.element_size() * math.prod(length for length, stride in steps if stride)
 

@@ -135,7 +135,7 @@ def resize_boxes(
     numbers = [[left, top], [box_w, box_h], [width, row_high]]
     shift = [start - row_low, layout.offset + (row_low - start) * layout.pitch]
     integers = _integers(pixels)
-    double, single, cubic, mirror = to_device(
+    double, single, cubic, flips = to_device(
         [
             np.stack([np.concatenate(pair) for pair in numbers]).astype(integers),
             np.stack([*shift, layout.pitch, rows]).astype(integers),
@@ -146,7 +146,7 @@ def resize_boxes(
     )
     taps = tap_count(length, filters, size)
     begin, extent, limit = double
-    position, weight = tap_tables(begin, extent, limit, cubic, mirror, size, taps)
+    position, weight = tap_tables(begin, extent, limit, cubic, flips, size, taps)
     in_list, offset, pitch, each = single
     # A product beyond 2 ** 31 comes back with the sum: 32-bit integers wrap around both ways.
     total = int(rows.sum())
