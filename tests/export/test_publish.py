@@ -115,7 +115,7 @@ def test_a_repository_without_a_card_needs_the_model_s_name(store, digits_run, t
 
 
 def test_mistakes_are_said(store, monkeypatch):
-    with pytest.raises(FathomsError, match="a push makes a commit of its own; leave @main out"):
+    with pytest.raises(FathomsError, match="a push creates a new commit; leave @main out"):
         hub.push("me/digits@main", {})
     with pytest.raises(FathomsError, match="not a Hub id; write OWNER/NAME"):
         hub.push("digits", {})

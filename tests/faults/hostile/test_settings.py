@@ -80,7 +80,7 @@ def test_a_run_cannot_be_named_out_of_its_folder(name, refused):
 
 CARDS = {
     "nested": ("[" * 100_000, "nested too deeply"),
-    "NaN": ('{"config": {"mlp_ratio": NaN}}', "NaN is no JSON"),
+    "NaN": ('{"config": {"mlp_ratio": NaN}}', "NaN is not JSON"),
     "infinity": ('{"config": {"mlp_ratio": 1e999}}', "mlp_ratio=inf is not finite"),
     "a list": ("[1]", "a JSON object is expected"),
     "no config": ('{"a": 1}', "it has no config"),
