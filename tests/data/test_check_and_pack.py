@@ -100,11 +100,11 @@ def test_near_pairs_are_all_pairs_within_the_limit():
     assert {(i, j): d for i, j, d in near_pairs(hashes)} == every
 
 
-def test_the_hash_survives_shrinking_and_compression_but_not_another_picture(photo):
-    picture = photo(1, 150, 200)
+def test_the_hash_survives_shrinking_and_compression_but_not_another_image(photo):
+    original = photo(1, 150, 200)
     buffer = io.BytesIO()
-    picture.resize((100, 75)).save(buffer, "JPEG", quality=40)
-    first, again = perceptual_hash(np.asarray(picture)), perceptual_hash(np.asarray(Image.open(buffer)))
+    original.resize((100, 75)).save(buffer, "JPEG", quality=40)
+    first, again = perceptual_hash(np.asarray(original)), perceptual_hash(np.asarray(Image.open(buffer)))
     assert (first ^ again).bit_count() <= 4
     assert (first ^ perceptual_hash(np.asarray(photo(2, 150, 200)))).bit_count() > 12
 
@@ -120,7 +120,7 @@ def test_arrays_are_checked_too(tmp_path, capsys):
     assert verify_manifest(result["manifest"], open_source(tmp_path / "set.npz"))["count"] == 10
 
 
-def test_a_pack_holds_every_good_picture_smaller_and_the_bad_ones_by_name(photo_folder, tmp_path, capsys):
+def test_a_pack_holds_every_good_image_smaller_and_the_bad_ones_by_name(photo_folder, tmp_path, capsys):
     (photo_folder / "train/ape/000.jpg").write_bytes(b"")
     target = tmp_path / "packed"
     words = (photo_folder, target, "--max-side", 40, "--shard-samples", 20, "--workers", 2, "--json")
@@ -135,14 +135,14 @@ def test_a_pack_holds_every_good_picture_smaller_and_the_bad_ones_by_name(photo_
     assert max(max(decoder.header(pack.read(i)).shown) for i in range(47)) == 40
     assert np.bincount(pack.labels).tolist() == [15, 16, 16]
     assert verify_pack(target) == []
-    # The shards are WebDataset without the index, with the same pictures and labels.
+    # The shards are WebDataset without the index, with the same images and labels.
     plain = open_source(target, kind="webdataset")
     assert plain.classes == pack.classes
     assert [plain.read(i) for i in range(47)] == [pack.read(i) for i in range(47)]
     assert (plain.labels == pack.labels).all()
 
 
-def test_packing_keeps_the_picture(photo_folder, tmp_path, capsys):
+def test_packing_keeps_the_image(photo_folder, tmp_path, capsys):
     call(data_pack, capsys, photo_folder, tmp_path / "packed")
     pack, original = open_source(tmp_path / "packed", "val"), open_source(photo_folder, "val")
     decoder = choose_decoder()
@@ -190,7 +190,7 @@ def test_a_damaged_pack_is_refused_by_name(photo_folder, tmp_path, capsys):
     data[3000] ^= 255
     shard.write_bytes(data)
     assert verify_pack(target) == ["train-000000.tar"]
-    # In the padding at the end no picture shows the damage; the check does.
+    # In the padding at the end no image shows the damage; the check does.
     whole = bytearray(data)
     whole[3000] ^= 255
     shard.write_bytes(whole)

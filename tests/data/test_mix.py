@@ -24,7 +24,7 @@ def test_pixels_and_targets_agree_on_the_share(mode, kind):
     for step in range(20):
         mixture = draw_mixture(options, generator(0, 0, "mix", step), 6, 16, 16)
         mixed, targets = mix_images(images, mixture), soft_targets(labels, 6, 0.0, mixture)
-        # Image i has value i everywhere, so its mean says how much of which picture is in it.
+        # Image i has value i everywhere, so its mean says how much of which image is in it.
         expected = (targets * labels).sum(1)
         assert torch.allclose(mixed.mean((1, 2, 3)), expected, atol=1e-4)
         assert torch.allclose(targets.sum(1), torch.ones(6))
@@ -168,12 +168,12 @@ def test_normalising_is_exact_and_keeps_to_the_dtype():
 def test_any_number_of_ranks_mixes_the_same_samples_in_the_same_way(mode, world):
     options = AugmentOptions(mix=MixOptions(mixup=0.8, cutmix=1.0, mixup_mode=mode))
     augment = Augment(options, seed=3, classes=40)
-    pictures = torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8)
+    images = torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8)
 
     def mixed(plan, step):
         refs = plan.batch(1, step)
         index = torch.from_numpy(refs.index)
-        out = augment.finish(pictures[index], index % 40, refs, 1, step, plan.global_batch)
+        out = augment.finish(images[index], index % 40, refs, 1, step, plan.global_batch)
         return dict(zip(refs.position.tolist(), zip(*out, strict=True), strict=True))
 
     for step in (0, 2):

@@ -1,4 +1,4 @@
-"""Every reader finds the same pictures and labels, and refuses what it should not open."""
+"""Every reader finds the same images and labels, and refuses what it should not open."""
 
 import gzip
 import io
@@ -261,9 +261,9 @@ def test_a_hugging_face_data_set_hands_over_the_stored_bytes(tmp_path, photo, en
     datasets = pytest.importorskip("datasets", reason="the extra 'data' is not installed")
     files = [encoded(photo(i)) for i in range(6)]
     features = datasets.Features(
-        {"picture": datasets.Image(), "kind": datasets.ClassLabel(names=["no", "yes"])}
+        {"photo": datasets.Image(), "kind": datasets.ClassLabel(names=["no", "yes"])}
     )
-    rows = {"picture": [{"bytes": f, "path": None} for f in files], "kind": [0, 1] * 3}
+    rows = {"photo": [{"bytes": f, "path": None} for f in files], "kind": [0, 1] * 3}
     table = datasets.Dataset.from_dict(rows, features=features)
     datasets.DatasetDict({"train": table, "validation": table.select([1])}).save_to_disk(str(tmp_path / "hf"))
     source = open_source(tmp_path / "hf")

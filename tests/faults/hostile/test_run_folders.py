@@ -31,7 +31,7 @@ def run(finished, place):
 
 
 def rewrite(last, change):
-    """Edit state.json as a stranger would: the manifest gets the new hash."""
+    """Edit state.json as an attacker would: the manifest gets the new hash."""
     state = json.loads((last / "state.json").read_text())
     change(state)
     (last / "state.json").write_text(json.dumps(state))

@@ -1,4 +1,4 @@
-"""Recipes, cards, indices and names from strangers: refused in one line, whatever stands in them."""
+"""Untrusted recipes, cards, indices and names: refused in one line, whatever they hold."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("kind", RECIPES)
-def test_a_recipe_from_a_stranger(kind, place, refused):
+def test_an_untrusted_recipe(kind, place, refused):
     text, says = RECIPES[kind]
     (place / "r.toml").write_text(text)
     said = refused("train", "--recipe", "r.toml", "--device", "cpu", says=says)
@@ -93,7 +93,7 @@ CARDS = {
 
 
 @pytest.mark.parametrize("kind", CARDS)
-def test_a_card_from_a_stranger(kind, place, refused):
+def test_an_untrusted_card(kind, place, refused):
     text, says = CARDS[kind]
     fathoms.save_weights(ViT(ViTConfig(image_size=8, patch_size=2, dim=8, heads=2, depth=1)), "w.safetensors")
     (place / "w.safetensors.json").write_text(text)
@@ -102,7 +102,7 @@ def test_a_card_from_a_stranger(kind, place, refused):
 
 
 def pack(place):
-    """A pack of one picture, as `fathoms data pack` writes it."""
+    """A pack of one image, as `fathoms data pack` writes it."""
     (place / "pack").mkdir()
     (place / "pack" / "train-000000.tar").write_bytes(bytes(1024))
     index = {
@@ -165,7 +165,7 @@ PACKS = {
 
 
 @pytest.mark.parametrize("kind", PACKS)
-def test_a_pack_from_a_stranger(kind, place, refused):
+def test_an_untrusted_pack(kind, place, refused):
     folder = write_pack(place, *PACKS[kind](*pack(place)))
     refused("data", "info", folder)
 
@@ -192,7 +192,7 @@ MANIFESTS += [
 
 
 @pytest.mark.parametrize("text", MANIFESTS, ids=lambda text: text[:70])
-def test_a_manifest_from_a_stranger(text, place):
+def test_an_untrusted_manifest(text, place):
     (place / "d" / "train" / "a").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(place / "d" / "train" / "a" / "0.png")
     (place / "m.json").write_text(text)
@@ -202,7 +202,7 @@ def test_a_manifest_from_a_stranger(text, place):
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{}", "[1]", '[["a"]]', "[[NaN]]", "[[1.5]]", "\x00"])
-def test_real_labels_from_a_stranger(text, place):
+def test_untrusted_real_labels(text, place):
     (place / "real.json").write_text(text)
     with pytest.raises(FathomsError) as caught:
         read_real(place / "real.json")
@@ -232,7 +232,7 @@ def arrays(place, **changes):
     ],
     ids=str,
 )
-def test_arrays_from_a_stranger(changes, place, refused):
+def test_untrusted_arrays(changes, place, refused):
     refused("data", "info", arrays(place, **changes))
 
 

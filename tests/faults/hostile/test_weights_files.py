@@ -1,4 +1,4 @@
-"""Checkpoints from strangers: nothing in them is run, and what their headers say is not believed."""
+"""Untrusted checkpoints: nothing in them is run, and their headers are not trusted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def commands(file: Path) -> list[list[str]]:
     return [
         ["validate", "--checkpoint", str(file), "--model", "vit_digits", "--device", "cpu"],
         ["export", str(file), "--model", "vit_digits"],
-        ["predict", "picture.png", "--checkpoint", str(file), "--model", "vit_digits"],
+        ["predict", "image.png", "--checkpoint", str(file), "--model", "vit_digits"],
         ["train", "--initial-checkpoint", str(file), "--device", "cpu", "--epochs", "1"],
         ["train", "--teacher", f"vit_digits={file}", "--distillation-type", "hard", "--device", "cpu"],
     ]
@@ -41,7 +41,7 @@ def commands(file: Path) -> list[list[str]]:
 def test_a_pickle_given_to_any_command_is_refused_and_runs_nothing(name, evil, place, refused):
     from PIL import Image
 
-    Image.new("L", (8, 8)).save(place / "picture.png")
+    Image.new("L", (8, 8)).save(place / "image.png")
     (place / name).write_bytes(evil)
     for words in commands(place / name):
         said = refused(*words, says="safetensors")
@@ -100,7 +100,7 @@ LIES = {
     "an unknown type": file_with(header_of(a=entry(dtype="os.system"))),
     "a text for a shape": file_with(header_of(a=entry(shape="2"))),
     "true for a side": file_with(header_of(a=entry(shape=[True, 2]))),
-    "metadata that is no table": file_with(header_of(__metadata__=[1], a=entry())),
+    "metadata that is not a table": file_with(header_of(__metadata__=[1], a=entry())),
     "data missing": file_with(header_of(a=entry()), b""),
     "data left over": file_with(header_of(a=entry()), bytes(9)),
     "a number for an entry": file_with(header_of(a=3)),
@@ -150,7 +150,9 @@ STRANGE = {
     "timm: flat positions": lambda _, t: t | {"pos_embed": torch.ones(17 * 8)},
     "timm: a projection in one dimension": lambda _, t: t | {"patch_embed.proj.weight": torch.ones(8)},
     "timm: registers without a batch": lambda _, t: t | {"reg_token": torch.ones(8)},
-    "timm: a block that is no number": lambda _, t: t | {"blocks.9999999999999.norm1.weight": torch.ones(8)},
+    "timm: a block that is not a number": lambda _, t: (
+        t | {"blocks.9999999999999.norm1.weight": torch.ones(8)}
+    ),
 }
 
 

@@ -1,6 +1,6 @@
 """Mutated JPEGs: no crash, no hang, bounded memory, and every refusal has a reason.
 
-CI runs a thousand cases; `python tests/data/test_fuzz.py 10000` runs more and prints a summary.
+CI runs a thousand cases; `python tests/data/test_decode_fuzz.py 10000` runs more and prints a summary.
 """
 
 import collections
@@ -122,7 +122,7 @@ def test_a_thousand_mutants_neither_crash_nor_hang_nor_fill_memory():
     assert count["refused"] > 500
     assert not count["refused without a reason"]
     assert longest < 2.0
-    # One picture at the limit of 4 million pixels takes 12 MB, a progressive one 24 MB of coefficients more.
+    # One image at the limit of 4 million pixels takes 12 MB, a progressive one 24 MB of coefficients more.
     assert grown < 300 << 10, f"{grown >> 10} MiB"
 
 

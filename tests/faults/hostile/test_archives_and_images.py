@@ -1,4 +1,4 @@
-"""Tars and pictures from strangers: refused or converted as documented, with memory and time bounded."""
+"""Untrusted tars and images: refused or converted as documented, with memory and time bounded."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ TARS = {
 
 
 @pytest.mark.parametrize("kind", TARS)
-def test_a_tar_from_a_stranger(kind, place):
+def test_an_untrusted_tar(kind, place):
     (place / "t.tar").write_bytes(TARS[kind] + (bytes(1024) if len(TARS[kind]) % 512 == 0 else b""))
-    # An empty archive has no pictures, which is a plain data error; every other one is refused as an archive.
+    # An empty archive has no images, which is a plain data error; every other one is refused as an archive.
     refusal = DataError if kind in ("empty", "no end") else ArchiveError
     with pytest.raises(refusal) as caught:
         open_source(place / "t.tar")
@@ -229,7 +229,7 @@ PICTURES = {
 
 
 @pytest.mark.parametrize("kind", PICTURES)
-def test_a_picture_from_a_stranger(kind, place):
+def test_an_untrusted_image(kind, place):
     data, expected = PICTURES[kind]
     for backend in ("auto", "pillow"):
         decoder = choose_decoder(backend)

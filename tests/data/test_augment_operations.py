@@ -1,39 +1,38 @@
-"""Each operation, batched and one by one, against timm's Pillow operation; tolerances stand in the tables."""
+"""Operations of a policy, batched and per image, against timm's Pillow operation; tolerances stand in the tables."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from fathoms.data.augment import batched as apply
-from fathoms.data.augment import per_image as cpu
+from fathoms.data.augment import batched, per_image
 from fathoms.data.augment.policy import Layer
 
 timm_ops = pytest.importorskip("timm.data.auto_augment", reason="the extra 'timm' is not installed")
 FILL = (124, 116, 104)
-WAYS = {"batched": apply.apply_layer, "one by one": cpu.apply_layer}
+BACKENDS = {"batched": batched.apply_layer, "per image": per_image.apply_layer}
 
 
-@pytest.fixture(params=list(WAYS))
+@pytest.fixture(params=list(BACKENDS))
 def operate(request):
     """One operation on a whole batch, as a GPU does it and as a CPU does it."""
 
     def run(batch, kind, factor, cubic=False):
         everyone = np.arange(len(batch))
         layer = Layer({kind: everyone}, np.full(len(batch), float(factor)), np.full(len(batch), cubic))
-        return WAYS[request.param](batch.clone(), layer, torch.tensor(FILL, dtype=torch.uint8))
+        return BACKENDS[request.param](batch.clone(), layer, torch.tensor(FILL, dtype=torch.uint8))
 
     return run
 
 
 @pytest.fixture(scope="module")
-def pictures():
+def samples():
     rng = np.random.default_rng(0)
     images = []
     for i, (height, width) in enumerate([(5, 7), (20, 20), (64, 64), (64, 64)]):
         coarse = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
         images.append(coarse.resize((64, 64), Image.Resampling.BICUBIC if i else Image.Resampling.BILINEAR))
-    # A picture with a narrow range of values, and one with a single colour.
+    # An image with a narrow range of values, and one with a single colour.
     images.append(Image.fromarray((np.asarray(images[1]) // 8 + 90).astype(np.uint8)))
     images.append(Image.new("RGB", (64, 64), (10, 200, 77)))
     return images
@@ -51,7 +50,7 @@ def difference(batch, images):
 
 
 def posterize(image, bits):
-    # Pillow 13 refuses 0 bits; before, and here, nothing is left of the picture.
+    # Pillow 13 refuses 0 bits; before, and here, nothing is left of the image.
     return timm_ops.posterize(image, bits) if bits else Image.new("RGB", image.size)
 
 
@@ -69,8 +68,8 @@ TABLE_CASES = [
 
 
 @pytest.mark.parametrize(("name", "factor", "reference", "levels"), TABLE_CASES)
-def test_table_operations_give_pillow_s_integers(pictures, operate, name, factor, reference, levels):
-    found = difference(operate(as_batch(pictures), name, factor), [reference(i, factor) for i in pictures])
+def test_table_operations_give_pillow_s_integers(samples, operate, name, factor, reference, levels):
+    found = difference(operate(as_batch(samples), name, factor), [reference(i, factor) for i in samples])
     assert found.max() <= levels
     assert (found > 0).mean() < 0.01
 
@@ -86,10 +85,10 @@ PLANE_CASES = [
 
 @pytest.mark.parametrize("cubic", [False, True], ids=["bilinear", "bicubic"])
 @pytest.mark.parametrize(("name", "factor", "reference"), PLANE_CASES)
-def test_plane_operations_are_within_a_level_of_pillow_s(pictures, operate, name, factor, reference, cubic):
+def test_plane_operations_are_within_a_level_of_pillow_s(samples, operate, name, factor, reference, cubic):
     resample = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
-    expected = [reference(i, factor, fillcolor=FILL, resample=resample) for i in pictures]
-    found = difference(operate(as_batch(pictures), name, factor, cubic), expected)
+    expected = [reference(i, factor, fillcolor=FILL, resample=resample) for i in samples]
+    found = difference(operate(as_batch(samples), name, factor, cubic), expected)
     # Pillow computes in float64 and cuts off; float32 lands on the other side of a whole number now and
     # then. A pixel exactly on the border between inside and fill may fall either way.
     assert np.quantile(found, 0.999) <= 1
@@ -105,33 +104,33 @@ COLOUR_CASES = [
 
 
 @pytest.mark.parametrize(("name", "factor", "reference", "levels"), COLOUR_CASES)
-def test_colour_operations_follow_pillow(pictures, operate, name, factor, reference, levels):
-    found = difference(operate(as_batch(pictures), name, factor), [reference(i, factor) for i in pictures])
+def test_colour_operations_follow_pillow(samples, operate, name, factor, reference, levels):
+    found = difference(operate(as_batch(samples), name, factor), [reference(i, factor) for i in samples])
     assert found.max() <= levels
     assert found.mean() < 0.1
 
 
 @pytest.mark.parametrize("factor", [-0.5, -0.2, 0.0, 0.1, 0.33])
-def test_hue_follows_torchvision_s_pillow_path(pictures, operate, factor):
+def test_hue_follows_torchvision_s_pillow_path(samples, operate, factor):
     functional = pytest.importorskip("torchvision.transforms.functional")
     found = difference(
-        operate(as_batch(pictures), "hue", factor), [functional.adjust_hue(i, factor) for i in pictures]
+        operate(as_batch(samples), "hue", factor), [functional.adjust_hue(i, factor) for i in samples]
     )
     # Hue is kept in a byte: rounding to the next one moves a saturated colour by up to six levels.
     assert found.max() <= 6
     assert found.mean() < 0.05
 
 
-@pytest.mark.parametrize("way", list(WAYS))
-def test_each_sample_gets_its_own_operation_and_strength(pictures, way):
-    batch, fill = as_batch(pictures), torch.tensor(FILL, dtype=torch.uint8)
+@pytest.mark.parametrize("way", list(BACKENDS))
+def test_each_sample_gets_its_own_operation_and_strength(samples, way):
+    batch, fill = as_batch(samples), torch.tensor(FILL, dtype=torch.uint8)
     kinds = ["rotate", "", "brightness", "equalize", "rotate", "colour"]
     arguments = np.array([10.0, 0.0, 0.5, 0.0, -20.0, 0.2])
     cubic = np.array([True, False, False, False, False, False])
     rows = {kind: np.array([i for i, own in enumerate(kinds) if own == kind]) for kind in set(kinds) - {""}}
-    together = WAYS[way](batch.clone(), Layer(rows, arguments, cubic), fill)
+    together = BACKENDS[way](batch.clone(), Layer(rows, arguments, cubic), fill)
     for i, kind in enumerate(kinds):
         own = {kind: np.array([0])} if kind else {}
         alone = Layer(own, arguments[i : i + 1], cubic[i : i + 1])
-        assert torch.equal(together[i], WAYS[way](batch[i : i + 1].clone(), alone, fill)[0])
+        assert torch.equal(together[i], BACKENDS[way](batch[i : i + 1].clone(), alone, fill)[0])
     assert torch.equal(together[1], batch[1])
