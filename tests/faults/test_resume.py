@@ -29,9 +29,9 @@ def test_a_changed_setting_is_refused_with_the_difference_and_allowed_by_name(ti
     interrupted(tiny_runs)
     assert main(["train", *tiny_runs.words("--lr", "0.01", "--epochs", "3", name="cut")]) == 2
     said = capsys.readouterr().err
-    assert "recipe.epochs: 2 -> 3; recipe.lr: 0.002 -> 0.01" in said
+    assert "--epochs: 2 -> 3; --lr: 0.002 -> 0.01" in said
     assert said.count("\n") == 1
-    with pytest.raises(FathomsError, match=r"\(recipe.epochs: 2 -> 3\)"):
+    with pytest.raises(FathomsError, match=r"\(--epochs: 2 -> 3\)"):
         tiny_runs.train("--lr", "0.01", "--epochs", "3", "--allow-change", "lr", name="cut")
     with pytest.raises(FathomsError, match="no setting is called 'learning'; did you mean"):
         tiny_runs.train("--allow-change", "learning", name="cut")

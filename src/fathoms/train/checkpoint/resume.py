@@ -73,7 +73,7 @@ def check_same_run(context: RunContext, checkpoint: Checkpoint) -> None:
     if refused:
         first = refused[0].partition(":")[0].rpartition(".")[2]
         raise ConfigError(
-            f"{where}: holds a run with other settings ({'; '.join(refused)}); "
+            f"{where}: holds a run with other settings ({'; '.join(map(_with_flag, refused))}); "
             f"choose another --experiment, or --allow-change {first}"
         )
     if saved["data"] != context.data.fingerprint and "data" not in allowed:
@@ -109,6 +109,13 @@ def changes(saved: dict[str, Any], job: Job, world: int) -> list[str]:
         ranks = f"batch_size: {then} x {saved['world']} ranks -> {batch} x {world}"
         return [ranks, *differences(before, now)]
     return differences(before, now)
+
+
+def _with_flag(change: str) -> str:
+    """A change by the name of its flag, as in "--lr: 0.1 -> 0.2"; the data are an argument without one."""
+    name, _, values = change.partition(":")
+    flag = name.rpartition(".")[2].replace("_", "-")
+    return f"{flag if flag == 'data' else f'--{flag}'}:{values}"
 
 
 def _is_allowed(name: str, allowed: tuple[str, ...]) -> bool:
