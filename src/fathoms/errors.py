@@ -22,6 +22,15 @@ def printable(text: str) -> str:
     )
 
 
+def flag_of(option: str) -> str:
+    """The flag of an option on the command line, as errors name it.
+
+    >>> flag_of("clip_grad")
+    '--clip-grad'
+    """
+    return f"--{option.replace('_', '-')}"
+
+
 class FathomsError(Exception):
     """Something the caller can put right; the message says how, on one printable line."""
 

@@ -151,7 +151,7 @@ def check_field(config: type, name: str, value: Any, where: str, error: type[Fat
     """Hold one value to the declared type of a config's field."""
     fault = _fault(value, _hints(config)[name])
     if fault:
-        raise error(f"{where}.{name}={reprlib.repr(value)} {fault}")
+        raise error(f"{_named(where, name)}={reprlib.repr(value)} {fault}")
 
 
 def check_choices(config: Any, where: str) -> None:
@@ -160,7 +160,14 @@ def check_choices(config: Any, where: str) -> None:
         value = getattr(config, name)
         for option in (hint, *typing.get_args(hint)):
             if typing.get_origin(option) is Literal and value is not None:
-                check_name(value, typing.get_args(option), "value", f"{where}.{name}")
+                check_name(value, typing.get_args(option), "value", _named(where, name))
+
+
+def _named(where: str, name: str) -> str:
+    """A field as its user knows it: the argument, the flag, or with the name of its table."""
+    if where.endswith("--"):
+        return where + name.replace("_", "-")
+    return f"{where}.{name}" if where else name
 
 
 def _fault(value: Any, hint: Any) -> str:

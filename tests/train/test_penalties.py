@@ -285,9 +285,9 @@ def test_it_compiles_in_one_graph_forward_and_backward(name, recompute):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"feature_decay": -0.1}, "train_feature_decay=-0.1"),
-        ({"attn_loss": 0.1}, "attn_extra_loss is on no block"),
-        ({"attn_loss": 0.1, "attn_layers": -1}, "attn_extra_loss_layers=-1"),
+        ({"feature_decay": -0.1}, "--train-feature-decay -0.1"),
+        ({"attn_loss": 0.1}, "--attn-extra-loss applies to no block"),
+        ({"attn_loss": 0.1, "attn_layers": -1}, "--attn-extra-loss-layers -1"),
     ],
     ids=str,
 )

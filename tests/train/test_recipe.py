@@ -117,11 +117,11 @@ def test_recipes_in_python_are_held_to_the_same_table():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lr = 'fast'", "train.lr='fast' is no number"),
-        ("epochs = 1.5", "train.epochs=1.5 is no whole number"),
-        ("epochs = true", "train.epochs=True is no whole number"),
-        ("mean = [0.5, 0.5]", "is no list of 3 values"),
-        ("model = 'cait_s24_224'", "model is a table"),
+        ("lr = 'fast'", "--lr='fast' is no"),
+        ("epochs = 1.5", "--epochs=1.5 is no"),
+        ("epochs = true", "--epochs=True is no"),
+        ("mean = [0.5, 0.5]", " list of 3 values"),
+        ("model = 'cait_s24_224'", "model must be a table"),
         ("learning_rate = 1", "no option is called 'learning_rate'"),
         ("[model]\ndeep = 3", "no option is called 'deep'; did you mean 'depth'?"),
         ("momentum = 0.9", "--momentum would not be used"),

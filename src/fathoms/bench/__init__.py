@@ -1,1 +1,1 @@
-"""Throughput and memory of training and inference, beside timm's models."""
+"""Throughput and memory of training and inference, next to timm's models."""
