@@ -1,4 +1,4 @@
-"""The moving average is timm's, and goes on from its weights alone."""
+"""The moving average is timm's, and resumes from its weights alone."""
 
 from __future__ import annotations
 

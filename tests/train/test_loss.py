@@ -1,4 +1,4 @@
-"""The losses are timm's, with their gradients, on labels and on soft targets."""
+"""Losses and their gradients are timm's, on labels and on soft targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers step as timm's and torch's do, and go on from a saved state as if nothing had happened."""
+"""Optimizers take the steps of timm's and torch's, and resume exactly from a saved state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feature decay and attention sharpening against plain loops in float64, wherever they may be used."""
+"""Penalties: feature decay and attention sharpening against plain loops in float64."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def images(dtype=torch.float64):
 
 
 def slow_feature_penalty(stream):
-    """P(X) of FACTS section 5, one element at a time."""
+    """LearnableScaler's feature penalty, one element at a time."""
     beyond = [value.abs() - 200 for value in stream.flatten() if abs(value.item()) > 200]
     if not beyond:
         return stream.new_zeros(())

@@ -1,4 +1,4 @@
-"""Recipes: what they say is what their papers say, and an option that would not be used is refused."""
+"""Recipes match the papers they are named after, and an option that would not be used is refused."""
 
 from __future__ import annotations
 

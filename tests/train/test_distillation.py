@@ -1,4 +1,4 @@
-"""Distillation is the paper's, for one head and for two, and the teacher is left alone."""
+"""Distillation matches the paper, for one head and for two, and the teacher is not trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user gets wrong: one line, exit code 2, before any long work, and nothing left behind."""
+"""Errors of `fathoms train`: one line, exit code 2, before any long work, and nothing left behind."""
 
 from __future__ import annotations
 

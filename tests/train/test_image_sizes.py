@@ -1,4 +1,4 @@
-"""Training on growing images: positions follow, parameters keep their shapes, and a resume is exact."""
+"""Progressive image sizes: positions are resized, parameters keep their shapes, and a resume is exact."""
 
 from __future__ import annotations
 
