@@ -52,8 +52,7 @@ class Args:
     model: str | None = None
     """A name from `fathoms models`, or timm/NAME. Default: the recipe's model."""
     recipe: str | None = None
-    """A name from `fathoms recipes`, or a TOML file. Default: `digits` for the built-in digits, otherwise the
-    defaults listed below."""
+    """A name from `fathoms recipes`, or a TOML file. Default: `digits` without DATA, otherwise the defaults below."""
     json: bool = False
     """Print the summary as one JSON object on the last line."""
     run: RunOptions = field(default_factory=RunOptions)
