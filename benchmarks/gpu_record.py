@@ -62,7 +62,7 @@ def main() -> int:
         print("gpu_record: needs a CUDA device; CI has none, run it where there is one", file=sys.stderr)
         return 2
     counter, began = Counter(), time.monotonic()
-    pytest.main([*args.tests, "-m", "gpu", "-q", "--rootdir", str(ROOT)], plugins=[counter])
+    pytest.main([*args.tests, "-m", "gpu or kernels", "-q", "--rootdir", str(ROOT)], plugins=[counter])
     record = {
         "commit": args.commit or commit(),
         "device": torch.cuda.get_device_name(),

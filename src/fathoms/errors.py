@@ -37,6 +37,15 @@ def reason(error: BaseException, most: int = 160) -> str:
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 
+def flag_of(option: str) -> str:
+    """The flag of an option on the command line, as errors name it.
+
+    >>> flag_of("clip_grad")
+    '--clip-grad'
+    """
+    return f"--{option.replace('_', '-')}"
+
+
 class FathomsError(Exception):
     """An error that the caller can correct; the message says how, on one printable line."""
 

@@ -1,4 +1,4 @@
-"""The last lines of a run."""
+"""The last printed lines of `fathoms train`."""
 
 from __future__ import annotations
 

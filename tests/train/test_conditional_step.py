@@ -1,4 +1,4 @@
-"""A held step leaves no trace, and one that is not held is the optimizer's own."""
+"""A skipped step changes nothing, and a step that is not skipped is the optimizer's own."""
 
 from __future__ import annotations
 

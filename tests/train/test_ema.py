@@ -1,4 +1,4 @@
-"""The moving average is timm's, and goes on from its weights alone."""
+"""The moving average is timm's, and resumes from its weights alone."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_parameter_that_two_modules_share_is_averaged_once():
 
 
 def test_another_model_and_a_bad_decay_are_refused():
-    with pytest.raises(FathomsError, match="'0.bias' is in one model only"):
+    with pytest.raises(FathomsError, match="'0.bias' is in one of the two models only"):
         Ema(model()).update(nn.Linear(2, 2), 1)
-    with pytest.raises(FathomsError, match="train.model_ema_decay=1.5"):
+    with pytest.raises(FathomsError, match="--model-ema-decay 1.5"):
         Ema(model(), decay=1.5)

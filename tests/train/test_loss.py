@@ -1,4 +1,4 @@
-"""The losses are timm's, with their gradients, on labels and on soft targets."""
+"""Losses and their gradients are timm's, on labels and on soft targets."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def test_targets_of_another_shape_are_refused(name, targets):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("cross_entropy", {"smoothing": 1.0}, "train.smoothing=1.0"),
-        ("bce", {"smoothing": -0.1}, "train.smoothing=-0.1"),
-        ("bce", {"target_threshold": 1.5}, "train.bce_target_thresh=1.5"),
+        ("cross_entropy", {"smoothing": 1.0}, "--smoothing 1.0"),
+        ("bce", {"smoothing": -0.1}, "--smoothing -0.1"),
+        ("bce", {"target_threshold": 1.5}, "--bce-target-thresh 1.5"),
         ("bce", {"over_classes": "max"}, "no reduction is called 'max'"),
         ("cross_entropy", {"over_classes": "sum"}, "loss 'cross_entropy' takes no over_classes"),
         ("crossentropy", {}, "did you mean 'cross_entropy'"),

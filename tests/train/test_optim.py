@@ -1,4 +1,4 @@
-"""Optimizers step as timm's and torch's do, and go on from a saved state as if nothing had happened."""
+"""Optimizers take the steps of timm's and torch's, and resume exactly from a saved state."""
 
 from __future__ import annotations
 
@@ -356,14 +356,13 @@ def test_muon_is_torchs_muon_and_torchs_adamw():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("lamp", {}, "train.opt: no optimizer is called 'lamp'; did you mean 'lamb'"),
-        ("adamw", {"lr": 0.0}, "train.lr=0.0"),
+        ("lamp", {}, "--opt: no optimizer is called 'lamp'; did you mean 'lamb'"),
         ("adamw", {"momentum": 0.9}, "optimizer 'adamw' takes no momentum"),
         ("lamb", {"fused": True}, "optimizer 'lamb' takes no fused"),
         ("sgd", {"betas": (0.9, 0.99)}, "optimizer 'sgd' takes no betas"),
-        ("sgd", {"momentum": 0.0}, "train.momentum=0.0"),
+        ("sgd", {"momentum": 0.0}, "--momentum 0.0"),
         ("lamb", {"betas": (0.9, 1.0)}, "both betas must be below 1"),
-        ("muon", {}, "no matrix of this model stands inside a block"),
+        ("muon", {}, "the model has no matrix inside a block"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Feature decay and attention sharpening against plain loops in float64, wherever they may be used."""
+"""Penalties: feature decay and attention sharpening against plain loops in float64."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def images(dtype=torch.float64):
 
 
 def slow_feature_penalty(stream):
-    """P(X) of FACTS section 5, one element at a time."""
+    """LearnableScaler's feature penalty, one element at a time."""
     beyond = [value.abs() - 200 for value in stream.flatten() if abs(value.item()) > 200]
     if not beyond:
         return stream.new_zeros(())
@@ -285,9 +285,9 @@ def test_it_compiles_in_one_graph_forward_and_backward(name, recompute):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"feature_decay": -0.1}, "train_feature_decay=-0.1"),
-        ({"attn_loss": 0.1}, "attn_extra_loss is on no block"),
-        ({"attn_loss": 0.1, "attn_layers": -1}, "attn_extra_loss_layers=-1"),
+        ({"feature_decay": -0.1}, "--train-feature-decay -0.1"),
+        ({"attn_loss": 0.1}, "--attn-extra-loss applies to no block"),
+        ({"attn_loss": 0.1, "attn_layers": -1}, "--attn-extra-loss-layers -1"),
     ],
     ids=str,
 )

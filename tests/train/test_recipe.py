@@ -1,4 +1,4 @@
-"""Recipes: what they say is what their papers say, and an option that would not be used is refused."""
+"""Recipes match the papers they are named after, and an option that would not be used is refused."""
 
 from __future__ import annotations
 
@@ -117,11 +117,11 @@ def test_recipes_in_python_are_held_to_the_same_table():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lr = 'fast'", "train.lr='fast' is not a number"),
-        ("epochs = 1.5", "train.epochs=1.5 is not a whole number"),
-        ("epochs = true", "train.epochs=True is not a whole number"),
+        ("lr = 'fast'", "--lr='fast' is not a number"),
+        ("epochs = 1.5", "--epochs=1.5 is not a whole number"),
+        ("epochs = true", "--epochs=True is not a whole number"),
         ("mean = [0.5, 0.5]", "is not a list of 3 values"),
-        ("model = 'cait_s24_224'", "model is a table"),
+        ("model = 'cait_s24_224'", "model must be a table"),
         ("learning_rate = 1", "no option is called 'learning_rate'"),
         ("[model]\ndeep = 3", "no option is called 'deep'; did you mean 'depth'?"),
         ("momentum = 0.9", "--momentum would not be used"),

@@ -16,8 +16,8 @@ from fathoms.cli.main import main
     [
         (["nowhere"], "nowhere: no such file or folder"),
         (["--model", "vit_tny_patch16_224"], "no model is called 'vit_tny_patch16_224'; did you mean"),
-        (["--lr", "0"], "train.lr=0.0 is no learning rate"),
-        (["--lr", "-1"], "train.lr=-1.0 is no learning rate"),
+        (["--lr", "0"], "--lr 0.0: use a learning rate above zero"),
+        (["--lr", "-1"], "--lr -1.0: use a learning rate above zero"),
         (["--batch-size", "5000"], "do not fill one batch of 5000"),
         (["--device", "cuda:7"], "this machine has no usable GPU"),
         (["--output", "/proc/nothing"], "cannot be written"),
@@ -25,9 +25,9 @@ from fathoms.cli.main import main
         (["--teacher", "vit_digits", "--distillation-type", "hard"], "an untrained teacher teaches noise"),
         (["--distillation-type", "hard"], "belong together"),
         (["--freeze", "blocks.99*"], "'blocks.99*' matches no parameter"),
-        (["--attn-extra-loss", "0.1"], "looks at no block"),
+        (["--attn-extra-loss", "0.1"], "--attn-extra-loss applies to no block"),
         (["--experiment", "../up"], "use letters, digits"),
-        (["--model", "timm/resnet50", "--depth", "3"], "timm's models have no such switch"),
+        (["--model", "timm/resnet50", "--depth", "3"], "timm models have no such switch"),
         (["--fsdp"], "start them with torchrun"),
         (
             ["--fsdp", "--probe-interval", "5"],

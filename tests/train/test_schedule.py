@@ -1,4 +1,4 @@
-"""The learning rate at every epoch is timm's, or the seed's, and needs nothing but the epoch."""
+"""Schedules: the learning rate at every epoch is timm's, or LearnableScaler's, and needs nothing but the epoch."""
 
 from __future__ import annotations
 
@@ -122,18 +122,18 @@ def test_every_schedule_lies_between_minimum_and_base(sched):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sched": "cosin"}, "train.sched: no schedule is called 'cosin'; did you mean 'cosine'?"),
-        ({"base_lr": 0.0}, "train.lr=0.0"),
-        ({"base_lr": math.nan}, "train.lr=nan"),
-        ({"epochs": 0}, "train.epochs=0"),
-        ({"min_lr": 1.0}, "train.min_lr=1.0"),
-        ({"warmup_epochs": -1}, "train.warmup_epochs=-1"),
+        ({"sched": "cosin"}, "--sched: no schedule is called 'cosin'; did you mean 'cosine'?"),
+        ({"base_lr": 0.0}, "--lr 0.0: use a learning rate above zero"),
+        ({"base_lr": math.nan}, "--lr nan"),
+        ({"epochs": 0}, "--epochs 0"),
+        ({"min_lr": 1.0}, "--min-lr 1.0"),
+        ({"warmup_epochs": -1}, "--warmup-epochs -1"),
         ({"decay_epochs": 3}, "schedule 'cosine' takes no decay_epochs"),
         ({"epoch_factor": 0.8}, "schedule 'cosine' takes no epoch_factor"),
-        ({"sched": "step", "decay_rate": 0.0}, "train.decay_rate=0.0"),
-        ({"sched": "step", "cooldown_epochs": 3}, "schedule 'step' takes no cooldown_epochs"),
-        ({"sched": "custom", "epoch_threshold": 2.0}, "train.epoch_threshold=2.0"),
-        ({"sched": "constant", "min_lr": 1e-5}, "schedule 'constant' takes no min_lr"),
+        ({"sched": "step", "decay_rate": 0.0}, "--decay-rate 0.0"),
+        ({"sched": "step", "cooldown_epochs": 3}, "--cooldown-epochs: schedule 'step' takes none"),
+        ({"sched": "custom", "epoch_threshold": 2.0}, "--epoch-threshold 2.0"),
+        ({"sched": "constant", "min_lr": 1e-5}, "--min-lr: schedule 'constant' takes none"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Muon in stacks takes torch's steps, with launches that do not grow with the number of blocks."""
+"""Stacked Muon takes torch's steps, in a number of launches that does not grow with the number of blocks."""
 
 from __future__ import annotations
 

@@ -1,1 +1,5 @@
-"""Throughput and memory of training and inference, beside timm's models."""
+"""Throughput and memory of training and inference, next to timm's models."""
+
+from fathoms.bench.race import Contender, Setting, prepare, race
+
+__all__ = ["Contender", "Setting", "prepare", "race"]

@@ -19,10 +19,10 @@ fathoms recipes cait_400 > mine.toml
 
 @dataclass(frozen=True)
 class Args:
-    """What to show."""
+    """Options of `fathoms recipes`."""
 
     name: tyro.conf.Positional[str | None] = None
-    """A recipe, or a TOML file; without it, the list."""
+    """A recipe, or a TOML file. Default: list all recipes."""
     json: bool = False
     """Print one JSON object."""
 

@@ -1,8 +1,8 @@
-"""Train a model. Run the same command again after a crash or a signal, and it goes on where it was.
+"""Train a model. Run the same command again after a crash or a signal, and it resumes.
 
-Without DATA it trains a deep, narrow ViT on scikit-learn's handwritten digits, in about a minute on a plain
-CPU. DATA is a folder with train/ and val/ by class, an .npz, IDX or CIFAR binary files, tar shards, or a data
-set of the Hub. Under torchrun the same command uses all processes. Flags override the recipe.
+Without DATA it trains a deep, narrow ViT on scikit-learn's handwritten digits, in about a minute on a CPU. DATA is a
+folder with train/ and val/ by class, an .npz, IDX or CIFAR binary files, tar shards, or a data set of the Hub. Under
+torchrun the same command trains on all ranks. Flags override the recipe.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ fathoms train imagenet/ --recipe learnable_scaler_300 --workers 14
 torchrun --nproc-per-node 8 -m fathoms train imagenet/ --recipe cait_400 --batch-size 128
 """
 
-# Spellings of timm and of its forks.
+# Flags of timm and of its forks.
 ALIASES = {
     "--warmup-epoch": "--warmup-epochs",
     "--img-size": "--image-size",
@@ -41,19 +41,19 @@ ALIASES = {
     "--grad-checkpoint": "--grad-checkpointing",
 }
 
-RecipeFlags: Any = optional(Recipe, "RecipeFlags", "How to train; what is not given comes from the recipe.")
+RecipeFlags: Any = optional(Recipe, "RecipeFlags", "Training options. Default: those of the recipe.")
 
 
 @dataclass(frozen=True)
 class Args:
-    """What to train, on what, and how."""
+    """Options of `fathoms train`."""
 
     data: tyro.conf.Positional[str | None] = None
-    """Where the data is; without it, the handwritten digits."""
+    """Path of the data. Default: the built-in handwritten digits."""
     model: str | None = None
-    """A name from `fathoms models`, or timm/NAME; without it, the recipe's."""
+    """A name from `fathoms models`, or timm/NAME. Default: the recipe's model."""
     recipe: str | None = None
-    """A name from `fathoms recipes`, or a TOML file; without it, digits for the digits and plain defaults else."""
+    """A name from `fathoms recipes`, or a TOML file. Default: `digits` without DATA, otherwise the defaults below."""
     json: bool = False
     """Print the summary as one JSON object on the last line."""
     run: RunOptions = field(default_factory=RunOptions)
@@ -62,7 +62,7 @@ class Args:
 
 
 def make_job(args: Args) -> Job:
-    """The run that the flags describe."""
+    """The job that the flags describe."""
     from fathoms.errors import ConfigError
     from fathoms.models.zoo import model_config
 
@@ -76,9 +76,9 @@ def make_job(args: Args) -> Job:
     if model.startswith(TIMM):
         if switches:
             first = next(iter(switches)).replace("_", "-")
-            raise ConfigError(f"--{first}: timm's models have no such switch; leave it out")
+            raise ConfigError(f"--{first}: timm models have no such switch; leave it out")
         return Job(args.data, model, None, recipe, args.run)
-    # The recipe's switches describe the recipe's model; another model brings its own.
+    # The switches of a recipe belong to its model; another model has its own.
     base = (
         model_table if model == recipe_model else {k: v for k, v in model_table.items() if k == "drop_path"}
     )
@@ -86,7 +86,7 @@ def make_job(args: Args) -> Job:
 
 
 def run(args: Args) -> int:
-    """Train, and say where everything is."""
+    """Train, and print the result and its files."""
     from fathoms.train.distributed import gather_objects, join_world, leave_world, naming_lost_ranks
     from fathoms.train.loop import Trainer
 
@@ -99,16 +99,16 @@ def run(args: Args) -> int:
                 from fathoms.report.page import write_report
 
                 write_report(job.folder)
-                tell(json_format.dumps(outcome.summary) if args.json else closing(outcome.summary))
-            # torchrun ends all ranks when one has left after a signal: none leaves while the first still writes.
+                print_safely(json_format.dumps(outcome.summary) if args.json else closing(outcome.summary))
+            # torchrun ends all ranks when one has left after a signal: none leaves while rank 0 still writes.
             gather_objects(world, None)
     finally:
         leave_world()
     return outcome.code
 
 
-def tell(text: str) -> None:
-    """Print, whether or not somebody is still there to read it; the exit code must not depend on that."""
+def print_safely(text: str) -> None:
+    """Print, also into a closed pipe; the exit code must not depend on the reader."""
     try:
         print(text, flush=True)
     except OSError:
@@ -126,11 +126,11 @@ FILES = (
 
 
 def closing(summary: dict[str, Any]) -> str:
-    """What a user wants to know at the end."""
+    """The last printed lines: status, accuracy, files and the next command."""
     lines = [f"{summary['status']} after {summary['epoch']} epochs, {summary['seconds']:.0f} s of training"]
     last, best, folder = summary["last"], summary["best"], summary["folder"]
     if last is not None:
-        # Where no evaluation was finite, none is the best.
+        # If no evaluation was finite, there is no best one.
         at_best = "" if best is None else f" (best {best['top1']:.2f} % at epoch {best['epoch'] + 1})"
         lines.append(f"test accuracy {last['top1']:.2f} %{at_best}")
     if summary["reason"]:

@@ -1,4 +1,4 @@
-"""Distillation as in DeiT and CaiT: the student also learns from a teacher's answer to the same images."""
+"""Distillation as in DeiT and CaiT: the teacher, built from its name, and its share of the loss."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ KINDS = ("none", "soft", "hard")
 
 
 def class_logits(heads: tuple[Tensor, ...], kind: str = "none") -> Float[Tensor, "B C"]:
-    """The logits that the labels train: the class head when distilling, else the mean of all heads.
+    """The logits that the labels train: the class head when distilling, otherwise the mean of all heads.
 
-    Without a teacher a distillation head would learn nothing, so it then shares the labels, as in inference.
+    Without a teacher a distillation head would learn nothing, so both are averaged, as in inference.
     """
-    check_name(kind, KINDS, "distillation", "train.distillation_type")
+    check_name(kind, KINDS, "distillation", "--distillation-type")
     return heads[0] if kind != "none" or len(heads) == 1 else torch.stack(heads).mean(0)
 
 
@@ -36,7 +36,7 @@ def distillation_loss(
     alpha: float = 0.5,
     tau: float = 1.0,
 ) -> Float[Tensor, ""]:
-    """(1 - alpha) * base_loss + alpha * (what the teacher says of the last head).
+    """Distillation loss: (1 - alpha) * base_loss + alpha * (loss of the last head on the teacher's logits).
 
     "hard" is the cross-entropy with the teacher's argmax, "soft" is tau² KL(teacher / tau || student / tau), the
     mean over the batch. With one head the labels and the teacher train the same logits, as in CaiT; with two
@@ -45,8 +45,8 @@ def distillation_loss(
 
     Args:
         student_heads: The student's logits, one tensor or two, of shape (B, C).
-        teacher_logits: The teacher's, for the same images; None where kind is "none".
-        base_loss: The loss on the labels, of `class_logits`.
+        teacher_logits: The teacher's logits for the same images; None if kind is "none".
+        base_loss: The loss of `class_logits` on the labels.
         kind: "none" returns `base_loss`; "soft" or "hard".
         alpha: Weight of the teacher.
         tau: Temperature of "soft".
@@ -56,9 +56,7 @@ def distillation_loss(
     check_distillation(kind, alpha, tau)
     if kind == "none":
         if teacher_logits is not None:
-            raise ConfigError(
-                "train.distillation_type is 'none', but there is a teacher; use 'hard' or 'soft'"
-            )
+            raise ConfigError("--distillation-type is none, but there is a teacher; use hard or soft")
         return base_loss
     student = student_heads[-1]
     if teacher_logits is None or teacher_logits.shape != student.shape:
@@ -70,34 +68,34 @@ def distillation_loss(
     wide = torch.promote_types(student.dtype, torch.float32)
     student, teacher = student.to(wide), teacher_logits.detach().to(wide)
     if kind == "hard":
-        said = F.cross_entropy(student, teacher.argmax(dim=1))
+        distilled = F.cross_entropy(student, teacher.argmax(dim=1))
     else:
         ours, theirs = (student / tau).log_softmax(1), (teacher / tau).log_softmax(1)
-        said = tau**2 * F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
-    return (1 - alpha) * base_loss + alpha * said
+        distilled = tau**2 * F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+    return (1 - alpha) * base_loss + alpha * distilled
 
 
 def check_distillation(kind: str, alpha: float = 0.5, tau: float = 1.0) -> None:
-    """Refuse an unknown kind, and weights or temperatures out of range."""
-    check_name(kind, KINDS, "distillation", "train.distillation_type")
-    if not (0 <= alpha <= 1 and tau > 0):
-        raise ConfigError(
-            f"train.distillation_alpha={alpha} must lie between 0 and 1, train.distillation_tau={tau} above zero"
-        )
+    """Raise for an unknown kind, or a weight or temperature out of range."""
+    check_name(kind, KINDS, "distillation", "--distillation-type")
+    if not 0 <= alpha <= 1:
+        raise ConfigError(f"--distillation-alpha {alpha}: must be between 0 and 1; 0.5 is usual")
+    if not tau > 0:
+        raise ConfigError(f"--distillation-tau {tau}: must be above zero; 1 is usual")
 
 
 class Teacher(nn.Module):
-    """A model that answers and never learns: always in eval mode, without gradients.
+    """A frozen model: always in eval mode, without gradients.
 
-    It sees the student's own images, augmented and normalised. Where it was trained with another mean and
-    standard deviation, they are converted: x' = (x * std + mean - mean') / std'.
+    It is given the student's images, augmented and normalised. If it was trained with another mean and standard
+    deviation, they are converted: x' = (x * std + mean - mean') / std'.
 
     Args:
         model: The teacher.
-        mean: What the student's images were normalised with, and `std`, for each channel.
-        std: See `mean`.
-        own_mean: What the teacher expects; None is the same as the student.
-        own_std: See `own_mean`.
+        mean: Mean of each channel that the student's images are normalised with.
+        std: Its standard deviation.
+        own_mean: The teacher's mean; None: the student's.
+        own_std: The teacher's standard deviation.
     """
 
     scale: Tensor
@@ -116,7 +114,7 @@ class Teacher(nn.Module):
         given = (mean, std, mean if own_mean is None else own_mean, std if own_std is None else own_std)
         if len({len(row) for row in given}) != 1 or min(*std, *given[3]) <= 0:
             raise ConfigError(
-                "teacher: means and standard deviations need one number a channel, the latter above zero"
+                "--teacher: mean and standard deviation need one number per channel, the latter above zero"
             )
         # In float64, so that equal statistics give a scale of exactly one and a shift of exactly zero.
         ours_mean, ours_std, own_mean_, own_std_ = (torch.tensor(row, dtype=torch.float64) for row in given)
@@ -127,7 +125,7 @@ class Teacher(nn.Module):
         self.train(False)
 
     def train(self, mode: bool = True) -> Teacher:
-        """Stay in eval mode, whatever is asked."""
+        """Stay in eval mode."""
         del mode
         return super().train(False)
 
@@ -140,7 +138,7 @@ class Teacher(nn.Module):
 
 
 class Distillation:
-    """A teacher and how much it counts."""
+    """A teacher with the kind, weight and temperature of its loss."""
 
     def __init__(self, teacher: Teacher, recipe: Recipe) -> None:
         self.teacher = teacher
@@ -152,16 +150,13 @@ class Distillation:
         check_distillation(self.kind, self.alpha, self.tau)
 
     def loss(self, heads: tuple[Tensor, ...], images: Tensor, base: nn.Module, targets: Tensor) -> Tensor:
-        """The labels' loss and the teacher's, weighed."""
+        """The weighted sum of the loss on the labels and the loss on the teacher."""
         labels = base(class_logits(heads, self.kind), targets)
         return distillation_loss(heads, self.teacher(images), labels, self.kind, self.alpha, self.tau)
 
 
 def build_teacher(recipe: Recipe, classes: int, device: torch.device) -> Distillation | None:
-    """The teacher that a recipe names: NAME=WEIGHTS, timm/NAME with timm's own weights, or NAME untrained.
-
-    An untrained teacher teaches noise, so a fathoms name needs its weights.
-    """
+    """The teacher of a recipe: NAME=WEIGHTS, or timm/NAME with timm's pretrained weights; None without one."""
     if recipe.teacher is None:
         return None
     name, _, weights = recipe.teacher.partition("=")

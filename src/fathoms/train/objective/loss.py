@@ -1,7 +1,7 @@
 """Classification losses: cross-entropy and binary cross-entropy, on labels or on soft targets.
 
-Logits are read in float32 at least, also under autocast. Smoothing acts on labels only: soft targets come
-smoothed from the mixing that made them.
+Logits are converted to float32 or wider, also under autocast. Smoothing applies to labels only: soft targets are
+smoothed by the mixing that makes them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ OVER_CLASSES = ("mean", "sum")
 
 @LOSSES.add("cross_entropy")
 class CrossEntropy(nn.Module):
-    """-sum over classes of target * log softmax(logits), the mean over the batch.
+    """Cross-entropy: -sum over classes of target * log softmax(logits), mean over the batch.
 
     Args:
-        smoothing: Share of a label's weight that is spread evenly over all classes.
+        smoothing: Share of a label that is spread evenly over all classes.
 
     >>> CrossEntropy()(torch.zeros(2, 4), torch.tensor([0, 3])).exp().round().item()
     4.0
@@ -48,11 +48,11 @@ class CrossEntropy(nn.Module):
 
 @LOSSES.add("bce")
 class BinaryCrossEntropy(nn.Module):
-    """One yes-or-no question a class: the binary cross-entropy of each logit, the mean over the batch.
+    """Binary cross-entropy of each class, mean over the batch.
 
     Args:
-        smoothing: Share of a label's weight that is spread evenly over all classes.
-        target_threshold: Targets above it count as one and all others as zero, after smoothing; None keeps them.
+        smoothing: Share of a label that is spread evenly over all classes.
+        target_threshold: Targets above it count as one, others as zero, after smoothing; None keeps them.
         over_classes: "mean" over the classes, or their "sum", which is C times as large.
 
     Papers: Beyer et al. 2020, arXiv:2006.07159; Wightman et al. 2021, arXiv:2110.00476.
@@ -64,9 +64,9 @@ class BinaryCrossEntropy(nn.Module):
         super().__init__()
         self.smoothing = _check_smoothing(smoothing)
         if target_threshold is not None and not 0 <= target_threshold < 1:
-            raise ConfigError(f"train.bce_target_thresh={target_threshold} must lie in [0, 1); leave it out")
+            raise ConfigError(f"--bce-target-thresh {target_threshold}: must be in [0, 1); leave it out")
         self.target_threshold = target_threshold
-        self.over_classes = check_name(over_classes, OVER_CLASSES, "reduction", "bce.over_classes")
+        self.over_classes = check_name(over_classes, OVER_CLASSES, "reduction", "over_classes")
 
     def forward(self, logits: Float[Tensor, "B C"], targets: Tensor) -> Float[Tensor, ""]:
         """The loss on labels (B,) or soft targets (B, C)."""
@@ -86,17 +86,17 @@ class BinaryCrossEntropy(nn.Module):
 
 def _check_smoothing(smoothing: float) -> float:
     if not 0 <= smoothing < 1:
-        raise ConfigError(f"train.smoothing={smoothing} must lie in [0, 1); 0.1 is usual")
+        raise ConfigError(f"--smoothing {smoothing}: must be in [0, 1); 0.1 is usual")
     return smoothing
 
 
 def _wide(logits: Tensor) -> Tensor:
-    """The logits in float32, or wider if they are."""
+    """The logits in float32, or in float64 if they are."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _are_labels(logits: Tensor, targets: Tensor) -> bool:
-    """Whether targets are labels (B,) and not soft targets (B, C); all else is an error."""
+    """Whether targets are labels (B,) rather than soft targets (B, C); anything else is an error."""
     if targets.shape == logits.shape[:1] and not targets.is_floating_point():
         return True
     if targets.shape == logits.shape and targets.is_floating_point():

@@ -1,4 +1,4 @@
-"""What is minimised: the classification loss, with penalties and a teacher where the recipe asks for them."""
+"""The training objective: the classification loss, with the penalties and the teacher of the recipe."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fathoms.train.recipe.recipe import Recipe
 
 
 class Objective:
-    """The loss of a recipe on a model.
+    """The loss of a recipe.
 
-    `student` is the module to be trained, compiled and copied over ranks: the model itself, or the model in
-    a wrapper that also returns each head and the penalties.
+    `student` is the module that is called, compiled and given to DDP: the model itself, or a wrapper that also
+    returns the logits of each head and the penalties.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Objective:
                 model, recipe.train_feature_decay, recipe.attn_extra_loss, recipe.attn_extra_loss_layers
             )
         elif penalised:
-            raise ConfigError("--train-feature-decay and --attn-extra-loss act on fathoms models only")
+            raise ConfigError("--train-feature-decay and --attn-extra-loss work on fathoms models only")
 
     def loss(self, student: nn.Module, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of a batch on labels or soft targets, and the logits of the class head."""

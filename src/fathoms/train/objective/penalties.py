@@ -1,7 +1,7 @@
-"""LearnableScaler's own losses: feature decay on the stream, and attention sharpening in the first blocks.
+"""LearnableScaler's penalties: feature decay on the residual stream, and attention sharpening in the first blocks.
 
-Without statistics in its norms a deep stack can let features grow and attention stay flat; these two losses
-act on either only where it happens, and are zero elsewhere.
+Without statistics in its norms a deep model can let features grow and attention stay flat; each penalty is zero
+where that does not happen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHARP = 0.5
 
 
 def feature_penalty(x: Float[Tensor, "*any"]) -> Float[Tensor, ""]:
-    """Mean plus maximum of |x| - 200 over the elements beyond 200, or zero if there is none.
+    """Feature penalty: mean plus maximum of |x| - 200 over the elements beyond 200, or zero if there is none.
 
     >>> feature_penalty(torch.tensor([1.0, -202.0, 204.0])).item()
     7.0
@@ -36,7 +36,7 @@ def feature_penalty(x: Float[Tensor, "*any"]) -> Float[Tensor, ""]:
 
 
 def attention_penalty(maxima: Float[Tensor, "B H N"]) -> Float[Tensor, ""]:
-    """One minus the mean of the row maxima below 0.5, or zero if there is none.
+    """Attention penalty: one minus the mean of the row maxima below 0.5, or zero if there is none.
 
     >>> attention_penalty(torch.tensor([[[0.9, 0.2, 0.4]]])).item()
     0.699999988079071
@@ -49,10 +49,10 @@ def attention_penalty(maxima: Float[Tensor, "B H N"]) -> Float[Tensor, ""]:
 
 
 def effective_weights(feature_decay: float, attn_loss: float) -> tuple[float, float]:
-    """The factors of the two penalties in the loss, from the flags of LearnableScaler's command.
+    """Weights of the two penalties in the loss, from the flags of LearnableScaler's command.
 
     The original scales everything by the feature decay s once more: s² for the features and s * s_a for the
-    attention. Its attention loss cannot run without feature decay; here its factor is then s_a itself.
+    attention. Its attention penalty cannot run without feature decay; here its weight is then s_a.
 
     >>> effective_weights(0.5, 0.25), effective_weights(0.0, 0.25)
     ((0.25, 0.125), (0.0, 0.25))
@@ -63,16 +63,16 @@ def effective_weights(feature_decay: float, attn_loss: float) -> tuple[float, fl
 class WithPenalties(nn.Module):
     """A ViT whose forward pass also returns the penalties: `heads, penalty = model(images)`.
 
-    `heads` is the tuple of `ViT.forward_heads`, `penalty` one number to be added to the loss as it is. Blocks
-    outside the attention loss run their own fused attention. The penalties are on the stream of `vit.blocks`;
-    class-attention blocks, which write no patch, have none. It is this module that DDP or torch.compile
-    wraps; weights are saved from `vit`, which shares them.
+    `heads` is the tuple of `ViT.forward_heads`, `penalty` a weighted scalar to add to the loss. Blocks without the
+    attention penalty run their fused attention. The penalties apply to `vit.blocks`; class-attention blocks, which
+    write no patch, have none. DDP and torch.compile wrap this module; weights are saved from `vit`, which shares
+    them.
 
     Args:
         vit: The model.
-        feature_decay: s, as --train-feature-decay; zero leaves the loss out.
-        attn_loss: s_a, as --attn-extra-loss; zero leaves the loss out.
-        attn_layers: The attention loss is on this many first blocks, or on all where there are fewer.
+        feature_decay: s, as --train-feature-decay; zero turns the penalty off.
+        attn_loss: s_a, as --attn-extra-loss; zero turns the penalty off.
+        attn_layers: Number of first blocks with the attention penalty; all, if there are fewer.
 
     >>> from fathoms import ViTConfig
     >>> vit = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, heads=4, depth=2, num_classes=10))
@@ -87,17 +87,19 @@ class WithPenalties(nn.Module):
         super().__init__()
         if feature_decay < 0 or attn_loss < 0 or attn_layers < 0:
             raise ConfigError(
-                f"train_feature_decay={feature_decay}, attn_extra_loss={attn_loss}, "
-                f"attn_extra_loss_layers={attn_layers}; none may be negative"
+                f"--train-feature-decay {feature_decay}, --attn-extra-loss {attn_loss}, "
+                f"--attn-extra-loss-layers {attn_layers}: none may be negative"
             )
         if attn_loss and not attn_layers:
-            raise ConfigError("attn_extra_loss is on no block; give attn_extra_loss_layers, such as 6")
+            raise ConfigError(
+                "--attn-extra-loss applies to no block; give --attn-extra-loss-layers, such as 6"
+            )
         self.vit = vit
         self.feature_weight, self.attn_weight = effective_weights(feature_decay, attn_loss)
         self.attn_layers = attn_layers if attn_loss else 0
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> tuple[tuple[Tensor, ...], Float[Tensor, ""]]:
-        """The logits of each head, and the weighted penalties of all blocks."""
+        """The logits of each head, and the weighted sum of the penalties."""
         vit = self.vit
         tokens = vit.embed(images)
         rotation = None if vit.rope is None else vit.rope()
@@ -154,5 +156,5 @@ def attend_with_maxima(
 
 
 def _wide(x: Tensor) -> Tensor:
-    """X in float32, or wider if it is."""
+    """X in float32, or in float64 if it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""Optimizers by name, built on groups that know the names of their parameters."""
+"""Build optimizers by name, on parameter groups that keep the names of their parameters."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def build_optimizer(
     eps: float | None = None,
     fused: bool | None = None,
 ) -> torch.optim.Optimizer:
-    """The optimizer called `name` on `groups`, each of which keeps its "names" and its "lr_scale".
+    """Build the optimizer called `name` on `groups`, each of which keeps its "names" and its "lr_scale".
 
-    Weight decay is the groups' own. `None` is the optimizer's own default, and an option that it does not
-    take is refused. The given groups are left as they are.
+    Each group has its own weight decay. `None` is the optimizer's own default; an option that it does not take is
+    refused. The given groups are not changed.
 
     Args:
         groups: From `fathoms.param_groups`.
@@ -48,11 +48,9 @@ def build_optimizer(
     >>> max(group["lr"] for group in optimizer.param_groups)
     0.001
     """
-    OPTIMIZERS.check(name, "train.opt")
-    if not lr > 0:
-        raise ConfigError(f"train.lr={lr} is no learning rate; give one above zero")
+    OPTIMIZERS.check(name, "--opt")
     if not groups:
-        raise ConfigError("train.opt: no parameter is left to train; unfreeze some")
+        raise ConfigError("--freeze: no parameter is left to train; leave some unfrozen")
     kept = ("params", "names", "lr_scale", "weight_decay")
     copies = [{key: group[key] for key in kept} for group in groups]
     optimizer = OPTIMIZERS.build(name, copies, lr, momentum=momentum, betas=betas, eps=eps, fused=fused)
@@ -61,7 +59,7 @@ def build_optimizer(
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every group the learning rate `lr` times its own scale."""
+    """Set the learning rate of every group to `lr` times its own scale."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
 
@@ -74,7 +72,7 @@ def _all_on_cuda(groups: Groups) -> bool:
 def lamb(
     groups: Groups, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6
 ) -> torch.optim.Optimizer:
-    """LAMB as timm has it: Adam with steps in proportion to each matrix, the gradient clipped to norm 1."""
+    """LAMB as in timm: Adam with steps in proportion to the norm of each matrix, the gradient clipped to norm 1."""
     return Lamb(groups, lr=lr, betas=betas, eps=eps)
 
 
@@ -108,10 +106,10 @@ def muon(
 
 @OPTIMIZERS.add("sgd")
 def sgd(groups: Groups, lr: float, momentum: float = 0.9) -> torch.optim.Optimizer:
-    """Stochastic gradient descent with Nesterov's momentum, as timm's `sgd`."""
+    """Stochastic gradient descent with Nesterov momentum, as timm's `sgd`."""
     if not momentum > 0:
         raise ConfigError(
-            f"train.momentum={momentum}: sgd has Nesterov's momentum; raise it or use 'momentum'"
+            f"--momentum {momentum}: sgd uses Nesterov momentum; raise it or use --opt momentum"
         )
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=True)
 

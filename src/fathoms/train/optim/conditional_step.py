@@ -1,4 +1,4 @@
-"""An optimizer's step that a flag on the device holds back, so that nobody waits for the device to look at it."""
+"""Skip an optimizer step by a flag on the device, without a host-device sync."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fathoms.errors import ConfigError
 
 # A group's own counter, which is as much part of the state as the moments are.
 COUNTER = "step"
-# Whole numbers of the same width: adding and subtracting them gives back every bit, NaN or not.
+# Integers of the same width: adding and subtracting them is exact in every bit, NaN or not.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def put_back_(tensors: Sequence[Tensor], before: Sequence[Tensor], hold: Tensor) -> None:
-    """Where `hold` is one make `tensors` what they were, bit for bit; where it is zero leave them.
+    """Restore `tensors` to `before`, bit for bit, if `hold` is one; leave them if it is zero.
 
-    x += hold * (before - x) on the bits read as whole numbers: no branch, and NaN times zero is zero.
+    x += hold * (before - x) on the bits read as integers: no branch, and NaN times zero is zero.
     """
     if not tensors:
         return
@@ -30,7 +30,7 @@ def put_back_(tensors: Sequence[Tensor], before: Sequence[Tensor], hold: Tensor)
 
 
 def zero_(tensors: Sequence[Tensor], hold: Tensor) -> None:
-    """Where `hold` is one make `tensors` zero, whatever they hold; where it is zero leave them."""
+    """Set `tensors` to zero if `hold` is one, also from NaN; leave them if it is zero."""
     if tensors:
         torch._foreach_mul_(_bits(tensors), (1 - hold).to(torch.int32))
 
@@ -41,9 +41,9 @@ def _bits(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def hold_of(optimizer: torch.optim.Optimizer) -> Tensor | None:
-    """The flag that holds a step back where it is one, None if there is none; for optimizers that know `found_inf`.
+    """The flag that skips a step if it is one, or None; for optimizers that read `found_inf`.
 
-    With it torch's GradScaler may hand over gradients that are still scaled. These optimizers do not take them.
+    torch's GradScaler sets it too, and may then pass gradients that are still scaled, which is refused.
     """
     if getattr(optimizer, "grad_scale", None) is not None:
         raise ConfigError("optimizer: the gradients are scaled; call the scaler's unscale_ before its step")
@@ -51,10 +51,10 @@ def hold_of(optimizer: torch.optim.Optimizer) -> Tensor | None:
 
 
 def step_unless(optimizer: torch.optim.Optimizer, hold: Tensor) -> None:
-    """Take the step, or none where `hold` is one, without asking the device which of the two it is.
+    """Take an optimizer step unless `hold` is one, without reading `hold` on the host.
 
-    Optimizers that know `found_inf`, as torch's fused ones and ours do, hold back by themselves. The others
-    step, and parameters and moments are then put back; moments that the step made become zero.
+    Optimizers that read `found_inf`, as torch's fused ones and ours do, skip by themselves. The others step, and
+    parameters and moments are then restored; moments that the step created become zero.
     """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.grad_scale, optimizer.found_inf = None, hold  # pyrefly: ignore[missing-attribute]
@@ -72,16 +72,16 @@ def step_unless(optimizer: torch.optim.Optimizer, hold: Tensor) -> None:
 
 
 def _moved(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """What a step changes: the parameters that have a gradient, and their moments."""
+    """The tensors that a step changes: parameters with a gradient, and their moments."""
     params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     states = [value for p in params for value in optimizer.state.get(p, {}).values()]
     return [*params, *(value for value in states if isinstance(value, Tensor))]
 
 
 class Gate:
-    """Guards everything that one update changes: parameters, moments, counters, and a BatchNorm's statistics.
+    """Makes an update conditional: parameters, moments, counters, and the statistics of BatchNorm.
 
-    A CPU answers at once, so there the step is simply not taken.
+    On a CPU the flag is read at once, and the step is simply not taken.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -92,11 +92,11 @@ class Gate:
         self._stepped = False
 
     def open(self) -> None:
-        """Before the first forward pass of an update, which may change statistics."""
+        """Call before the first forward pass of an update, which may change statistics."""
         self._before = [buffer.clone() for buffer in self.buffers]
 
     def step(self, hold: Tensor) -> None:
-        """Take the step unless `hold` is one."""
+        """Take the optimizer step unless `hold` is one."""
         self._stepped = hold.device.type != "cpu"
         if self._stepped:
             step_unless(self.optimizer, hold)
@@ -105,7 +105,7 @@ class Gate:
         put_back_(self.buffers, self._before, hold)
 
     def settle(self, held: bool) -> None:
-        """Once the host knows what the flag was: take back the counters that are kept there."""
+        """Once the host knows the flag: undo the counters that are kept on the host."""
         if held and self._stepped:
             for group in self.optimizer.param_groups:
                 if COUNTER in group:

@@ -1,4 +1,4 @@
-"""A moving average of a model's weights, which often generalises better than the weights themselves."""
+"""Exponential moving average (EMA) of a model's weights, which often generalises better than the weights."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ WARMUP_POWER = 2 / 3
 
 
 class Ema:
-    """average = decay * average + (1 - decay) * weights, for all parameters and buffers.
+    """Moving average of all parameters and buffers: average = decay * average + (1 - decay) * weights.
 
-    Buffers are averaged too where they are floating, and copied where they count something. The decay is a function of
-    the number of updates alone, so a resumed run needs the averaged weights and nothing else. torch's own
-    AveragedModel reads its counter from the device at every step; this does not wait for the device.
+    Floating-point buffers are averaged, integer buffers are copied. The decay is a function of the number of updates
+    alone, so a resumed run needs the averaged weights and nothing else. torch's AveragedModel reads its counter from
+    the device at every update; this does not wait for the device.
 
     Args:
-        model: What is averaged, out of any wrapper; the average starts as a copy of it. FSDP2 cannot copy a
-            sharded model: build this first, then shard `module` as the model is sharded.
-        decay: Share of the old average.
-        warmup: Whether the decay rises with the updates u, as min(decay, 1 - u^(-2/3)).
+        model: The model, without any wrapper; the average starts as a copy of it. FSDP2 cannot copy a sharded model:
+            build this first, then shard `module` like the model.
+        decay: Weight of the old average.
+        warmup: Whether the decay rises with the number of updates u, as min(decay, 1 - u^(-2/3)).
 
     >>> ema = Ema(nn.Linear(3, 2), decay=0.9)
-    >>> ema.update(nn.Linear(3, 2), step=1)
+    >>> ema.update(nn.Linear(3, 2), updates=1)
     >>> sorted(ema.state_dict())
     ['bias', 'weight']
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.9998, warmup: bool = False) -> None:
         if not 0 <= decay <= 1:
-            raise ConfigError(f"train.model_ema_decay={decay} must lie between 0 and 1; 0.9998 is usual")
+            raise ConfigError(f"--model-ema-decay {decay}: must be between 0 and 1; 0.9998 is usual")
         self.decay, self.warmup = decay, warmup
         self.module = copy.deepcopy(model).eval().requires_grad_(False)
-        # Tables that are not saved follow from the image size, which may differ between the two.
+        # Tables that are not saved depend on the image size, which may differ between the two.
         self._saved = set(self.module.state_dict())
 
-    def decay_at(self, step: int) -> float:
-        """The decay of update number `step`, counted from 1; the first one copies the weights."""
-        if step <= 1:
+    def decay_at(self, updates: int) -> float:
+        """The decay of an update, from its number counted from 1; the first one copies the weights."""
+        if updates <= 1:
             return 0.0
-        return min(self.decay, 1 - step**-WARMUP_POWER) if self.warmup else self.decay
+        return min(self.decay, 1 - updates**-WARMUP_POWER) if self.warmup else self.decay
 
     @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
-        """Move the average towards `model` after update number `step`, counted from 1."""
+    def update(self, model: nn.Module, updates: int) -> None:
+        """Move the average towards `model`, whose number of updates is `updates`."""
         ours, theirs = weights_of(self.module, self._saved), weights_of(model, self._saved)
         if ours.keys() != theirs.keys():
             odd = min(ours.keys() ^ theirs.keys())
             raise WeightsError(
-                f"ema: {odd!r} is in one model only; give the model that the average began with"
+                f"ema: {odd!r} is in one of the two models only; give the model that the average was built from"
             )
         averages, weights = [], []
         for name, average in ours.items():
@@ -63,12 +63,12 @@ class Ema:
                 weights.append(theirs[name].to(average.dtype))
             else:
                 average.copy_(theirs[name])
-        torch._foreach_lerp_(averages, weights, 1.0 - self.decay_at(step))
+        torch._foreach_lerp_(averages, weights, 1.0 - self.decay_at(updates))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averaged weights under the model's own names."""
         return self.module.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over averaged weights; they must fit the model exactly."""
+        """Load averaged weights; they must match the model exactly."""
         self.module.load_state_dict(state, strict=True)

@@ -1,4 +1,4 @@
-"""LAMB with timm's semantics, over lists of tensors so that hundreds of small parameters cost little."""
+"""LAMB with timm's semantics, in multi-tensor operations, so that hundreds of small parameters cost little."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fathoms.train.optim.conditional_step import hold_of, zero_
 
 
 class Lamb(torch.optim.Optimizer):
-    """Adam whose step on each matrix W is made as long as lr * |W|.
+    """LAMB: Adam whose step on each matrix W has the length lr * |W|.
 
     With m, v Adam's moments of the clipped gradient and u = m^ / (sqrt v^ + eps) + weight_decay * W:
-    W -= lr * (|W| / |u|) * u. The weight decay is inside u, so it is coupled with the length. Where it is zero
-    (biases, norms, tokens) the step keeps Adam's own length, unless `always_adapt` is set; a ratio with a zero
-    in it counts as one. As in timm, the gradients of all parameters together are first clipped to norm
-    `max_grad_norm`, in place, and each group counts one step a call.
+    W -= lr * (|W| / |u|) * u. The weight decay is inside u, so it is coupled with the length. If it is zero
+    (biases, norms, tokens) the step keeps Adam's length, unless `always_adapt` is set; a ratio with a zero in it
+    counts as one. As in timm, the gradient of all parameters together is first clipped to norm `max_grad_norm`, in
+    place, and each group counts its own calls.
 
     Args:
         params: Parameters, or groups of them.
@@ -28,8 +28,8 @@ class Lamb(torch.optim.Optimizer):
         betas: Decay of the two moments.
         eps: Added to the denominator.
         weight_decay: Coupled weight decay.
-        max_grad_norm: Largest norm of the whole gradient; None leaves it as it is.
-        always_adapt: Whether parameters without weight decay take the ratio too.
+        max_grad_norm: Clip the norm of the whole gradient to this; None does not.
+        always_adapt: Whether parameters without weight decay use the ratio too.
 
     Paper: You et al. 2019, arXiv:1904.00962.
     """
@@ -59,12 +59,12 @@ class Lamb(torch.optim.Optimizer):
             "step": 0,
         }
         super().__init__(params, defaults)
-        # torch's word for: set `found_inf`, and where it is one a step moves nothing (see conditional_step.py).
+        # torch's name for: the optimizer reads `found_inf`, and does nothing if it is one (see conditional_step.py).
         self._step_supports_amp_scaling = True
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Clip the gradients, then move every parameter that has one."""
+        """Clip the gradients, then update every parameter that has one."""
         loss = loss_of(closure)
         hold = hold_of(self)
         if hold is not None:
@@ -82,7 +82,7 @@ class Lamb(torch.optim.Optimizer):
         return loss
 
     def _clip(self) -> None:
-        """Divide all gradients by their common norm over `max_grad_norm`, where that is above one."""
+        """Divide all gradients by their common norm over `max_grad_norm`, if that is above one."""
         every = [parameter.grad for group in self.param_groups for parameter in group["params"]]
         grads = [grad for grad in every if grad is not None]
         # The clip is common to all groups, so it is the optimizer's setting and not a group's.
@@ -102,7 +102,7 @@ class Lamb(torch.optim.Optimizer):
         first = [self.state[parameter]["exp_avg"] for parameter in params]
         second = [self.state[parameter]["exp_avg_sq"] for parameter in params]
         beta1, beta2 = group["betas"]
-        # Held back, the gradients are zero and the moments keep their whole length.
+        # In a skipped step the gradients are zero, and the moments are not decayed.
         torch._foreach_mul_(first, beta1 if hold is None else torch.where(hold > 0, 1.0, beta1))
         torch._foreach_add_(first, grads, alpha=1 - beta1)
         torch._foreach_mul_(second, beta2 if hold is None else torch.where(hold > 0, 1.0, beta2))
@@ -123,7 +123,7 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _trust_ratios(params: list[Tensor], update: list[Tensor] | tuple[Tensor, ...]) -> list[Tensor]:
-    """|W| / |u| of each parameter, one where either is zero; all on the device, in a few kernels."""
+    """Trust ratio |W| / |u| of each parameter, one if either is zero; all on the device, in a few kernels."""
     weight = torch.stack(torch._foreach_norm(params))
     length = torch.stack(torch._foreach_norm(update))
     ratio = torch.where((weight > 0) & (length > 0), weight / length, 1.0)

@@ -1,4 +1,4 @@
-"""Muon for the matrices inside the blocks and AdamW for everything else, as one optimizer."""
+"""Muon for the matrices inside the blocks and AdamW for all other parameters, as one optimizer."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ ALGORITHMS = ("muon", "adamw")
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon in stacks on groups whose "algorithm" is "muon", torch's AdamW on those where it is "adamw".
+    """Stacked Muon on groups whose "algorithm" is "muon", torch's AdamW on those where it is "adamw".
 
-    Both work on this optimizer's own groups and state, so that a learning rate set here acts there, and
-    `state_dict` holds all of it. Muon's steps are scaled to the size of AdamW's (0.2 sqrt(max side), as in
-    Moonlight), so one learning rate and one weight decay serve both.
+    Both use this optimizer's groups and state, so that a learning rate set here applies to both, and `state_dict`
+    holds everything. Muon's steps are scaled to the size of AdamW's (0.2 sqrt(max side), as in Moonlight), so one
+    learning rate and one weight decay serve both.
 
     Args:
         params: Groups, each with an "algorithm".
         lr: Learning rate.
-        momentum: Muon's momentum, in Nesterov's form.
+        momentum: Muon's Nesterov momentum.
         betas: AdamW's decay of the two moments.
         eps: AdamW's term in the denominator.
         weight_decay: Decoupled weight decay.
-        fused: Whether AdamW runs in one kernel; None lets torch choose.
+        fused: Whether AdamW runs as one kernel; None lets torch choose.
 
     Papers: Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982.
     """
@@ -49,9 +49,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             if group["algorithm"] not in ALGORITHMS:
                 raise ConfigError(
-                    f"muon: a group's algorithm is {group['algorithm']!r}; say which of 'muon' and 'adamw'"
+                    f"muon: a group's algorithm is {group['algorithm']!r}; use 'muon' or 'adamw'"
                 )
-        # The inner optimizers are given copies of the groups, and fill in their own defaults there.
+        # The inner optimizers get copies of the groups, and fill in their defaults there.
         mine = {
             name: [dict(group) for group in self.param_groups if group["algorithm"] == name]
             for name in ALGORITHMS
@@ -66,17 +66,17 @@ class MuonWithAdamW(torch.optim.Optimizer):
         filled = {name: iter(part.param_groups) for name, part in self._parts.items()}
         self.param_groups = [next(filled[group["algorithm"]]) for group in self.param_groups]
         self._share()
-        # torch's word for: set `found_inf`, and where it is one a step moves nothing (see conditional_step.py).
+        # torch's name for: the optimizer reads `found_inf`, and does nothing if it is one (see conditional_step.py).
         self._step_supports_amp_scaling = True
 
     def _share(self) -> None:
-        """Let the inner optimizers work on this one's groups and state."""
+        """Point the inner optimizers to this optimizer's groups and state."""
         for name, part in self._parts.items():
             part.param_groups = [group for group in self.param_groups if group["algorithm"] == name]
             part.state = self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state, for both algorithms."""
+        """Load the state of both algorithms."""
         super().load_state_dict(state_dict)
         self._share()
 
@@ -99,7 +99,7 @@ def takes_muon(name: str, parameter: Tensor) -> bool:
 
 
 def split_for_muon(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same groups, each cut in two where it has parameters for both algorithms."""
+    """The groups, each split in two if it has parameters for both algorithms."""
     parts: list[dict[str, Any]] = []
     for group in groups:
         for algorithm in ALGORITHMS:
@@ -112,5 +112,5 @@ def split_for_muon(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                 names, params = map(list, zip(*pairs, strict=True))
                 parts.append({**group, "names": names, "params": params, "algorithm": algorithm})
     if not any(part["algorithm"] == "muon" for part in parts):
-        raise ConfigError("muon: no matrix of this model stands inside a block; use adamw")
+        raise ConfigError("--opt muon: the model has no matrix inside a block; use adamw")
     return parts

@@ -1,8 +1,7 @@
-"""The learning rate as a pure function of the epoch, so that a resumed run needs no state for it.
+"""Learning rate schedules: pure functions of the epoch, so that a resumed run needs no state for them.
 
-A schedule is a shape: the share of the base rate at epoch e of E. `Schedule` adds what all of them have in
-common, under timm's names: the minimum, the warm-up, the cool-down, and whether the rate moves within an
-epoch or between epochs only.
+A registered shape gives the share of the base rate at epoch e of E. `Schedule` adds what all of them have in
+common, under timm's names: the minimum, the warm-up, the cool-down, and whether the rate changes within an epoch.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, flag_of
 from fathoms.registry import Registry
 
 Epochs = int | float
@@ -26,12 +25,12 @@ class Traits:
 SCHEDULES: Registry[float, Traits] = Registry("schedule", default=Traits())
 ENDS = Traits(ends=True)
 
-# From this share of the epochs on, seed 001's schedule is the plain cosine again.
+# From this share of the epochs on, LearnableScaler's schedule is the plain cosine again.
 CUSTOM_REJOINS = 0.66
 
 
 def half_cosine(epoch: Epochs, epochs: Epochs) -> float:
-    """(1 + cos(pi e / E)) / 2: from one to zero."""
+    """Half a cosine, (1 + cos(pi e / E)) / 2, from one to zero."""
     return (1 + math.cos(math.pi * epoch / epochs)) / 2
 
 
@@ -46,7 +45,7 @@ def cosine(epoch: Epochs, epochs: Epochs) -> float:
 
 @SCHEDULES.add("step")
 def step(epoch: Epochs, decay_epochs: Epochs = 90, decay_rate: float = 0.1) -> float:
-    """Times `decay_rate` after every `decay_epochs` epochs."""
+    """Multiply by `decay_rate` after every `decay_epochs` epochs."""
     return decay_rate ** (epoch // decay_epochs)
 
 
@@ -65,7 +64,7 @@ def wsd(epoch: Epochs, epochs: Epochs, decay_epochs: Epochs | None = None) -> fl
 
 @SCHEDULES.add("custom", ENDS)
 def custom(epoch: Epochs, epochs: Epochs, epoch_factor: float = 0.8, epoch_threshold: float = 0.5) -> float:
-    """LearnableScaler's: a lowered cosine, a straight line that rejoins the cosine, then the cosine.
+    """LearnableScaler's schedule: a lowered cosine, a straight line that rejoins the cosine, then the cosine.
 
     With c the cosine, n = threshold * E and m = int(0.66 E): factor * c(e) before n, from n to m the line
     from factor * c(n) to c(m), and c(e) from m on.
@@ -88,7 +87,7 @@ def constant(epoch: Epochs) -> float:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate of a run: `lr(epoch)`, from timm's options under timm's names.
+    """Learning rate of a run: `lr(epoch)`, with timm's options under timm's names.
 
     The warm-up is a straight line from `warmup_lr` to the base rate over the first epochs of the shape; with
     `warmup_prefix` it comes before the shape. A shape that ends (cosine, wsd, custom) runs from the base rate
@@ -113,29 +112,31 @@ class Schedule:
     epoch_factor: float | None = None
     epoch_threshold: float | None = None
     sched_on_updates: bool = False
-    """Whether the rate moves with every update; otherwise `lr` counts whole epochs only."""
+    """Whether the rate changes with every update, or with whole epochs only."""
 
     def __post_init__(self) -> None:
-        SCHEDULES.check(self.sched, "train.sched")
+        SCHEDULES.check(self.sched, "--sched")
         if not (math.isfinite(self.base_lr) and self.base_lr > 0):
-            raise ConfigError(f"train.lr={self.base_lr} is no learning rate; give one above zero")
+            raise ConfigError(f"--lr {self.base_lr}: use a learning rate above zero")
         if self.epochs < 1:
-            raise ConfigError(f"train.epochs={self.epochs} trains nothing; give one or more")
+            raise ConfigError(f"--epochs {self.epochs}: use 1 or more")
         if not 0 <= self.min_lr <= self.base_lr:
-            raise ConfigError(f"train.min_lr={self.min_lr} must lie between 0 and train.lr={self.base_lr}")
+            raise ConfigError(f"--min-lr {self.min_lr}: must be between 0 and --lr {self.base_lr}; lower it")
         for name in ("warmup_lr", "warmup_epochs", "cooldown_epochs"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"train.{name}={getattr(self, name)} is negative; give zero or more")
+                raise ConfigError(f"{flag_of(name)} {getattr(self, name)}: is negative; use 0 or more")
         for name in ("decay_epochs", "decay_rate", "epoch_factor"):
             given = getattr(self, name)
             if given is not None and not given > 0:
-                raise ConfigError(f"train.{name}={given} must be above zero; raise it or leave it out")
+                raise ConfigError(f"{flag_of(name)} {given}: must be above zero; raise it or leave it out")
         if self.epoch_threshold is not None and not 0 <= self.epoch_threshold <= 1:
-            raise ConfigError(f"train.epoch_threshold={self.epoch_threshold} must lie between 0 and 1")
+            raise ConfigError(
+                f"--epoch-threshold {self.epoch_threshold}: must be between 0 and 1; 0.5 is usual"
+            )
         if self.cooldown_epochs and not self._ends:
-            raise ConfigError(f"schedule {self.sched!r} takes no cooldown_epochs; leave it out")
+            raise ConfigError(f"--cooldown-epochs: schedule {self.sched!r} takes none; leave it out")
         if self.min_lr and self.sched == "constant":
-            raise ConfigError("schedule 'constant' takes no min_lr; leave it out")
+            raise ConfigError("--min-lr: schedule 'constant' takes none; leave it out")
         self._share(0.0)
 
     @property
@@ -144,11 +145,11 @@ class Schedule:
 
     @property
     def total_epochs(self) -> Epochs:
-        """How long to train: the shape, a warm-up before it, and the cool-down."""
+        """Epochs of the whole run: the shape, a warm-up before it, and the cool-down."""
         return self.epochs + (self.warmup_epochs if self.warmup_prefix else 0) + self.cooldown_epochs
 
     def lr(self, epoch: Epochs) -> float:
-        """The base learning rate at `epoch`, which may be a fraction: updates done over updates an epoch."""
+        """The learning rate at `epoch`, which may be fractional: updates done over updates per epoch."""
         if not self.sched_on_updates:
             epoch = math.floor(epoch)
         if epoch < self.warmup_epochs:
@@ -162,7 +163,7 @@ class Schedule:
         return self.min_lr + (self.base_lr - self.min_lr) * self._share(epoch)
 
     def _share(self, epoch: Epochs) -> float:
-        """What the shape makes of `epoch`."""
+        """The share of the base rate at `epoch`."""
         return SCHEDULES.build(
             self.sched,
             epoch,

@@ -1,4 +1,4 @@
-"""Muon on stacks: matrices of one shape are orthogonalised together, so that a deep model needs few launches."""
+"""Stacked Muon: matrices of one shape are orthogonalised together, so that a deep model needs few launches."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fathoms.errors import ConfigError
 from fathoms.train.optim.closure import loss_of
 from fathoms.train.optim.conditional_step import hold_of, put_back_
 
-# A stack has at most so many numbers (256 MB in bfloat16); more matrices of its shape make another one.
+# Largest number of elements of a stack (256 MB in bfloat16); more matrices of its shape make another one.
 LIMIT = 2**27
 
-# By the names that every torch from 2.11 on knows: the length of a step on rows x columns, in learning rates.
+# Length of a step on a matrix of rows x columns, in learning rates, under torch's names of `adjust_lr_fn`.
 STRETCH: dict[str | None, Callable[[int, int], float]] = {
     None: lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
@@ -29,7 +29,7 @@ STRETCH: dict[str | None, Callable[[int, int], float]] = {
 
 
 class Settings(NamedTuple):
-    """What the matrices of a stack share besides their shape."""
+    """Settings that the matrices of a stack share besides their shape."""
 
     momentum: float
     nesterov: bool
@@ -39,32 +39,32 @@ class Settings(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """A parameter that moves, with the numbers that its group gives it alone."""
+    """A parameter to update, with the numbers of its group."""
 
     parameter: Tensor
     gradient: Tensor
     buffer: Tensor
     kept: float
-    """What weight decay leaves of the parameter."""
+    """Factor of weight decay on the parameter."""
     rate: float
 
 
 class StackedMuon(torch.optim.Muon):
-    """torch's Muon, with its groups, settings and state, one stack of matrices at a time.
+    """torch's Muon, with the same groups, settings and state, one stack of matrices at a time.
 
     With G the gradient, B <- B + (1 - momentum) (G - B) and O the Newton-Schulz iterate of G + momentum (B - G)
     in bfloat16: W <- (1 - lr * weight_decay) W - lr * stretch * O. O does not depend on a learning rate, so groups
     that differ in it (layer decay) share stacks.
 
-    Of matrices that are spread over processes (FSDP2) each process orthogonalises its share of a stack.
+    If matrices are sharded over ranks (FSDP2), each rank orthogonalises its share of a stack.
     """
 
-    # torch's word for: set `found_inf`, and where it is one a step moves nothing (see conditional_step.py).
+    # torch's name for: the optimizer reads `found_inf`, and does nothing if it is one (see conditional_step.py).
     _step_supports_amp_scaling = True
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move every matrix that has a gradient."""
+        """Update every matrix that has a gradient."""
         loss = loss_of(closure)
         hold = hold_of(self)
         go = None if hold is None else 1 - hold
@@ -73,7 +73,7 @@ class StackedMuon(torch.optim.Muon):
         return loss
 
     def _stacks(self) -> Iterator[tuple[Settings, list[Matrix]]]:
-        """The matrices that have a gradient, those together that can be stacked."""
+        """Matrices with a gradient, grouped into those that can be stacked."""
         alike: dict[Any, list[Matrix]] = defaultdict(list)
         for group in self.param_groups:
             settings = _settings(group)
@@ -93,9 +93,7 @@ class StackedMuon(torch.optim.Muon):
         if gradient.is_sparse:
             raise ConfigError("muon: a gradient is sparse; use adamw")
         if _spread(gradient) != _spread(parameter):
-            raise ConfigError(
-                "muon: a gradient lies over processes otherwise than its parameter; shard both alike"
-            )
+            raise ConfigError("muon: a gradient is sharded differently from its parameter; shard both alike")
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient, memory_format=torch.preserve_format)
@@ -114,11 +112,11 @@ def _settings(group: dict[str, Any]) -> Settings:
 
 
 def _move(settings: Settings, stack: list[Matrix], go: Tensor | None) -> None:
-    """One step of matrices of one shape; where `go` is zero they and their momentum stay as they are."""
+    """Update matrices of one shape; if `go` is zero, they and their momentum stay as they are."""
     params = [_own(matrix.parameter) for matrix in stack]
     grads = [_own(matrix.gradient) for matrix in stack]
     buffers = [_own(matrix.buffer) for matrix in stack]
-    # New values stand beside the old ones until they are known to be wanted.
+    # New values are kept apart from the old ones, which a skipped step keeps.
     fresh = torch._foreach_lerp(buffers, grads, 1 - settings.momentum)
     _put(buffers, fresh, go)
     ahead = torch._foreach_lerp(grads, fresh, settings.momentum) if settings.nesterov else fresh
@@ -126,7 +124,7 @@ def _move(settings: Settings, stack: list[Matrix], go: Tensor | None) -> None:
     torch._foreach_copy_(narrow.unbind(), ahead)
     del fresh, ahead
     update = _orthogonalized_together(narrow, stack[0].parameter, settings)
-    # As wide as the parameters and never narrower than float32, where the rate is multiplied in.
+    # At least float32, where the learning rate is multiplied in.
     steps = update.to(torch.promote_types(params[0].dtype, torch.float32)).unbind()
     torch._foreach_mul_(steps, [-matrix.rate for matrix in stack])
     moved = torch._foreach_mul(params, [matrix.kept for matrix in stack])
@@ -135,7 +133,7 @@ def _move(settings: Settings, stack: list[Matrix], go: Tensor | None) -> None:
 
 
 def _put(now: list[Tensor], new: Any, go: Tensor | None) -> None:
-    """Give `now` the values of `new`; where `go` is zero leave it, bit for bit."""
+    """Copy `new` into `now`; if `go` is zero, leave it, bit for bit."""
     if go is None:
         torch._foreach_copy_(now, new)
     else:
@@ -145,9 +143,9 @@ def _put(now: list[Tensor], new: Any, go: Tensor | None) -> None:
 def orthogonalized(
     stack: Float[Tensor, "n rows columns"], settings: Settings
 ) -> Float[Tensor, "n rows columns"]:
-    """Each matrix with its singular values near one: X <- aX + (bA + cAA)X with A = XX', from X / |X|.
+    """Orthogonalise each matrix by Newton-Schulz: X <- aX + (bA + cAA)X with A = XX', from X / |X|.
 
-    It works on the wide form of a matrix, where A is smallest.
+    Tall matrices are transposed, so that A is small. Singular values end near one.
 
     Paper: Jordan et al. 2024, kellerjordan.github.io/posts/muon.
     """
@@ -163,31 +161,31 @@ def orthogonalized(
 
 
 class Spread(NamedTuple):
-    """How a matrix lies over processes (FSDP2)."""
+    """Sharding of a matrix over ranks (FSDP2)."""
 
     mesh: DeviceMesh
     placements: tuple[Placement, ...]
 
 
 def _spread(parameter: Tensor) -> Spread | None:
-    """How a parameter lies over processes; None where this one has all of it."""
+    """Sharding of a parameter; None if this rank has all of it."""
     if not isinstance(parameter, DTensor):
         return None
     for placement in parameter.placements:
         if type(placement) not in (Shard, Replicate):
-            raise ConfigError(f"muon: a matrix lies over processes as {placement}; shard it with fully_shard")
+            raise ConfigError(f"muon: a matrix is placed on ranks as {placement}; shard it with fully_shard")
     return Spread(parameter.device_mesh, parameter.placements)
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process has."""
+    """This rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _orthogonalized_together(parts: Tensor, like: Tensor, settings: Settings) -> Tensor:
-    """This process's parts of all matrices of a stack, orthogonalised.
+    """This rank's parts of the matrices of a stack, orthogonalised.
 
-    Where `like` is spread over processes, these first trade parts, so that each has some of the matrices whole.
+    If `like` is sharded, the ranks first exchange parts, so that each has some of the matrices whole.
     """
     spread = _spread(like)
     if spread is None:
@@ -202,7 +200,7 @@ def _orthogonalized_together(parts: Tensor, like: Tensor, settings: Settings) ->
 def _traded(
     own: Tensor, shape: torch.Size, mesh: DeviceMesh, before: list[Placement], after: list[Placement]
 ) -> Tensor:
-    """What this process has of a tensor of `shape` once it lies over processes in another way."""
+    """This rank's part of a tensor of `shape` after a change of its placements."""
     stride = (shape[1] * shape[2], shape[2], 1)
     spread = DTensor.from_local(own, mesh, before, run_check=False, shape=shape, stride=stride)
     return spread.redistribute(placements=after).to_local()

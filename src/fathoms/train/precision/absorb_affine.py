@@ -1,12 +1,13 @@
-"""Factors of channels multiplied into the matrices beside them once a step, instead of into every token.
+"""Absorb per-channel gains, shifts and scales into the linears next to them, once per update.
 
-A norm in front of a linear ends in gain * x + shift, a residual scale behind one multiplies its output. Neither
-needs a pass over the tokens: with W and c the linear's own weight and bias,
+A norm before a linear ends in gain * x + shift, a residual scale after one multiplies its output. Neither needs a
+pass over the tokens: with W and c the weight and bias of the linear,
 
     W' = scale W gain,  c' = scale (c + W shift)
 
-makes the same outputs, and from the gradients of W' and c' follow those of all five. A branch of a block then runs
+give the same outputs, and the gradients of all five follow from those of W' and c'. A branch of a block then runs
 without per-channel work, and its backward pass without the sums over all tokens that such work needs.
+`fathoms.surgery.fold` does the same to a trained model, once and in float64.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fathoms.parts.residual import RESIDUALS
 
 @dataclass(frozen=True)
 class Absorbing:
-    """A linear, and what stands around it: the norm's gain and shift in front, the scale behind."""
+    """A linear with the gain and shift of the norm before it, and the scale after it."""
 
     linear: nn.Linear
     gain: Tensor | None = None
@@ -37,15 +38,15 @@ class Absorbing:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Equal for those that can be worked on together."""
+        """Equal for linears that can be stacked."""
         around = (self.linear.bias, self.gain, self.shift, self.scale)
         return self.linear.weight.shape, *(None if x is None else x.shape for x in around)
 
 
 def take_factors(module: nn.Module) -> list[Absorbing]:
-    """Take the factors of channels out of every block of `module`, and say which linear each belongs to.
+    """Remove gains, shifts and scales from the blocks of `module`; returns each with the linear that absorbs it.
 
-    They stay where a hook would see the difference, and around a linear of several blocks, which can hold but one's.
+    They stay where a hook would see the difference, and around a linear that several blocks share.
     """
     blocks = [part for part in module.modules() if isinstance(part, Block)]
     uses = Counter(
@@ -56,7 +57,7 @@ def take_factors(module: nn.Module) -> list[Absorbing]:
 
 
 def _branches(block: Block) -> Iterator[tuple[Join, list[nn.Linear], nn.Linear]]:
-    """Each join of a block with the linears at its branch's entry and the one at its exit."""
+    """Each join of a block, with the linears at the entry of its branch and the one at its exit."""
     for join, branch in ((block.attn_join, block.attn), (block.mlp_join, block.mlp)):
         yield join, *cast(Branch, branch).ends()
 
@@ -70,7 +71,7 @@ def _of_block(block: Block, plain: set[nn.Linear]) -> Iterator[Absorbing]:
 
 
 def _is_plain(linear: nn.Linear) -> bool:
-    """Whether it is a matrix in float32 and nothing else; Fixup's linears shift their input, for one."""
+    """Whether a linear is only a float32 matrix and bias; Fixup's linears also shift their input."""
     return is_bare(linear) and linear.weight.dtype == torch.float32
 
 
@@ -89,7 +90,7 @@ def _leaving(join: Join, linear: nn.Linear) -> Iterator[Absorbing]:
     scale = cast(nn.Module, join.scale)
     if join.placement not in ("pre", "post") or join.place != "branch" or has_hooks(scale):
         return
-    # A residual scale is one parameter, for each channel or for all, or none.
+    # A residual scale has one parameter, per channel or for all channels, or none.
     own = list(scale.parameters())
     if own:
         join.scale = RESIDUALS.build("none", linear.out_features)
@@ -97,7 +98,7 @@ def _leaving(join: Join, linear: nn.Linear) -> Iterator[Absorbing]:
 
 
 class Stack:
-    """Linears of one kind, worked on together: each of them is given its W' and c' as parameters in `dtype`.
+    """Linears of one kind, processed together: each gets its W' and c' as parameters in `dtype`.
 
     >>> linear, gain = nn.Linear(2, 3), torch.tensor([2.0, 4.0])
     >>> before = linear.weight
@@ -108,14 +109,14 @@ class Stack:
 
     def __init__(self, absorbing: list[Absorbing], dtype: torch.dtype) -> None:
         self.linears = [each.linear for each in absorbing]
-        # Each of the five of all linears; empty where their kind has none.
+        # One list for each of the five; empty if the kind has none.
         self.weights = [linear.weight for linear in self.linears]
         self.biases = _there(linear.bias for linear in self.linears)
         self.gains = _there(each.gain for each in absorbing)
         self.shifts = _there(each.shift for each in absorbing)
         self.scales = _there(each.scale for each in absorbing)
         trained = any(parameter.requires_grad for parameter in self.parameters())
-        # The matrices as they were at the last push, which their gradients are to be taken at.
+        # The matrices at the last push, where the gradients are evaluated.
         self.wide = torch.stack([weight.detach() for weight in self.weights])
         self.narrow = torch.empty_like(self.wide, dtype=dtype)
         self.narrow_bias = self.narrow.new_zeros(self.narrow.shape[:2])
@@ -129,12 +130,12 @@ class Stack:
                 self.bias_copies.append(linear.bias)
 
     def parameters(self) -> list[Tensor]:
-        """All that the copies are made of."""
+        """The master parameters of the copies."""
         return [*self.weights, *self.biases, *self.gains, *self.shifts, *self.scales]
 
     @torch.no_grad()
     def push(self) -> None:
-        """Make W' and c' of what they are made of."""
+        """Compute W' and c' from the master parameters."""
         torch.stack([weight.detach() for weight in self.weights], out=self.wide)
         gain, shift, scale = self._factors()
         if gain is None:
@@ -146,7 +147,7 @@ class Stack:
             self.narrow_bias.copy_((total if scale is None else total * scale).squeeze(2))
 
     def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each parameter with its gradient, from those of W' and c', which are forgotten; none if none has come."""
+        """Each master parameter with its gradient, from the gradients of W' and c', which are cleared."""
         if all(copy.grad is None for copy in (*self.weight_copies, *self.bias_copies)):
             return
         weight = torch.stack([_gradient(copy) for copy in self.weight_copies])
@@ -174,14 +175,14 @@ class Stack:
         yield from zip(self.weights, of_weight, strict=True)
 
     def _factors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gain and shift of each linear as a row, the scale as a column."""
+        """Gain and shift of each linear as rows, the scale as a column."""
         gain = torch.stack(self.gains).detach().unsqueeze(1) if self.gains else None
         shift = torch.stack(self.shifts).detach().unsqueeze(1) if self.shifts else None
         scale = torch.stack(self.scales).detach().unsqueeze(2) if self.scales else None
         return gain, shift, scale
 
     def _shifted(self, shift: Tensor | None) -> Tensor:
-        """The bias that a shift of the input makes of the linear's own: c + W shift, as columns."""
+        """The bias after a shift of the input, c + W shift, as columns."""
         moved = 0.0 if shift is None else self.wide @ shift.transpose(1, 2)
         return torch.stack(self.biases).unsqueeze(2) + moved if self.biases else cast(Tensor, moved)
 
@@ -191,13 +192,13 @@ def _there(parts: Iterable[Tensor | None]) -> list[Tensor]:
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    """The gradient that has come for a copy, zero where nothing used it; the copy then has none."""
+    """Take the gradient of a copy, zero if it was not used; the copy then has none."""
     gradient, parameter.grad = parameter.grad, None
     return torch.zeros_like(parameter) if gradient is None else gradient
 
 
 def _rows(parameters: list[Tensor], gradients: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each parameter with its part of a stack of gradients; one that serves all channels takes their sum."""
+    """Each parameter with its row of a stack of gradients; a parameter for all channels gets their sum."""
     gradients = gradients.flatten(1)
     if parameters[0].numel() == 1:
         gradients = gradients.sum(1, keepdim=True)

@@ -16,23 +16,32 @@ KEEPS = ("all", "lean")
 
 
 def compile_blocks(model: nn.Module, **options: Any) -> None:
-    """Compile every block of a model in place: one compilation serves all that differ in weights only."""
+    """Compile every block of a model in place; blocks that differ only in their weights share one compilation."""
     stacks = [part for part in model.modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
     blocks = [part for stack in stacks for part in stack if "Block" in type(part).__name__]
     if not blocks:
-        raise ConfigError("compile_scope 'blocks': the model has no list of blocks; use 'model'")
-    # Blocks that differ in more, such as their drop-path, each need their own; torch would give up after eight.
+        raise ConfigError("--compile-scope blocks: the model has no list of blocks; use model")
+    # Blocks that differ in more, such as their drop-path, each need their own compilation, and torch gives up after
+    # eight. The limit holds for the process and is only ever raised: blocks are compiled at their first call, long
+    # after this returns, and a higher limit changes nothing for other code but when torch would give up.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(blocks) + 8)
     for block in blocks:
         block.compile(**options)
 
 
 def kept_for_backward(keep: str) -> AbstractContextManager[None]:
-    """What is compiled inside keeps all that torch would, or with "lean" nothing that is cheap to make again."""
-    check_name(keep, KEEPS, "amount", "keep")
+    """What code compiled in this context saves for the backward pass: "all" that torch would, or "lean".
+
+    "lean" recomputes element-wise results, such as norms and activations, instead of saving them.
+    """
+    check_name(keep, KEEPS, "amount", "--keep")
     return torch._functorch.config.patch(ban_recompute_materialized_backward=keep == "all")
 
 
 def keep_lean() -> None:
-    """Let all that is compiled from now on keep little: a model is compiled at its first call, which is far away."""
+    """Make everything compiled from now on in this process save little for the backward pass.
+
+    It is a process-wide switch, since a model is compiled at its first call, long after this returns, and again for
+    each new shape. `kept_for_backward("all")` takes it back for what is compiled inside.
+    """
     torch._functorch.config.ban_recompute_materialized_backward = False

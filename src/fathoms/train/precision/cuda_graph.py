@@ -1,4 +1,4 @@
-"""A training step as one CUDA graph: hundreds of small launches become one, and the numbers stay the same."""
+"""CUDA graphs: forward and backward pass of a batch as one launch instead of hundreds, with the same numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fathoms.errors import ConfigError
 from fathoms.train.precision.gradients import add_gradients
 
-# Steps that run as they are before the first capture: they compile, choose kernels and allocate workspaces.
+# Eager calls before the first capture: they compile, choose kernels and allocate workspaces.
 WARMUP = 3
 
 Compute = Callable[..., tuple[Tensor, ...]]
@@ -21,7 +21,7 @@ Compute = Callable[..., tuple[Tensor, ...]]
 
 @dataclass
 class _Capture:
-    """One captured graph, and the tensors that it reads and writes."""
+    """A captured graph, and the tensors that it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
@@ -32,24 +32,24 @@ class _Capture:
 class GraphedStep:
     """Run `compute`, which ends in a backward pass, as a replayed CUDA graph.
 
-    The first calls with inputs of some shapes run as they are; then the work is captured with tensors that stay in
-    place, and each call copies its inputs there. Random numbers follow the generator, as outside of a graph.
+    The first calls with inputs of some shapes run eagerly; then the work is captured with static tensors, into which
+    each call copies its inputs. Random numbers follow the generator, as outside of a graph.
 
     Args:
-        compute: Takes tensors, gives `parameters` gradients or adds to them, returns tensors without gradient.
-        parameters: What `compute` gives gradients to.
+        compute: Takes tensors, sets or adds to the gradients of `parameters`, returns tensors without gradient.
+        parameters: The parameters that `compute` gives gradients to.
     """
 
     def __init__(self, compute: Compute, parameters: Iterable[nn.Parameter]) -> None:
         if not torch.cuda.is_available():
-            raise ConfigError("launch='graph' needs a CUDA device; use 'eager'")
+            raise ConfigError("--launch graph: needs a CUDA device; use eager")
         self.compute = compute
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.calls: Counter[Any] = Counter()
         self.captures: dict[Any, _Capture] = {}
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The outputs; they are overwritten by the next call."""
+        """The outputs, which the next call overwrites."""
         shapes = tuple((x.shape, x.dtype) for x in inputs)
         self.calls[shapes] += 1
         if self.calls[shapes] <= WARMUP:
@@ -60,7 +60,7 @@ class GraphedStep:
         captured = self.captures[shapes]
         for static, given in zip(captured.inputs, inputs, strict=True):
             static.copy_(given)
-        # What waits may be in the graph's own tensors, which are about to be overwritten.
+        # Gradients of earlier batches may be in the graph's own tensors, which the replay overwrites.
         waiting = [None if gradient is None else gradient.clone() for gradient in waiting]
         captured.graph.replay()
         for parameter, gradient in zip(self.parameters, captured.gradients, strict=True):
@@ -82,9 +82,9 @@ class GraphedStep:
 
 
 def launched(compute: Compute, launch: str | None, module: nn.Module, processes: int = 1) -> Compute:
-    """`compute` launched kernel by kernel, or with "graph" as one CUDA graph."""
+    """`compute` itself, or as a CUDA graph if `launch` is "graph"."""
     if launch != "graph":
         return compute
     if processes > 1:
-        raise ConfigError("--launch graph is for one process; leave it out")
+        raise ConfigError("--launch graph: works on one process only; leave it out")
     return GraphedStep(compute, module.parameters())

@@ -1,4 +1,4 @@
-"""Gradients that come from elsewhere than a backward pass."""
+"""Gradients that do not come from a backward pass directly."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def add_gradients(given: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Give parameters their gradients, or add to those they have; those that need none are passed over."""
-    # A parameter may have several. A GPU adds all pairs of a list at once, and of two that add to one tensor it would
-    # lose one: so each parameter stands in the list once.
+    """Set the gradients of parameters, or add to those they have; parameters that need none are skipped."""
+    # A parameter may come more than once. A multi-tensor addition runs all pairs at once, and would lose one of two
+    # that add to the same tensor, so each parameter is in the list once.
     sums: dict[Tensor, Tensor] = {}
     for parameter, gradient in given:
         if parameter.requires_grad:

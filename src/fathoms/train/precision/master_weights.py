@@ -1,4 +1,4 @@
-"""The bfloat16 model that a step runs on: cast once from its float32 masters, its blocks without per-channel work."""
+"""The bfloat16 compute model of float32 master weights, cast once per update, its blocks without per-channel work."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fathoms.train.precision.gradients import add_gradients
 
 
 class WorkingCopy:
-    """A copy of `model` whose linears and convolutions hold bfloat16 copies of the model's own.
+    """A compute model: a copy of `model` whose linears and convolutions hold bfloat16 copies of its weights.
 
-    In its blocks the gain and shift of norms and the residual scales are part of those matrices (see `absorb`), and
-    GELUs add the bias in front of them.
-    All other parameters and all buffers are the model's own tensors. Train `module`; before the optimizer
-    steps on the model's parameters, the masters, call `pull_gradients`, and after it `push_weights`. Nothing
-    of this is state: the copies follow from the masters.
+    In its blocks the gain and shift of norms and the residual scales are part of those matrices (see
+    `absorb_affine`), and GELUs add the bias of the linear before them. All other parameters and all buffers are the
+    model's own tensors. Run `module` forward and backward; call `pull_gradients` before the optimizer updates the
+    model's parameters, the master weights, and `push_weights` after it. None of this is state: the copies follow
+    from the master weights.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
     >>> copies = WorkingCopy(model)
@@ -45,7 +45,7 @@ class WorkingCopy:
         self.push_weights()
 
     def _copy(self, parts: list[nn.Module], dtype: torch.dtype) -> None:
-        """Put copies in the place of the float32 weights and biases of linears and convolutions."""
+        """Replace the float32 weights and biases of linears and convolutions by copies."""
         made: dict[int, nn.Parameter] = {}
         for part in parts:
             if not isinstance(part, nn.Linear | nn.modules.conv._ConvNd):
@@ -61,20 +61,20 @@ class WorkingCopy:
 
     @torch.no_grad()
     def pull_gradients(self) -> None:
-        """Add the copies' gradients to the masters', in float32, and forget them."""
+        """Move the gradients of the copies to the master weights, in float32."""
         given = [(m, c.grad) for m, c in zip(self.masters, self.copies, strict=True) if c.grad is not None]
         wide = [torch.empty_like(master) for master, _ in given]
         if given:
             torch._foreach_copy_(wide, [grad for _, grad in given])
         add_gradients(zip([master for master, _ in given], wide, strict=True))
-        for narrow in self.copies:
-            narrow.grad = None
+        for low in self.copies:
+            low.grad = None
         for stack in self.stacks:
             add_gradients(stack.gradients())
 
     @torch.no_grad()
     def push_weights(self) -> None:
-        """Cast the masters into the copies: one pass over the weights."""
+        """Cast the master weights into the copies, in one pass."""
         if self.copies:
             torch._foreach_copy_(self.copies, self.masters)
         for stack in self.stacks:
@@ -82,7 +82,7 @@ class WorkingCopy:
 
 
 def _move_biases(module: nn.Module) -> None:
-    """Let GELUs add the biases of the linears in front of them, but for a linear of several MLPs."""
+    """Let GELUs add the bias of the linear before them, except for a linear that several MLPs share."""
     mlps = [part for part in module.modules() if isinstance(part, GeluMLP)]
     uses = Counter(mlp.fc1 for mlp in mlps)
     for mlp in mlps:

@@ -1,4 +1,4 @@
-"""Recipes by name and from files. Importing this file does not import torch."""
+"""Read recipes by name or from TOML files. Importing this file does not import torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fathoms.untrusted_files import read_toml
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
+    """Names of the recipes that come with the package."""
     files = resources.files("fathoms.train").joinpath("recipe").iterdir()
     return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
 
@@ -30,22 +30,22 @@ def read_recipe(name: str) -> dict[str, Any]:
     """
     if name.endswith(".toml"):
         if not Path(name).is_file():
-            raise ConfigError(f"{name}: no such file; give a TOML file or one of `fathoms recipes`")
+            raise ConfigError(f"{name}: no such file; give a TOML file or a name from `fathoms recipes`")
         table = read_toml(name, ConfigError)
     else:
-        check_name(name, recipe_names(), "recipe", "train.recipe")
+        check_name(name, recipe_names(), "recipe", "--recipe")
         file = resources.files("fathoms.train").joinpath("recipe", f"{name}.toml")
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     for key in table:
         check_name(key, (*RECIPE_FIELDS, "about", "model"), "option", name)
     if not isinstance(table.get("model", {}), dict):
-        raise ConfigError(f"{name}: model is a table; write [model] and its fields below")
+        raise ConfigError(f"{name}: model must be a table; write [model] and its fields below")
     for key, value in (
         ("about", table.get("about", "")),
         ("model.name", table.get("model", {}).get("name", "")),
     ):
         if not isinstance(value, str):
-            raise ConfigError(f"{name}: {key} is a text; write it in quotes")
+            raise ConfigError(f"{name}: {key} must be a string; write it in quotes")
     for key in table.get("model", {}):
         check_name(key, (*FIELDS, "name"), "option", f"{name}: [model]")
     options = recipe_options(table, name)
@@ -54,9 +54,9 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def recipe_options(table: dict[str, Any], where: str) -> dict[str, Any]:
-    """The fields of Recipe in a table that was read from TOML, each of its own type."""
+    """The fields of Recipe in a table read from TOML, each checked against its type."""
     options = {key: value for key, value in table.items() if key not in ("about", "model")}
     for key, value in options.items():
         check_name(key, RECIPE_FIELDS, "option", where)
-        check_field(Recipe, key, value, f"{where}: train", ConfigError)
+        check_field(Recipe, key, value, f"{where}: --", ConfigError)
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}

@@ -1,4 +1,4 @@
-"""Recipe: how to train, flag by flag under timm's names. Importing this file does not import torch."""
+"""Recipe, the training options under timm's names. Importing this file does not import torch."""
 
 from __future__ import annotations
 
@@ -7,166 +7,166 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fathoms.config_checks import check_choices, check_types
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, flag_of
 from fathoms.registry import check_name
 from fathoms.train.recipe.unused import refuse_unused, without_idle
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides how a model is trained, but the model and the data.
+    """All training options besides the model and the data; each field is a flag of `fathoms train`.
 
     >>> Recipe(opt="lamb", lr=0.005).opt
     'lamb'
     """
 
     epochs: int = 100
-    """Times the data set is seen, warm-up included."""
+    """Number of epochs, warm-up included."""
     batch_size: int = 128
-    """Images per step on each process."""
+    """Images per batch on each rank."""
     grad_accum_steps: int = 1
-    """Steps whose gradients are summed before an update."""
+    """Batches whose gradients are averaged in one update."""
     opt: Literal["adamw", "lamb", "muon", "sgd", "momentum"] = "adamw"
-    """The optimizer."""
+    """Optimizer."""
     lr: float = 1e-3
-    """Base learning rate, for the batch as it is; nothing is rescaled behind your back."""
+    """Base learning rate. It is never rescaled by the batch size."""
     weight_decay: float = 0.05
     """Weight decay of the matrices."""
     opt_eps: float | None = None
-    """The optimizer's epsilon; None: its own."""
+    """Epsilon of the optimizer. Default: the optimizer's own."""
     opt_betas: tuple[float, float] | None = None
-    """The optimizer's betas; None: its own."""
+    """Betas of the optimizer. Default: the optimizer's own."""
     momentum: float | None = None
-    """Momentum of sgd, momentum and muon; None: the optimizer's own."""
+    """Momentum of sgd, momentum and muon. Default: the optimizer's own."""
     layer_decay: float | None = None
-    """Share of the learning rate that each layer keeps of the one above it."""
+    """Layer-wise learning rate decay: factor from each layer to the one below it."""
     clip_grad: float | None = None
-    """Largest norm of the whole gradient."""
+    """Clip the norm of the whole gradient to this."""
     sched: Literal["cosine", "step", "wsd", "custom", "constant"] = "cosine"
-    """The learning rate's schedule."""
+    """Learning rate schedule."""
     warmup_epochs: float = 0.0
     """Epochs of linear warm-up."""
     warmup_lr: float = 1e-5
-    """Where the warm-up starts."""
+    """Learning rate at the start of the warm-up."""
     warmup_prefix: bool = False
-    """Whether the warm-up comes before the schedule instead of over its first epochs."""
+    """Put the warm-up before the schedule instead of over its first epochs."""
     min_lr: float = 0.0
-    """Where the schedule ends."""
+    """Learning rate at the end of the schedule."""
     cooldown_epochs: float = 0.0
-    """Epochs at the minimum after the schedule."""
+    """Epochs at the minimum learning rate after the schedule."""
     decay_epochs: float | None = None
-    """Epochs between steps (step), or of the decay at the end (wsd)."""
+    """Epochs between decays (step), or of the decay at the end (wsd)."""
     decay_rate: float | None = None
-    """Factor of each step."""
+    """Factor of each decay of the step schedule."""
     epoch_factor: float | None = None
-    """Lowering of LearnableScaler's custom schedule."""
+    """Factor on the first part of LearnableScaler's custom schedule."""
     epoch_threshold: float | None = None
-    """Share of the epochs after which the custom schedule leaves the lowered cosine."""
+    """Share of the epochs after which the custom schedule leaves the lowered cosine for the plain one."""
     sched_on_updates: bool = False
-    """Move the learning rate with every update instead of every epoch."""
+    """Change the learning rate at every update instead of every epoch."""
     smoothing: float = 0.1
     """Label smoothing."""
     bce_loss: bool = False
-    """Binary cross-entropy on each class instead of cross-entropy over them."""
+    """Binary cross-entropy of each class instead of cross-entropy."""
     bce_sum: bool = False
-    """Sum it over the classes instead of taking the mean."""
+    """Sum the binary cross-entropy over the classes instead of taking the mean."""
     bce_target_thresh: float | None = None
-    """Targets above this count as one, others as zero."""
+    """Binary cross-entropy: targets above this count as one, others as zero."""
     mixup: float = 0.0
-    """Alpha of mixup."""
+    """Alpha of mixup; 0: off."""
     cutmix: float = 0.0
-    """Alpha of cutmix."""
+    """Alpha of cutmix; 0: off."""
     mixup_prob: float = 1.0
-    """Probability of mixing a batch."""
+    """Probability of mixup or cutmix."""
     mixup_switch_prob: float = 0.5
-    """Probability of cutmix where both are on."""
+    """Probability of cutmix when both mixup and cutmix are on."""
     mixup_mode: Literal["batch", "pair", "elem"] = "batch"
-    """One mixture for a batch, a pair or a sample."""
+    """Draw one mixture per batch, per pair of images or per image."""
     aa: str | None = None
-    """Augmentation policy: rand-m9-mstd0.5-inc1 and the like, AutoAugment's v0 or original, or 3a."""
+    """Augmentation policy: RandAugment such as rand-m9-mstd0.5-inc1, AutoAugment v0 or original, or 3a."""
     color_jitter: float | None = None
-    """Strength of brightness, contrast and saturation."""
+    """Strength of random brightness, contrast and saturation."""
     reprob: float = 0.0
     """Probability of random erasing."""
     remode: Literal["pixel", "const", "rand"] = "pixel"
-    """What erased rectangles are filled with."""
+    """Fill of erased rectangles: noise per pixel, zero, or one random colour."""
     recount: int = 1
     """Largest number of erased rectangles."""
     aug_repeats: int = 1
-    """Repeated augmentation: times a sample is drawn in an epoch of the same length."""
+    """Repeated augmentation: number of times an image is drawn; the epoch keeps its length."""
     crop: Literal["resized", "pad", "whole"] = "resized"
-    """RandomResizedCrop, a shift by a few pixels, or the whole picture."""
+    """RandomResizedCrop (resized), a random shift after padding (pad), or the whole image."""
     crop_padding: int = 4
-    """Pixels that a shifted picture may move."""
+    """Padding of --crop pad, in pixels."""
     scale: tuple[float, float] = (0.08, 1.0)
-    """Share of the area that a resized crop covers."""
+    """Range of the share of the image area that a resized crop covers."""
     ratio: tuple[float, float] = (0.75, 4 / 3)
-    """Width over height of a resized crop."""
+    """Range of width over height of a resized crop."""
     progressive_size: str | None = None
-    """Train on smaller images first: EPOCH:SIZE from which epoch on which size, such as 0:128,100:160,200:224."""
+    """Train on smaller images first: EPOCH:SIZE, the first epoch of each size, such as 0:128,100:160,200:224."""
     hflip: float = 0.5
-    """Probability of a mirror image."""
+    """Probability of a horizontal flip."""
     train_interpolation: Literal["random", "bilinear", "bicubic"] = "random"
-    """Filter of training crops."""
+    """Interpolation of training crops."""
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
-    """Filter of evaluation."""
+    """Interpolation of evaluation."""
     crop_pct: float | None = None
-    """Share of the picture that evaluation keeps; None: 0.9 of a photo, all of an array."""
+    """Share of the image that the center crop of evaluation keeps. Default: 0.9 for image files, 1 for arrays."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    """Subtracted from the colours."""
+    """Mean of each colour channel, for normalisation."""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    """What the colours are divided by."""
+    """Standard deviation of each colour channel, for normalisation."""
     train_feature_decay: float = 0.0
-    """LearnableScaler's penalty on features above 200; its weight is the square of this."""
+    """LearnableScaler's penalty on features beyond 200; its weight is the square of this."""
     attn_extra_loss: float = 0.0
     """LearnableScaler's penalty on attention rows without a peak."""
     attn_extra_loss_layers: int = 0
-    """The first blocks that the attention penalty looks at."""
+    """Number of first blocks that the attention penalty applies to."""
     teacher: str | None = None
-    """Distil from this model: NAME, timm/NAME, or NAME=WEIGHTS.safetensors."""
+    """Teacher to distil from: timm/NAME, or NAME=WEIGHTS.safetensors."""
     distillation_type: Literal["none", "hard", "soft"] = "none"
-    """Learn the teacher's decision (hard) or its probabilities (soft)."""
+    """Learn the teacher's top class (hard) or its probabilities (soft)."""
     distillation_alpha: float = 0.5
-    """Share of the loss that the teacher decides."""
+    """Weight of the teacher in the loss."""
     distillation_tau: float = 1.0
     """Temperature of soft distillation."""
     model_ema: bool = False
-    """Keep an exponential moving average of the weights, and evaluate it."""
+    """Keep an exponential moving average of the weights (EMA), and evaluate it."""
     model_ema_decay: float = 0.9998
-    """Its decay."""
+    """Decay of the EMA."""
     model_ema_warmup: bool = False
-    """Let the decay rise from zero."""
+    """Let the decay of the EMA rise from zero."""
     amp: bool = False
-    """Mixed precision."""
+    """Mixed precision; the same as --precision autocast."""
     amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
-    """The low precision of --amp."""
+    """Low-precision dtype of autocast."""
     precision: Literal["fp32", "autocast_fp32_stream", "autocast", "bf16"] | None = None
-    """What steps are computed in; bf16 casts the weights once a step. None: autocast with --amp, else fp32."""
+    """Precision of training; bf16 casts the weights once per update. Default: autocast with --amp, else fp32."""
     torchcompile: str | None = None
-    """Compile with this backend of torch, such as inductor."""
+    """Compile with this torch.compile backend, such as inductor."""
     compile_scope: Literal["model", "blocks"] | None = None
-    """Compile the model as one, or each block, which is quicker to compile. None: the model."""
+    """Compile the whole model, or each block, which compiles faster. Default: the model."""
     launch: Literal["eager", "graph"] | None = None
-    """Launch kernels one by one, or each step as one CUDA graph. None: one by one."""
+    """Launch kernels one by one (eager), or replay each batch as one CUDA graph. Default: eager."""
     grad_checkpointing: bool = False
-    """Recompute activations in the backward pass to save memory."""
+    """Recompute activations in the backward pass, to save memory."""
     freeze: str | None = None
-    """Parameters that stay as they are: shell patterns, separated by commas."""
+    """Parameters to freeze: shell patterns of their names, separated by commas."""
 
     def __post_init__(self) -> None:
         _check(self)
 
     def replace(self, **changes: Any) -> Recipe:
-        """A copy with other values; an unknown field is an error that names the nearest one."""
+        """A copy with other values; an unknown field is an error that offers the nearest one."""
         for name in changes:
-            check_name(name, RECIPE_FIELDS, "option", "recipe")
+            check_name(name, RECIPE_FIELDS, "option", "Recipe")
         return dataclasses.replace(self, **changes)
 
     @classmethod
     def join(cls, base: dict[str, Any], given: dict[str, Any]) -> Recipe:
-        """A recipe file's options with the flags that override them; see `without_idle`."""
+        """The options of a recipe file, overridden by flags; see `without_idle`."""
         for name in (*base, *given):
-            check_name(name, RECIPE_FIELDS, "option", "recipe")
+            check_name(name, RECIPE_FIELDS, "option", "Recipe")
         return cls(**without_idle(DEFAULTS, base, given))
 
     def to_dict(self) -> dict[str, Any]:
@@ -183,8 +183,8 @@ DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.f
 RECIPE_FIELDS = tuple(DEFAULTS)
 
 
-# The most of each count: far above any run, and small enough that a stranger's file cannot fill the memory
-# or keep the machine busy without end.
+# The largest value of each count: far above any run, and small enough that an untrusted file cannot fill the memory
+# or keep the machine busy for ever.
 _MOST = {
     "epochs": 1_000_000,
     "batch_size": 1_000_000,
@@ -197,32 +197,30 @@ _MOST = {
 
 
 def _check(recipe: Recipe) -> None:
-    """Refuse what cannot be or would not be used, before any data is read."""
-    check_types(recipe, "train", ConfigError)
-    check_choices(recipe, "train")
+    """Refuse values out of range and options that would not be used, before any data is read."""
+    check_types(recipe, "--", ConfigError)
+    check_choices(recipe, "--")
     refuse_unused(recipe, [name for name, value in DEFAULTS.items() if getattr(recipe, name) != value])
     for name in ("epochs", "batch_size", "grad_accum_steps", "aug_repeats", "recount"):
         if getattr(recipe, name) < 1:
-            raise ConfigError(f"train.{name}={getattr(recipe, name)} is too small; use 1 or more")
+            raise ConfigError(f"{flag_of(name)} {getattr(recipe, name)}: is too small; use 1 or more")
     for name, most in _MOST.items():
         if getattr(recipe, name) > most:
-            raise ConfigError(f"train.{name}={getattr(recipe, name)} is too large; use {most} or less")
-    if recipe.lr <= 0:
-        raise ConfigError(f"train.lr={recipe.lr} is no learning rate; give one above zero")
+            raise ConfigError(f"{flag_of(name)} {getattr(recipe, name)}: is too large; use {most} or less")
     if recipe.attn_extra_loss and recipe.attn_extra_loss_layers < 1:
-        raise ConfigError("train.attn_extra_loss looks at no block; give --attn-extra-loss-layers")
+        raise ConfigError("--attn-extra-loss applies to no block; give --attn-extra-loss-layers")
     if (recipe.distillation_type == "none") != (recipe.teacher is None):
-        raise ConfigError("train.teacher and train.distillation_type belong together; give both or neither")
+        raise ConfigError("--teacher and --distillation-type belong together; give both or neither")
     if recipe.precision == "bf16" and recipe.amp_dtype != "bfloat16":
-        raise ConfigError("train.precision='bf16' contradicts --amp-dtype float16; use precision 'autocast'")
+        raise ConfigError("--precision bf16 contradicts --amp-dtype float16; use --precision autocast")
     if recipe.launch == "graph" and recipe.progressive_size is not None:
-        raise ConfigError("train.launch='graph' holds one image size; leave --progressive-size out")
+        raise ConfigError("--launch graph is for one image size; leave --progressive-size out")
     if recipe.launch == "graph" and recipe.amp_dtype != "bfloat16":
         raise ConfigError(
-            "train.launch='graph' needs --amp-dtype bfloat16: float16 rescales the loss as it goes"
+            "--launch graph needs --amp-dtype bfloat16: float16 changes the loss scale during training"
         )
     for name in ("clip_grad", "layer_decay"):
         if getattr(recipe, name) is not None and getattr(recipe, name) <= 0:
             raise ConfigError(
-                f"train.{name}={getattr(recipe, name)} must be above zero; raise it or leave it out"
+                f"{flag_of(name)} {getattr(recipe, name)}: must be above zero; raise it or leave it out"
             )

@@ -1,4 +1,4 @@
-"""Which options a recipe reads: one table, so that an option which would not be used is refused."""
+"""Unused options: a table of the condition under which each is read, and the refusal of those that are not."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, flag_of
 
 ENDING = ("cosine", "wsd", "custom")
-"""Schedules that come down to the minimum at their end."""
+"""Schedules that reach the minimum learning rate at their end."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """Options that are read only under a condition, and the condition in words."""
+    """Options that are read only under a condition, with the condition in words."""
 
     names: tuple[str, ...]
     read: Callable[[Any], bool]
@@ -26,7 +26,7 @@ USES = (
     Use(("momentum",), lambda r: r.opt in ("sgd", "momentum", "muon"), "--opt sgd, momentum or muon"),
     Use(("opt_betas", "opt_eps"), lambda r: r.opt in ("adamw", "lamb", "muon"), "--opt adamw, lamb or muon"),
     Use(("warmup_lr", "warmup_prefix"), lambda r: r.warmup_epochs > 0, "--warmup-epochs"),
-    Use(("min_lr",), lambda r: r.sched != "constant", "a --sched that comes down"),
+    Use(("min_lr",), lambda r: r.sched != "constant", "a --sched that decays"),
     Use(("cooldown_epochs",), lambda r: r.sched in ENDING, "--sched cosine, wsd or custom"),
     Use(("decay_epochs",), lambda r: r.sched in ("step", "wsd"), "--sched step or wsd"),
     Use(("decay_rate",), lambda r: r.sched == "step", "--sched step"),
@@ -34,7 +34,7 @@ USES = (
     Use(
         ("sched_on_updates",),
         lambda r: r.sched != "constant" or r.warmup_epochs > 0,
-        "a rate that moves: another --sched, or --warmup-epochs",
+        "a learning rate that changes: another --sched, or --warmup-epochs",
     ),
     Use(("bce_sum", "bce_target_thresh"), lambda r: r.bce_loss, "--bce-loss"),
     Use(("mixup_prob", "mixup_mode"), lambda r: bool(r.mixup or r.cutmix), "--mixup or --cutmix"),
@@ -49,40 +49,41 @@ USES = (
     Use(
         ("amp_dtype",), lambda r: r.amp or r.precision not in (None, "fp32"), "--amp or --precision autocast"
     ),
-    Use(("amp",), lambda r: r.precision is None, "--precision to be left to it"),
+    Use(("amp",), lambda r: r.precision is None, "--precision to be left out"),
     Use(("compile_scope",), lambda r: r.torchcompile is not None, "--torchcompile"),
 )
 
 
 def unused(options: Any) -> dict[str, str]:
-    """Each option that would not be read, and what it needs to be read."""
+    """Options that would not be read, each with what it needs."""
     return {name: use.needs for use in USES if not use.read(options) for name in use.names}
 
 
 def refuse_unused(options: Any, given: Iterable[str]) -> None:
-    """Refuse an option that would not be used.
+    """Raise for an option that would not be used.
 
     Args:
         options: A recipe, or anything with its fields.
-        given: Names of the options that were written down.
+        given: Names of the options the user gave.
     """
     idle = unused(options)
     for name in given:
         if name in idle:
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} would not be used: it needs {idle[name]}; add that or leave it out")
+            raise ConfigError(
+                f"{flag_of(name)} would not be used: it needs {idle[name]}; add that or leave it out"
+            )
 
 
 def without_idle(defaults: dict[str, Any], base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The options of a recipe file and the flags that override it, joined.
+    """The options of a recipe file, overridden by flags.
 
-    What the file says and the flags make idle is dropped, such as the average's decay under --no-model-ema; a
-    flag that would not be used is refused.
+    An option of the file that the flags leave unused is dropped, such as the decay of the average under
+    --no-model-ema; a flag that would not be used is refused.
 
     Args:
         defaults: Every option's default.
         base: The options of the file.
-        given: The options that a user wrote down.
+        given: The flags.
     """
     options = SimpleNamespace(**{**defaults, **base, **given})
     refuse_unused(options, given)

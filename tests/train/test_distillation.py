@@ -1,4 +1,4 @@
-"""Distillation is the paper's, for one head and for two, and the teacher is left alone."""
+"""Distillation matches the paper, for one head and for two, and the teacher is not trained."""
 
 from __future__ import annotations
 
@@ -152,9 +152,9 @@ def test_a_distilled_vit_learns_from_a_vit():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "hrad"}, "train.distillation_type: no distillation is called 'hrad'; did you mean 'hard'"),
-        ({"kind": "hard", "alpha": 1.5}, "train.distillation_alpha=1.5"),
-        ({"kind": "soft", "tau": 0.0}, "train.distillation_tau=0.0"),
+        ({"kind": "hrad"}, "--distillation-type: no distillation is called 'hrad'; did you mean 'hard'"),
+        ({"kind": "hard", "alpha": 1.5}, "--distillation-alpha 1.5"),
+        ({"kind": "soft", "tau": 0.0}, "--distillation-tau 0.0"),
         ({"kind": "none"}, "there is a teacher"),
         ({"kind": "hard", "teacher_logits": torch.zeros(4, 3)}, r"the teacher's logits are \(4, 3\)"),
         ({"kind": "soft", "teacher_logits": None}, "the teacher's logits are missing"),
@@ -171,5 +171,5 @@ def test_bad_options_are_refused_in_one_line(options, message):
 
 @pytest.mark.parametrize("given", [{"std": (0.5, 0.0, 0.5)}, {"own_mean": (0.5,)}], ids=str)
 def test_bad_statistics_are_refused(given):
-    with pytest.raises(FathomsError, match="one number a channel"):
+    with pytest.raises(FathomsError, match="one number per channel"):
         Teacher(nn.Identity(), **{"mean": (0.5,) * 3, "std": (0.5,) * 3} | given)

@@ -1,4 +1,4 @@
-"""Training on growing images: positions follow, parameters keep their shapes, and a resume is exact."""
+"""Progressive image sizes: positions are resized, parameters keep their shapes, and a resume is exact."""
 
 from __future__ import annotations
 
@@ -80,12 +80,15 @@ def test_learned_positions_are_resized_as_loaded_ones_are_and_are_learned():
     ("text", "message"),
     [
         ("128", "write EPOCH:SIZE"),
-        ("1:128,2:224", "the first is 0"),
-        ("0:128,5:160,5:224", "epochs must rise"),
-        ("0:120,5:224", "120 cannot be cut into patches of 16"),
-        ("0:0,5:224", "0 cannot be cut"),
-        ("0:128,5:160", "ends at 160, the model's size is 224; end with that, or give --image-size 160"),
-        ("0:128,300:224", "epoch 300 is not in this run of 300"),
+        ("1:128,2:224", "epochs must increase from 0"),
+        ("0:128,5:160,5:224", "epochs must increase"),
+        ("0:120,5:224", "120 is not a multiple of the patch size 16"),
+        ("0:0,5:224", "0 is not a multiple"),
+        (
+            "0:128,5:160",
+            "ends at 160, but the model's image size is 224; end with that, or give --image-size 160",
+        ),
+        ("0:128,300:224", "epoch 300 is beyond the 300 epochs"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(text, message):
@@ -96,8 +99,8 @@ def test_sizes_that_cannot_be_are_refused(text, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--progressive-size", "0:4,1:8", "--launch", "graph"], "launch='graph' holds one image size"),
-        (["--progressive-size", "0:5,1:8"], "5 cannot be cut into patches of 2"),
+        (["--progressive-size", "0:4,1:8", "--launch", "graph"], "--launch graph is for one image size"),
+        (["--progressive-size", "0:5,1:8"], "5 is not a multiple of the patch size 2"),
         (["nowhere", "--model", "timm/resnet50", "--progressive-size", "0:128,1:224"], "fathoms models only"),
         (
             ["--progressive-size", "0:4,1:8", "--teacher", "vit_digits=x", "--distillation-type", "hard"],

@@ -1,4 +1,4 @@
-"""The bfloat16 model a step runs on: its matrices follow from the masters, and its gradients reach all of them."""
+"""The bfloat16 compute model: its matrices follow from the master weights, and its gradients reach all of them."""
 
 from __future__ import annotations
 
