@@ -1,5 +1,1 @@
-"""Throughput and memory of training and inference, next to timm's models."""
-
-from fathoms.bench.race import Contender, Setting, prepare, race
-
-__all__ = ["Contender", "Setting", "prepare", "race"]
+"""Throughput and memory of training and inference, next to timm's models: see `fathoms.bench.race`."""
