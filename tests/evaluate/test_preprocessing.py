@@ -19,8 +19,8 @@ def test_the_look_of_no_recipe_is_that_of_a_recipe_without_changes():
     [
         ({"std": [0.2, 0.0, 0.2]}, "crop_pct and std must be above zero"),
         ({"crop_pct": -1.0}, "crop_pct and std must be above zero"),
-        ({"mean": [0.5]}, r"preprocessing.mean=\(0.5,\) is no list of 3 values"),
-        ({"crop_pct": "all"}, "preprocessing.crop_pct='all' is no number"),
+        ({"mean": [0.5]}, r"preprocessing.mean=\(0.5,\) is not a list of 3 values"),
+        ({"crop_pct": "all"}, "preprocessing.crop_pct='all' is not a number"),
         ({"interpolation": "bicubc"}, "did you mean 'bicubic'"),
     ],
     ids=str,

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from fathoms.compare.cells import Cell, job_to_json
 
@@ -26,6 +26,7 @@ GRACE = 60.0
 """Seconds that a worker has to save after a signal."""
 
 
+@runtime_checkable
 class Listener(Protocol):
     """Told when cells begin and end."""
 

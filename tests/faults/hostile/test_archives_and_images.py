@@ -102,7 +102,7 @@ def test_a_tar_with_holes_cannot_ask_for_more_than_there_is(place, bounded, one_
     assert "more than" in member["out"]
     assert folder["code"] == 1
     assert folder["out"].count("BAD") == 3
-    assert "no plain file" in folder["out"]
+    assert "not a regular file" in folder["out"]
 
 
 def label_tar(place, label: str):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from fathoms.data.augment.finish import Finish, finish
 from fathoms.data.augment.policy import Layer
 
 
+@runtime_checkable
 class AugmentBackend(Protocol):
     """What `Augment` needs of a backend."""
 
