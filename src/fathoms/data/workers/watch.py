@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from fathoms.data.errors import LoaderError
 
@@ -11,6 +11,7 @@ from fathoms.data.errors import LoaderError
 CHECK_EVERY = 0.2
 
 
+@runtime_checkable
 class Watched(Protocol):
     """A worker, thread or process, as the watch sees it."""
 
