@@ -1,26 +1,88 @@
-"""The rule for training and held-out splits."""
+"""The roles of splits: train, val and test of every kind of data set."""
 
+import numpy as np
 import pytest
 
-from fathoms.data.sources.splits import open_held_out, open_splits
+from fathoms.data.sources.splits import open_held_out, open_roles, open_splits
+from fathoms.data.sources.subset import stratified
 from fathoms.errors import ConfigError
 
 
-def test_training_takes_the_training_split_and_the_first_held_out_one(photo_folder):
+def arrays(path, **counts):
+    """An .npz with so many images of four classes in each split."""
+    made = {}
+    for split, count in counts.items():
+        made[f"x_{split}"] = np.random.default_rng(len(split)).integers(0, 255, (count, 8, 8, 3), np.uint8)
+        made[f"y_{split}"] = np.arange(count) % 4
+    np.savez(path, **made)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("counts", "sizes"),
+    [
+        ({"train": 80, "val": 20, "test": 12}, {"train": 80, "val": 20, "test": 12, "val_share": 0.0}),
+        ({"train": 80, "val": 20}, {"train": 80, "val": 20, "val_share": 0.0}),
+        ({"train": 80, "test": 12}, {"train": 76, "val": 4, "test": 12, "val_share": 0.05}),
+        ({"train": 80}, {"train": 72, "val": 8, "val_share": 0.1}),
+    ],
+)
+def test_roles_follow_from_the_names_of_the_splits(tmp_path, counts, sizes):
+    assert open_roles(arrays(tmp_path / "data.npz", **counts)).sizes() == sizes
+
+
+def test_a_folder_plays_the_same_roles(photo_folder):
+    assert open_roles(str(photo_folder)).sizes()["val_share"] == 0
+    (photo_folder / "val").rename(photo_folder / "test")
+    roles = open_roles(str(photo_folder))
+    assert (roles.val.split, roles.test.split, roles.carved) == ("val", "test", 0.05)
+    assert open_roles(str(photo_folder / "train")).test is None
+
+
+def test_a_share_makes_val_of_train_and_the_held_out_split_the_test_set(tmp_path):
+    path = arrays(tmp_path / "data.npz", train=80, val=20)
+    roles = open_roles(path, 0.1)
+    assert roles.sizes() == {"train": 72, "val": 8, "test": 20, "val_share": 0.1}
+    assert open_roles(path, 0.0).val is None
+    with pytest.raises(ConfigError, match="--val-share would not be used"):
+        open_roles(arrays(tmp_path / "all.npz", train=80, val=20, test=12), 0.1)
+
+
+def test_a_carved_val_is_stratified_disjoint_and_the_same_every_time(tmp_path):
+    path = arrays(tmp_path / "data.npz", train=80, test=12)
+    one, two = open_roles(path, 0.2), open_roles(path, 0.2)
+    assert np.bincount(one.val.labels).tolist() == [4, 4, 4, 4]
+    assert not set(one.val.indices) & set(one.train.indices)
+    assert one.fingerprint() == two.fingerprint() != open_roles(path, 0.25).fingerprint()
+    assert one.val.where(0) == f"train[{one.val.indices[0]}]"
+    assert np.array_equal(one.train.images, open_splits(path)[0].images[one.train.indices])
+
+
+def test_a_subset_of_files_reads_and_names_the_files_it_stands_for(photo_folder):
+    roles = open_roles(str(photo_folder), 0.25)
+    whole = open_splits(str(photo_folder))[0]
+    index = int(roles.val.indices[3])
+    assert roles.val.read(3) == whole.read(index)
+    assert (roles.val.where(3), roles.val.size(3)) == (whole.where(index), whole.size(index))
+
+
+def test_a_rare_class_keeps_an_image_to_train_on():
+    kept, out = stratified(np.array([0, 0, 1, 2, 2, 2]), 0.9, 0)
+    assert {0, 1, 2} <= set(np.array([0, 0, 1, 2, 2, 2])[kept])
+    assert sorted([*kept, *out]) == list(range(6))
+
+
+def test_runs_before_the_roles_took_the_first_held_out_split(photo_folder):
     train, held_out = open_splits(str(photo_folder))
     assert (train.split, held_out.split) == ("train", "val")
-    (photo_folder / "val").rename(photo_folder / "test")
-    assert open_splits(str(photo_folder))[1].split == "test"
-
-
-def test_training_refuses_data_without_a_held_out_split(photo_folder):
     with pytest.raises(ConfigError, match=r"has no held-out split \(val, validation or test\); it has all"):
         open_splits(str(photo_folder / "train"))
 
 
-def test_measuring_takes_the_held_out_split_or_the_one_that_was_asked_for(photo_folder):
+def test_measuring_takes_test_then_val_or_the_one_that_was_asked_for(photo_folder, tmp_path):
     assert open_held_out(str(photo_folder)).split == "val"
     assert open_held_out(str(photo_folder), "train").split == "train"
+    assert open_held_out(arrays(tmp_path / "data.npz", train=8, val=8, test=8)).split == "test"
 
 
 def test_measuring_takes_data_without_splits_whole(photo_folder):
@@ -29,6 +91,6 @@ def test_measuring_takes_data_without_splits_whole(photo_folder):
 
 
 def test_the_digits_are_built_in():
-    train, held_out = open_splits(None)
-    assert (train.split, held_out.split) == ("train", "test")
-    assert open_held_out("digits").fingerprint() == held_out.fingerprint()
+    roles = open_roles(None)
+    assert (len(roles.train), len(roles.val), len(roles.test)) == (1367, 71, 359)
+    assert open_held_out("digits").fingerprint() == roles.test.fingerprint()

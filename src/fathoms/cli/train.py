@@ -128,11 +128,13 @@ FILES = (
 def closing(summary: dict[str, Any]) -> str:
     """The last printed lines: status, accuracy, files and the next command."""
     lines = [f"{summary['status']} after {summary['epoch']} epochs, {summary['seconds']:.0f} s of training"]
-    last, best, folder = summary["last"], summary["best"], summary["folder"]
+    last, best, test, folder = (summary[key] for key in ("last", "best", "test", "folder"))
     if last is not None:
         # If no evaluation was finite, there is no best one.
         at_best = "" if best is None else f" (best {best['top1']:.2f} % at epoch {best['epoch'] + 1})"
-        lines.append(f"test accuracy {last['top1']:.2f} %{at_best}")
+        lines.append(f"val accuracy {last['top1']:.2f} %{at_best}")
+    if test is not None:
+        lines.append(f"test accuracy {test['top1']:.2f} % of the last weights")
     if summary["reason"]:
         lines.append(summary["reason"])
     there = ", ".join(name for name in FILES if (Path(folder) / name).exists())

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -32,6 +33,12 @@ class Evaluation:
     per_class: tuple[float | None, ...]
     confusion: tuple[tuple[int, ...], ...]
     skipped: int
+    correct: tuple[bool, ...] = ()
+    """Whether each image, in the order of the split, was classified correctly; of this rank only."""
+
+    def correct_bits(self) -> bytes:
+        """`correct` as bits, eight images a byte, the first in the highest bit."""
+        return np.packbits(np.array(self.correct, bool)).tobytes()
 
     def summary(self) -> dict[str, Any]:
         """The scalar metrics."""
@@ -57,6 +64,7 @@ class Tally:
         self.sums = torch.zeros(5, dtype=torch.float64, device=device)
         self.confusion = torch.zeros(classes * classes, dtype=torch.float64, device=device)
         self.bins = torch.zeros(2, BINS, dtype=torch.float64, device=device)
+        self.correct: list[Tensor] = []
 
     def add(self, logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> None:
         """Count a batch; a label of -1 marks an image that could not be read."""
@@ -75,6 +83,7 @@ class Tally:
         ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices
         hits = ranked == safe[:, None]
         first, five = hits[:, 0].double(), hits.any(dim=1).double()
+        self.correct.append(hits[:, 0] & known)
         self.sums += torch.stack(
             [
                 weight.sum(),
@@ -112,6 +121,7 @@ class Tally:
             per_class=tuple(100 * r / t if t else None for r, t in zip(right, totals, strict=True)),
             confusion=tuple(tuple(int(value) for value in row) for row in table.tolist()),
             skipped=int(skipped),
+            correct=tuple(torch.cat(self.correct).tolist()),
         )
 
 

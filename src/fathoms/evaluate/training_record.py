@@ -71,7 +71,7 @@ def _metrics(run: Path) -> dict[str, Any]:
     if not (run / "summary.json").is_file():
         return {}
     summary = read_json(run / "summary.json", ConfigError, MAX_CARD)
-    return {key: summary[key] for key in ("status", "epoch", "best", "last") if key in summary}
+    return {key: summary[key] for key in ("status", "epoch", "best", "last", "test") if key in summary}
 
 
 def _checked(values: dict[str, Any], path: Path) -> TrainingRecord:

@@ -23,7 +23,7 @@ from fathoms.data import (
     TrainTransform,
     choose_backend,
 )
-from fathoms.data.sources.splits import open_splits
+from fathoms.data.sources.splits import Roles, open_roles, open_splits
 from fathoms.data.tools.manifest import verify_sources
 from fathoms.errors import ConfigError
 from fathoms.evaluate.loader import AnyLoader, eval_loader
@@ -35,44 +35,63 @@ from fathoms.train.distributed import World
 from fathoms.train.job import Job
 from fathoms.train.optim.schedule import Schedule
 from fathoms.train.recipe.recipe import Recipe
+from fathoms.untrusted_files import read_toml
 
 
 @dataclass(frozen=True)
 class Data:
-    """Both splits of a data set, as loaders."""
+    """The splits of a data set by their roles, as loaders; val or test may be None."""
 
     train: AnyLoader
-    val: AnyLoader
+    val: AnyLoader | None
+    test: AnyLoader | None
     classes: tuple[str, ...]
     fingerprint: str
+    roles: Roles
 
 
 def build_data(job: Job, size: int, world: World) -> Data:
-    """Open the data, and check that every class has images in both splits."""
-    train, held_out = open_splits(job.data)
+    """Open the data, and check that every class has images in every split."""
+    roles = open_data(job)
+    train = roles.train
     if job.data is not None:
-        verify_sources(job.data, (train, held_out))
-    odd = sorted(set(train.classes) ^ set(held_out.classes))
-    if odd:
-        raise ConfigError(
-            f"{job.data}: class {odd[0]!r} has no images in one of the splits; fill or remove it"
-        )
+        whole = {id(source): source for source in (getattr(split, "source", split) for split in roles[:3])}
+        verify_sources(job.data, tuple(source for source in whole.values() if source is not None))
+    for split in (roles.val, roles.test):
+        odd = [] if split is None else sorted(set(train.classes) ^ set(split.classes))
+        if odd:
+            raise ConfigError(
+                f"{job.data}: class {odd[0]!r} has no images in one of the splits; fill or remove it"
+            )
     empty = np.setdiff1d(np.arange(len(train.classes)), train.labels)
     if len(empty):
         raise ConfigError(
             f"{job.data}: class {train.classes[empty[0]]!r} has no training images; fill or remove it"
         )
-    val = eval_loader(
-        held_out,
-        size,
-        job.recipe.batch_size,
-        Preprocessing.of(job.recipe.to_dict()),
-        workers=job.run.workers,
-        device=world.device,
-        share=(world.rank, world.size),
+    val, test = (
+        None
+        if split is None
+        else eval_loader(
+            split,
+            size,
+            job.recipe.batch_size,
+            Preprocessing.of(job.recipe.to_dict()),
+            workers=job.run.workers,
+            device=world.device,
+            share=(world.rank, world.size),
+        )
+        for split in (roles.val, roles.test)
     )
-    fingerprint = train.fingerprint() + held_out.fingerprint()
-    return Data(train_loader(job, train, size, world), val, tuple(train.classes), fingerprint)
+    loader = train_loader(job, train, size, world)
+    return Data(loader, val, test, tuple(train.classes), roles.fingerprint(), roles)
+
+
+def open_data(job: Job) -> Roles:
+    """The data of a job by its roles; a run that began before there were roles keeps its two splits."""
+    config = job.folder / "config.toml"
+    if config.is_file() and "roles" not in read_toml(config, ConfigError):
+        return Roles(*open_splits(job.data), None)
+    return open_roles(job.data, job.recipe.val_share)
 
 
 def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:

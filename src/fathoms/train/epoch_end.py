@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fathoms.data import LoaderStats
+from fathoms.evaluate.loader import AnyLoader
 from fathoms.evaluate.metrics import Evaluation, FewerChannels, evaluate
 from fathoms.models.vit import ViT
 from fathoms.train.context import RunContext, TrainState
@@ -60,9 +61,13 @@ class EpochEnd:
         state.next_epoch()
         line = f"epoch {state.epoch}/{epochs}  train loss {row['loss']:.4f}  top1 {row['top1']:.2f}"
         if state.epoch % self.context.job.run.eval_interval == 0 or state.epoch == epochs:
-            result = self._evaluate()
-            better = self._is_best(result, lr)
-            line += f"  val loss {result.loss:.4f}  top1 {result.top1:.2f}"
+            better = False
+            if self.context.data.val is not None:
+                result = self._evaluate(self.context.data.val)
+                better = self._is_best(result, lr)
+                if state.epoch == epochs and self.context.data.test is None:
+                    self._keep_correct(result)
+                line += f"  val loss {result.loss:.4f}  top1 {result.top1:.2f}"
         self.say(f"{line}  {rate:,.0f} images/s")
         if advice := self.context.data.train.advice():
             self.say(advice)
@@ -79,8 +84,24 @@ class EpochEnd:
             row["image_size"] = job.image_sizes.at(state.epoch)
         return row
 
-    def _evaluate(self) -> Evaluation:
-        """Evaluate the model, or its EMA where there is one, on the held-out split at the model's own image size."""
+    def test(self) -> dict[str, Any] | None:
+        """Evaluate the last weights once on the test split; None without one."""
+        if self.context.data.test is None:
+            return None
+        result = self._evaluate(self.context.data.test)
+        self._keep_correct(result)
+        row = {"epoch": self.state.epoch - 1, "step": self.state.updates, "split": "test", **result.summary()}
+        self._record(row)
+        self.say(f"test loss {result.loss:.4f}  top1 {result.top1:.2f}, of the last weights")
+        return {**result.summary(), "checkpoint": "last"}
+
+    def _keep_correct(self, result: Evaluation) -> None:
+        """Keep which held-out images were classified correctly; with several ranks nobody has them all."""
+        if self.context.world.size == 1:
+            self.context.folder.write_correct(result.correct_bits())
+
+    def _evaluate(self, loader: AnyLoader) -> Evaluation:
+        """Evaluate the model, or its EMA where there is one, at the model's own image size."""
         model = self.learner.model if self.learner.ema is None else self.learner.ema.module
         data, sizes = self.context.data, self.context.job.image_sizes
         if sizes is not None and isinstance(model, ViT):
@@ -88,7 +109,7 @@ class EpochEnd:
         device = self.context.world.device
         return evaluate(
             FewerChannels(model, self.channels),
-            data.val.epoch(0),
+            loader.epoch(0),
             len(data.classes),
             device=device,
             amp_dtype=self.amp_dtype,
@@ -121,14 +142,16 @@ def write_summary(
     guard: dict[str, Any],
     status: str,
     reason: str | None,
+    test: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Write summary.json, and return it."""
+    """Write summary.json, and return it; `test` is the evaluation on the test split, made once at the end."""
     peak = torch.cuda.max_memory_allocated() if context.world.device.type == "cuda" else None
     summary = {
         "status": status,
         "reason": reason,
         "best": state.best,
         "last": state.last,
+        "test": test,
         "epoch": state.epoch,
         "updates": state.updates,
         "seconds": state.seconds,

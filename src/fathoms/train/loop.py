@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import math
 import time
+from typing import Any
 
 import torch
 
@@ -83,7 +84,8 @@ class Trainer:
                 self._check_room()
             notices = resume(self.context, self.learner, state, self.guard)
             check_agreement(world, f"{state.epoch}/{state.batch}/{state.updates}", "another checkpoint")
-            folder.write_config({**job.table(), "classes": list(data.classes)})
+            folder.write_config({**job.table(), "classes": list(data.classes), "roles": data.roles.sizes()})
+            folder.write_split(data.roles.split())
             return self._train(notices)
         finally:
             self.saver.close()
@@ -115,7 +117,8 @@ class Trainer:
             progress.say,
             trackers.log,
         )
-        for line in (f"{data.train.describe()}; run folder {folder.path}", *notices):
+        sizes = data.roles.describe()
+        for line in (f"{data.train.describe()}; {sizes}; run folder {folder.path}", *notices):
             progress.say(line)
         try:
             with naming_lost_ranks(world), self.stop:
@@ -133,7 +136,8 @@ class Trainer:
                         self.saver.wait()
                         return self._end("interrupted", self.stop_code)
                 self.saver.wait()
-            return self._end("done", 0)
+                test = self.epoch_end.test()
+            return self._end("done", 0, test=test)
         except DivergedError as error:
             progress.close()
             progress.say(f"diverged: {error}")
@@ -156,9 +160,12 @@ class Trainer:
         except FathomsError as error:
             self._warn(str(error))
 
-    def _end(self, status: str, code: int, reason: str | None = None) -> Outcome:
+    def _end(
+        self, status: str, code: int, reason: str | None = None, test: dict[str, Any] | None = None
+    ) -> Outcome:
         guard = self.guard.summary()
-        return Outcome(write_summary(self.context, self.state, self.model, guard, status, reason), code)
+        summary = write_summary(self.context, self.state, self.model, guard, status, reason, test)
+        return Outcome(summary, code)
 
     @property
     def stop_code(self) -> int | None:

@@ -1,21 +1,113 @@
-"""Training and held-out splits of a data set: one rule for training, validation and export."""
+"""Roles of a data set's splits: train, val for every choice, test once at the end.
+
+| the data has | val | test |
+|---|---|---|
+| train, val, test | val | test |
+| train, val | val | none |
+| train, test | 5 % of train, stratified | test |
+| one set without splits | 10 % of it, stratified | none |
+
+With a `val_share` val is always that share of the training set (0: there is no val), and the held-out split, whatever
+its name, is the test set.
+"""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 from fathoms.data.sources.base import SPLIT_NAMES
 from fathoms.data.sources.detect import AnySource, list_splits, open_source
 from fathoms.data.sources.digits import digit_sources
+from fathoms.data.sources.subset import stratified, subset
 from fathoms.errors import ConfigError
 
-_TRAIN = SPLIT_NAMES["train"]
-_WHOLE = SPLIT_NAMES["all"]
+SPLIT_SEED = 0
+"""Seed of the val split; apart from the run's, so that all seeds of a comparison share it."""
+BESIDE_TEST = 0.05
+ALONE = 0.1
+_TRAIN, _VAL, _WHOLE = SPLIT_NAMES["train"], SPLIT_NAMES["val"], SPLIT_NAMES["all"]
+
+
+class Roles(NamedTuple):
+    """The splits of a data set by what they are used for.
+
+    Args:
+        train: What is trained on.
+        val: What every choice is made on: best checkpoint, tuning; None without one.
+        test: What is evaluated once, at the end; None where the data has none.
+        carved: Share of the training set that val was taken from; 0 if the data came with a val split.
+    """
+
+    train: AnySource
+    val: AnySource | None
+    test: AnySource | None
+    carved: float = 0.0
+
+    def held_out(self) -> AnySource | None:
+        """The set that results are reported on: test, or val where there is no test."""
+        return self.test if self.test is not None else self.val
+
+    def fingerprint(self) -> str:
+        """Hashes of all splits, in their order."""
+        return "".join(split.fingerprint() for split in self[:3] if split is not None)
+
+    def sizes(self) -> dict[str, float]:
+        """Images of each role, and the share of the training set that became val."""
+        counted = {
+            name: len(split) for name, split in zip(self._fields, self[:3], strict=False) if split is not None
+        }
+        return {**counted, "val_share": self.carved}
+
+    def split(self) -> dict[str, Any] | None:
+        """The val split that was carved: seed, share and indices into the training set; None without one."""
+        if not self.carved or self.val is None:
+            return None
+        indices = getattr(self.val, "indices").tolist()  # noqa: B009
+        return {"version": 1, "seed": SPLIT_SEED, "share": self.carved, "val_indices": indices}
+
+    def describe(self) -> str:
+        """Sizes and origin of the roles, in a line."""
+        parts = [f"{len(self.train)} to train"]
+        if self.val is not None:
+            origin = f" ({self.carved:g} of the training set, stratified)" if self.carved else ""
+            parts.append(f"{len(self.val)} val{origin}")
+        parts.append(f"{len(self.test)} test" if self.test is not None else "no test set")
+        return ", ".join(parts)
+
+
+def open_roles(path: str | None, val_share: float | None = None) -> Roles:
+    """Open a data set by its roles; None means the built-in digits."""
+    if path is None:
+        whole, test = digit_sources()
+        return _carve(whole, None, test, val_share)
+    splits = list_splits(path)
+    held_out = [name for name in splits if name not in _TRAIN + _WHOLE]
+    val_name = next((name for name in held_out if name in _VAL), None)
+    test_name = next((name for name in held_out if name not in _VAL), None)
+    train = open_source(path, next((name for name in splits if name in _TRAIN), splits[0]))
+    val = None if val_name is None else open_source(path, val_name)
+    test = None if test_name is None else open_source(path, test_name)
+    return _carve(train, val, test, val_share)
+
+
+def _carve(train: AnySource, val: AnySource | None, test: AnySource | None, share: float | None) -> Roles:
+    if share is not None and val is not None and test is not None:
+        raise ConfigError("--val-share would not be used: the data has a val and a test split; leave it out")
+    if share is None:
+        if val is not None:
+            return Roles(train, val, test)
+        share = BESIDE_TEST if test is not None else ALONE
+    test = test if test is not None else val
+    if share == 0.0:
+        return Roles(train, None, test)
+    kept, out = stratified(train.labels, share, SPLIT_SEED)
+    if not len(out):
+        raise ConfigError("--val-share: every class has a single image; nothing can be held out")
+    return Roles(subset(train, kept, "train"), subset(train, out, "val"), test, share)
 
 
 def open_splits(path: str | None) -> tuple[AnySource, AnySource]:
-    """The training and the held-out split of a data set; None means the built-in digits.
-
-    Data without splits cannot be held out from itself, so it is refused.
-    """
+    """The training and the held-out split, as runs before the three roles used them; kept for resuming those."""
     if path is None:
         return digit_sources()
     splits = list_splits(path)
@@ -28,8 +120,11 @@ def open_splits(path: str | None) -> tuple[AnySource, AnySource]:
 
 
 def open_held_out(path: str, split: str | None = None) -> AnySource:
-    """The split to measure: `split`, else the held-out one, else data without splits; "digits" are built in."""
+    """The split to measure: `split`, else test, else val, else data without splits; "digits" are built in."""
     if path == "digits":
         return digit_sources()[1]
-    held_out = next((name for name in list_splits(path) if name not in _TRAIN), "all")
-    return open_source(path, split or held_out)
+    if split is not None:
+        return open_source(path, split)
+    names = [name for name in list_splits(path) if name not in _TRAIN]
+    best = next((name for name in names if name not in _VAL + _WHOLE), names[0] if names else "all")
+    return open_source(path, best)

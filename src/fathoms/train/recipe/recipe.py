@@ -102,6 +102,10 @@ class Recipe:
     """Range of the share of the image area that a resized crop covers."""
     ratio: tuple[float, float] = (0.75, 4 / 3)
     """Range of width over height of a resized crop."""
+    val_share: float | None = None
+    """Share of the training set, of every class alike, on which choices are made; the held-out split is then the test
+    set. 0: no choice is made, the last weights are the result. Default: the val split of the data; without one 0.05
+    beside a test set, else 0.1."""
     progressive_size: str | None = None
     """Train on smaller images first: EPOCH:SIZE, the first epoch of each size, such as 0:128,100:160,200:224."""
     hflip: float = 0.5
@@ -219,6 +223,8 @@ def _check(recipe: Recipe) -> None:
         raise ConfigError(
             "--launch graph needs --amp-dtype bfloat16: float16 changes the loss scale during training"
         )
+    if recipe.val_share is not None and not 0 <= recipe.val_share < 1:
+        raise ConfigError(f"--val-share {recipe.val_share}: use a share from 0 to below 1")
     for name in ("clip_grad", "layer_decay"):
         if getattr(recipe, name) is not None and getattr(recipe, name) <= 0:
             raise ConfigError(

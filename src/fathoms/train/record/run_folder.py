@@ -129,6 +129,18 @@ class RunFolder:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
 
+    def write_split(self, split: dict[str, Any] | None) -> None:
+        """Write split.json: which training images are val; nothing where the data came with a val split."""
+        if self.writes and split is not None:
+            with self._naming_the_folder():
+                write_atomic(self.path / "split.json", dumps(split).encode() + b"\n")
+
+    def write_correct(self, correct: bytes) -> None:
+        """Write correct.bits: a bit for each held-out image, 1 if it was classified correctly."""
+        if self.writes:
+            with self._naming_the_folder():
+                write_atomic(self.path / "correct.bits", correct)
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json."""
         if self.writes:
