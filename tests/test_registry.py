@@ -64,6 +64,7 @@ def test_every_lookup_of_an_unknown_name_raises_with_the_nearest(look_up):
         getattr(shapes(), look_up)("squire")
 
 
+@pytest.mark.plain
 def test_an_error_names_the_argument_and_shortens_what_is_not_a_name():
     with pytest.raises(FathomsError, match="^stem_norm: no shape is called 'x"):
         shapes().check("x" * 5000, "stem_norm")

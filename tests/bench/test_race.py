@@ -29,7 +29,7 @@ def a_batch(spoilt=False):
     images = torch.randn(6, 3, 8, 8)
     if spoilt:
         images[0, 0, 0, 0] = float("nan")
-    return Batch(images, torch.arange(6) % 4, torch.arange(6), epoch=0, step=0)
+    return Batch(images, torch.arange(6) % 4, torch.arange(6), epoch=0, number=0)
 
 
 def weights(model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import timm
@@ -70,7 +71,9 @@ def test_same_outputs_gradients_and_names():
 @pytest.fixture
 def kernel_pays(monkeypatch):
     """As on a device where the kernel of an MLP is faster."""
-    monkeypatch.setattr("fathoms.surgery.accelerate.accelerate.why_not_here", lambda _: None)
+    # By its module: `fathoms.surgery.accelerate.accelerate` is also the function.
+    module = sys.modules["fathoms.surgery.accelerate.accelerate"]
+    monkeypatch.setattr(module, "why_not_here", lambda _: None)
 
 
 MLPS = {"fathoms": lambda: GeluMLP(8), "timm": lambda: Mlp(8, 16, drop=0.1)}

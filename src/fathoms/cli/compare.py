@@ -112,7 +112,7 @@ def make_plan(args: Args) -> Plan:
 
 
 def job_of(args: Args, settings: Mapping[str, str]) -> Job:
-    """The run of an arm: the flags of all arms, and its own."""
+    """The run of an arm: the flags of all arms, and its own; `args.training` has the val share of all."""
     words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
     own = parse(train_command, "train", words)
     training = dataclasses.replace(args.training, **given(own.training))
@@ -155,6 +155,11 @@ def run(args: Args) -> int:
     if args.run.seed != RunOptions().seed:
         raise ConfigError("--seed: a comparison counts its seeds from 0; use --seeds")
     plan = make_plan(args)
+    if args.training.val_share is None:
+        from fathoms.data.sources.splits import share_for_comparison
+
+        share = share_for_comparison(args.data)
+        args = dataclasses.replace(args, training=dataclasses.replace(args.training, val_share=share))
     arms = make_jobs(args, plan)
     base = shared_settings([job for _, job in arms.values()])
     folder = Path(args.run.output) / (args.run.experiment or default_name(args, plan, base))

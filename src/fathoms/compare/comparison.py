@@ -15,7 +15,7 @@ from fathoms.compare.folder import ComparisonFolder, Settings, stale
 from fathoms.compare.progress import Progress
 from fathoms.compare.results import gather, judged, write_results
 from fathoms.compare.runner import Runner, make_slots, order
-from fathoms.data.sources.splits import open_splits
+from fathoms.data.sources.splits import open_roles
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 from fathoms.train.job import Job
@@ -61,8 +61,11 @@ class Comparison:
         self.folder = ComparisonFolder(folder)
         if options.baseline is not None:
             check_name(options.baseline, list(arms), "arm", "--baseline")
-        path = next(iter(arms.values()))[1].data
-        train, held_out = open_splits(path)
+        first = next(iter(arms.values()))[1]
+        path, roles = first.data, open_roles(first.data, first.recipe.val_share)
+        held_out = roles.held_out()
+        if held_out is None:
+            raise ConfigError("--val-share 0: nothing is held out to compare on; use a share above zero")
         classes, images = len(held_out.classes), len(held_out)
         floor = (100.0 if options.metric == "top1" else 1.0) * noise_floor(ASSUMED_ERROR, images)
         margin = 2 * floor if options.smallest_difference is None else options.smallest_difference
@@ -72,7 +75,7 @@ class Comparison:
             command=options.command,
             base=shared_settings([job for _, job in arms.values()]),
             data=path or "digits",
-            fingerprint=train.fingerprint() + held_out.fingerprint(),
+            fingerprint=roles.fingerprint(),
             images=images,
             classes=classes,
             metric=options.metric,

@@ -123,7 +123,7 @@ class Progress:
 def _span(seconds: float) -> str:
     """A time as people say it.
 
-    >>> _span(75)
+    >>> _span(75.0)
     '1 min 15 s'
     """
     if seconds < 60:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+Scores = Sequence[float] | np.ndarray
+
 ALPHA = 0.05
 """Family-wise error of all verdicts of a comparison."""
 POWER = 0.8
@@ -57,7 +59,7 @@ class Difference:
         return -margin < low and high < margin
 
 
-def welch(a: Sequence[float], b: Sequence[float]) -> Difference:
+def welch(a: Scores, b: Scores) -> Difference:
     """Two arms of independent seeds with variances of their own.
 
     >>> round(welch([90.1, 90.3, 90.2], [89.1, 89.4, 89.0]).p, 4)
@@ -72,15 +74,15 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Difference:
     )
 
 
-def paired(a: Sequence[float], b: Sequence[float]) -> Difference:
+def paired(a: Scores, b: Scores) -> Difference:
     """Two arms whose runs of a seed start from the same weights, so that what they share cancels."""
     x, y = np.asarray(a, float), np.asarray(b, float)
     gaps = x - y
     error = float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
-    return Difference(float(gaps.mean()), error, len(gaps) - 1, len(gaps), correlation(x, y))
+    return Difference(float(gaps.mean()), error, float(len(gaps) - 1), len(gaps), correlation(x, y))
 
 
-def correlation(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> float:
+def correlation(a: Scores, b: Scores) -> float:
     """Pearson's correlation over the seeds; NaN with other counts or without spread."""
     x, y = np.asarray(a, float), np.asarray(b, float)
     if len(x) != len(y) or len(x) < 3 or not x.std() or not y.std():
@@ -167,7 +169,7 @@ def pooled_sd(arms: Sequence[Sequence[float]]) -> tuple[float, int]:
     return (math.sqrt(squares / df) if df else math.nan), df
 
 
-def win_share(a: Sequence[float], b: Sequence[float]) -> float:
+def win_share(a: Scores, b: Scores) -> float:
     """P(A > B): the share of pairs of runs in which A is above B; ties count half."""
     x, y = np.asarray(a, float)[:, None], np.asarray(b, float)[None, :]
     return float(((x > y) + 0.5 * (x == y)).mean())

@@ -90,6 +90,19 @@ def open_roles(path: str | None, val_share: float | None = None) -> Roles:
     return _carve(train, val, test, val_share)
 
 
+def share_for_comparison(path: str | None) -> float | None:
+    """The share of val in a comparison, which reports on the held-out split and so must not choose on it.
+
+    None where the data has both val and test.
+    """
+    names = ["train", "test"] if path is None else list_splits(path)
+    held_out = [name for name in names if name not in _TRAIN + _WHOLE]
+    if not held_out:
+        return ALONE
+    has_val, has_test = any(n in _VAL for n in held_out), any(n not in _VAL for n in held_out)
+    return None if has_val and has_test else BESIDE_TEST
+
+
 def _carve(train: AnySource, val: AnySource | None, test: AnySource | None, share: float | None) -> Roles:
     if share is not None and val is not None and test is not None:
         raise ConfigError("--val-share would not be used: the data has a val and a test split; leave it out")
