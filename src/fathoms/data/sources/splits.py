@@ -51,7 +51,7 @@ class Roles(NamedTuple):
         """Hashes of all splits, in their order."""
         return "".join(split.fingerprint() for split in self[:3] if split is not None)
 
-    def sizes(self) -> dict[str, float]:
+    def sizes(self) -> dict[str, int | float]:
         """Images of each role, and the share of the training set that became val."""
         counted = {
             name: len(split) for name, split in zip(self._fields, self[:3], strict=False) if split is not None
