@@ -95,8 +95,8 @@ def surgery_models(read: Read) -> str:
     peers = read("surgery")["peers"]
     worst = max(peer["difference"] for peer in peers)
     return (
-        f"{len(peers)} models of timm, torchvision, transformers and fathoms, folded, with outputs within {worst:.1e} of "
-        "the largest"
+        f"{len(peers)} models of timm, torchvision, transformers and fathoms keep their output when folded, within "
+        f"{worst:.1e} of its largest value"
     )
 
 
