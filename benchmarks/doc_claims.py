@@ -1,0 +1,205 @@
+"""Sentences about training, reliability and surgery, for README, RELIABILITY and docs, made from results/."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+from doc_format import Read, Row, listed, span
+
+
+def precision_policy(read: Read) -> str:
+    """Accuracy of the fast policy."""
+    kept = read("precision_cifar10")
+    fast, careful = kept["bf16"], kept["autocast_fp32_stream"]
+    pooled = ((fast["sd"] ** 2 + careful["sd"] ** 2) / 2) ** 0.5
+    return (
+        f"CIFAR-10, a ViT 192×6 on 4×4 patches, {kept['epochs']} epochs, {len(fast['top1'])} seeds each, compiled and "
+        f"replayed: `bf16` {fast['mean']:.2f} % (sd {fast['sd']:.2f}), `autocast_fp32_stream` {careful['mean']:.2f} % "
+        f"(sd {careful['sd']:.2f}): {kept['difference']:.2f} apart, and one standard deviation of both together is "
+        f"{pooled:.2f}"
+    )
+
+
+def fed_from_files(read: Read) -> str:
+    """Training from packed shards."""
+    loader = read("loader")
+    epochs = loader["train_from_a_pack"]["images_per_second_of_epochs_2_to_4"]
+    still = loader["feed_graph_processes"]
+    return (
+        f"With JPEG images from packed shards, RandAugment, erasing and mixing, `fathoms train` ran ViT 192×36 at "
+        f"{span(epochs, ',')} images/s on an H200 with {still['cores']} cores; the same batch over and over gave "
+        f"{still['still_images_per_second']:,.0f}"
+    )
+
+
+def fed_share(read: Read) -> str:
+    """What a fed loop keeps of its rate, by kind of worker."""
+    loader = read("loader")
+    threads, processes = loader["feed_graph_threads"], loader["feed_graph_processes"]
+    workers, kept = next(iter(threads["by_workers"].items()))
+    return (
+        f"on {threads['cores']} cores a loop fed by {workers} threads kept {kept['fed_share']:.2f} of its rate, and "
+        f"fed by 8 processes {processes['by_workers']['8']['fed_share']:.2f}"
+    )
+
+
+def loader_ratios(read: Read) -> str:
+    """The input pipeline beside timm's."""
+    loader = read("loader")
+    default, bilinear = (
+        span((ratio for path, ratio in loader[part]["ratios"].items() if path != "timm"), ".1f")
+        for part in ("cpu", "cpu_bilinear")
+    )
+    return f"{default} times as fast per core as timm's ({bilinear} with bilinear filters)"
+
+
+def cifar10(read: Read) -> str:
+    """One run from scratch."""
+    summary = read("cifar10/summary")
+    return f"{summary['last']['top1']:.0f} % of CIFAR-10 in {summary['seconds']:.0f} s on one H200 (one seed)"
+
+
+def soak(read: Read) -> str:
+    """A run that was killed again and again."""
+    kept = read("soak")
+    end = "equal bit for bit" if kept["equal bit for bit"] else "not equal"
+    return (
+        f"{kept['kills']} SIGKILLs in one run, {kept['killed in a save']} of them aimed at a save: "
+        f"{kept['unusable checkpoints'] or 'no'} unusable checkpoints, the end {end}"
+    )
+
+
+def fuzz(read: Read) -> str:
+    """Mutated files."""
+    kept = read("fuzz")
+    found = [f"{kept[key] or 'no'} {key.replace('_', ' ')}" for key in ("crashes", "hangs", "stray_files")]
+    return f"{kept['cases']:,} mutated files: {listed(found)}"
+
+
+def guard_cost(read: Read) -> str:
+    """Guard and background saving."""
+    kept = read("guard")
+    each = ", ".join(f"{stall:.2f}" for stall in kept["stall_steps_each"])
+    return (
+        f"On one H200, {kept['model']} at {kept['batch_size']} images an update launched kernel by kernel "
+        f"({kept['bare_ms']:.0f} ms): the guard changes that by {kept['guard_percent']:.1f} %, within the spread of "
+        f"{kept['bare_spread_percent']:.1f} %, a check that waits for the device {kept['waiting_percent']:.0f} %. "
+        f"Saving the {kept['checkpoint_mb']:.0f} MB of a checkpoint in the background costs "
+        f"{kept['stall_steps']:.2f} updates (median of {each}), and it is complete after {kept['whole_after_s']:.1f} s"
+    )
+
+
+def surgery_models(read: Read) -> str:
+    """Models that are swapped, folded and exported, and the greatest relative difference."""
+    peers = read("surgery")["peers"]
+    worst = max(peer["difference"] for peer in peers)
+    return (
+        f"{len(peers)} models of timm, torchvision, transformers and fathoms keep their output when folded, within "
+        f"{worst:.1e} of its largest value"
+    )
+
+
+def fold_times(read: Read) -> str:
+    """Times of folded models beside the noise of the machine."""
+    close = 0.03
+    noise, gains = {}, {}
+    for peer in read("surgery")["peers"]:
+        before, copy, after = peer["ms"]
+        noise[peer["model"]] = max(before, copy) / min(before, copy) - 1
+        gains[peer["model"]] = 1 - after / min(before, copy)
+    faster = sorted((name for name in gains if gains[name] > close), key=lambda name: -gains[name])
+    slower = [name for name in gains if gains[name] < -close]
+    named = listed(f"{100 * gains[name]:.0f} % off `{name}`" for name in faster)
+    return (
+        f"A model and its own copy differ by up to {100 * max(noise.values()):.0f} %. Against the faster of the two, "
+        f"folding takes {named}; {len(gains) - len(faster) - len(slower)} models stay within {100 * close:.0f} %; "
+        f"{len(slower)} come out slower, by {span((-100 * gains[name] for name in slower), '.0f')} %, with copies that "
+        f"were {span((100 * noise[name] for name in slower), '.0f')} % apart."
+    )
+
+
+def _swap_mean(rows: list[Row], to: str, how: str, column: str) -> float:
+    return statistics.mean(row[column] for row in rows if (row["to"], row["how"]) == (to, how))
+
+
+def swap_digits(read: Read) -> str:
+    """Calibrated swaps on the digits."""
+    rows = read("surgery")["digits"]
+    parts = []
+    for to, name in (("learnable_scaler", "LearnableScaler"), ("dyt", "DyT")):
+        swapped, after = (_swap_mean(rows, to, "calibrate", column) for column in ("swapped", "after 1"))
+        parts.append(f"{name} has {swapped:.0f} % right after the swap and {after:.0f} % after one epoch")
+    before = statistics.mean(row["before"] for row in rows)
+    return f"{', '.join(parts)}, of {before:.0f} % before (means over {len({row['seed'] for row in rows})} seeds)"
+
+
+def swap_cifar(read: Read) -> str:
+    """Calibrated swaps on CIFAR-10, for README."""
+    rows = read("swap_cifar")["rows"]
+    before = _swap_mean(rows, "layernorm", "not swapped", "before")
+    now, later = (
+        [f"{_swap_mean(rows, 'learnable_scaler', how, column):.1f} %" for how in ("calibrate", "reset")]
+        for column in ("right after", "after 5")
+    )
+    return (
+        f"A LayerNorm ViT trained to {before:.1f} % of CIFAR-10 has {now[0]} right after its norms are swapped for "
+        f"LearnableScaler and calibrated ({now[1]} without calibration), and {later[0]} five epochs later ({later[1]})"
+    )
+
+
+def swap_cifar_all(read: Read) -> str:
+    """The same with the network that was not swapped."""
+    rows = read("swap_cifar")["rows"]
+    scaler = "learnable_scaler"
+    now, later = (_swap_mean(rows, scaler, "calibrate", column) for column in ("right after", "after 5"))
+    fresh = [_swap_mean(rows, scaler, how, "after 5") for how in ("reset", "keep")]
+    return (
+        f"of {_swap_mean(rows, 'layernorm', 'not swapped', 'before'):.1f} % a calibrated LearnableScaler keeps "
+        f"{now:.1f} % right after the swap, and has {later:.1f} % after five epochs; reset or kept scales have "
+        f"{span(fresh, '.0f')} %, and the untouched network "
+        f"{_swap_mean(rows, 'layernorm', 'not swapped', 'after 5'):.1f} %"
+    )
+
+
+def accelerate_cpu(read: Read) -> str:
+    """Four blocks of CaiT on one core."""
+    shares: dict[str, list[str]] = {"training": [], "inference": []}
+    for row in read("accelerate_cpu")["rows"]:
+        for part, found in shares.items():
+            before, copy, after = row[part]
+            found.append(f"{after / min(before, copy):.2f} in {row['model'].partition('_224')[0]}")
+    return (
+        "On one CPU core four blocks of CaiT with 224 pixel images take, of the time of the faster of two copies of "
+        f"themselves, {listed(shares['training'])} in training, and {listed(shares['inference'])} in inference"
+    )
+
+
+def signal_at_init(read: Read) -> str:
+    """Residual methods and depths that were probed."""
+    rows = read("signal_at_init")["rows"]
+    methods = {row["residual"] for row in rows}
+    return f"{len(methods)} residual methods at depths {span((row['depth'] for row in rows), 'd')}"
+
+
+TEXTS: dict[str, Callable[[Read], str]] = {
+    made.__name__.replace("_", "-"): made
+    for made in (
+        precision_policy,
+        fed_from_files,
+        fed_share,
+        loader_ratios,
+        cifar10,
+        soak,
+        fuzz,
+        guard_cost,
+        surgery_models,
+        fold_times,
+        swap_digits,
+        swap_cifar,
+        swap_cifar_all,
+        accelerate_cpu,
+        signal_at_init,
+    )
+}
+"""What stands between the markers, by name."""

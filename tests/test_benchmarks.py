@@ -1,0 +1,71 @@
+"""Benchmarks: the files they write, and what they refuse."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def kept(name):
+    return json.loads((ROOT / "results" / f"{name}.json").read_text())
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """A benchmark as a module; it and those it imports are forgotten afterwards."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) == str(ROOT / "benchmarks" / f"{name}.py"):
+            del sys.modules[name]
+
+
+def test_the_table_of_whole_models_is_that_of_its_rows(script):
+    assert (ROOT / "results" / "models.md").read_text() == script("models").as_table(kept("models"))
+
+
+def test_rows_of_operations_hold_the_limits_of_their_own_run():
+    report = kept("ops")
+    assert set(report) == {"rows"}
+    for row in report["rows"].values():
+        assert {"device", "torch", "shape"} < set(row)
+        assert {"matrix_tflops", "copy_tbps"} & set(row)
+
+
+def test_a_run_of_one_operation_leaves_the_rows_of_others(script, monkeypatch, tmp_path):
+    ops = script("ops")
+    monkeypatch.setattr(ops.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(ops.torch.cuda, "get_device_name", lambda: "a device")
+    monkeypatch.setattr(ops, "device_limits", lambda: {"matrix_tflops": 2.0, "copy_tbps": 1.0})
+    monkeypatch.setattr(ops, "measure_gelu", lambda shape, _: {"shape": shape})
+    monkeypatch.setattr(ops, "gelu_line", str)
+    (tmp_path / "ops.json").write_text('{"rows": {"gelu_mlp 1x1x1": {"copy_tbps": 4.0}}}')
+    monkeypatch.setattr(sys, "argv", ["ops.py", "--op", "bias_gelu", "--output", str(tmp_path / "ops")])
+    ops.main()
+    rows = json.loads((tmp_path / "ops.json").read_text())["rows"]
+    assert rows.pop("gelu_mlp 1x1x1") == {"copy_tbps": 4.0}
+    assert list(rows) == [f"bias_gelu {tokens}x{channels}" for tokens, channels in ops.GELU_SHAPES]
+    assert all((row["device"], row["copy_tbps"]) == ("a device", 1.0) for row in rows.values())
+    assert [path.name for path in tmp_path.iterdir()] == ["ops.json"]
+
+
+def test_bounds_are_not_watched_where_tensors_share_an_allocation():
+    environment = {key: value for key, value in os.environ.items() if key != "PYTORCH_NO_CUDA_MEMORY_CACHING"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "bounds.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"bounds: .*; set PYTORCH_NO_CUDA_MEMORY_CACHING=1\n", done.stderr)
