@@ -218,7 +218,8 @@ def kill_timm_while_saving(folder: Path, kills: int) -> tuple[int, int]:
         cut += (folder / "tmp.pth.tar").exists()
         try:
             torch.load(folder / "last.pth.tar", weights_only=False)
-        except Exception as error:
+        # Here and below: whatever timm raises is the result.
+        except Exception as error:  # noqa: BLE001
             unusable += 1
             print(f"timm, kill {number}: {type(error).__name__}", file=sys.stderr)
     return unusable, cut
@@ -288,7 +289,7 @@ def truncated_jpeg(data: Path, base: Path) -> Row:
     loader = create_loader(dataset, (3, 32, 32), 20, is_training=True, use_prefetcher=False, num_workers=0)
     try:
         told = f"{sum(len(labels) for _, labels in loader)} pictures came through"
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         told = f"the epoch ends with {type(error).__name__}: {str(error)[:60]}; the file is not named"
     return {
         "fault": "a truncated JPEG among 120",
@@ -315,7 +316,7 @@ def flipped_bit(data: Path, base: Path) -> Row:
         resume_checkpoint(model, str(path), optimizer, log_info=False, weights_only=False)
         odd = sum(not torch.equal(value, kept[name]) for name, value in model.state_dict().items())
         told = f"loads without a word; {odd} tensor differs"
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         told = f"refused: {type(error).__name__}"
     reason = said.partition("damaged ")[2] or said
     return {

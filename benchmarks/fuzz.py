@@ -102,7 +102,8 @@ def run_case(target: Any, rng: random.Random) -> tuple[str, float]:
         outcome = "refused" if str(error).isprintable() and str(error) else f"no printable line: {error!r}"
     except HangError:
         outcome = f"hang: more than {HANG} s"
-    except BaseException as error:
+    # Anything but a refusal is a finding.
+    except BaseException as error:  # noqa: BLE001
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name}:{frame.lineno}"
         outcome = f"{type(error).__name__} at {where}: {str(error)[:160]}"
@@ -134,7 +135,8 @@ def in_child(name: str, first: int, count: int, seed: int, base: Path) -> dict[s
             warnings.simplefilter("ignore")
             answer.write_text(json.dumps(run_cases(name, first, count, seed, base, note)))
             code = 0
-        except BaseException:
+        # A forked child prints its error and leaves by os._exit.
+        except BaseException:  # noqa: BLE001
             traceback.print_exc()
         finally:
             sys.stderr.flush()

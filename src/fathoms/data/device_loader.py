@@ -159,7 +159,7 @@ class DeviceLoader:
         """The batches of an epoch from batch `start` on."""
         if not 0 <= start <= self.batches:
             raise DataError(
-                f"data: batch {start} is outside the epoch of {self.batches} batches; check the checkpoint"
+                f"batch {start}: is outside the epoch of {self.batches} batches; check the checkpoint"
             )
         requested, groups = time.perf_counter(), self._groups(start)
         wanted = [*((epoch, numbers) for numbers in groups), *self._after(epoch)]

@@ -113,7 +113,7 @@ class Sampler:
     def batch(self, epoch: int, number: int) -> Refs:
         """The samples of one batch; any batch may be asked for, in any order."""
         if not 0 <= number < self.batches:
-            raise ConfigError(f"data: batch {number} is outside the epoch of {self.batches} batches")
+            raise ConfigError(f"batch {number}: is outside the epoch of {self.batches} batches")
         start = number * self.global_batch
         if self.order == "sequential":
             position = start + self.rank + self.world * np.arange(self.batch_size)

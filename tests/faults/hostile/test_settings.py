@@ -40,7 +40,7 @@ RECIPES = {
     "no table": ("model = 3", "model must be a table"),
     "a list of tables": ("[[model]]\ndim = 3", "model must be a table"),
     "a path for a model": ('[model]\nname = "../../etc/passwd"', "no model is called '../../etc/passwd'"),
-    "a number for a model": ("[model]\nname = 5", "model.name must be a string"),
+    "a number for a model": ("[model]\nname = 5", "[model] name must be a string"),
     "a giant": ('[model]\nname = "vit_digits"\ndim = 999999999', "dim=999999999 is too large"),
     "a tower": ('[model]\nname = "vit_digits"\ndepth = 100000000', "depth=100000000 is too large"),
     "a text of a megabyte": (f'aa = "{"x" * 900_000}"', "is not a string of up to"),

@@ -214,7 +214,8 @@ def _serve(
                 message = (number, work(task, status, arena.allocator(slot)), None)
             except FathomsError as failure:
                 message = (number, None, _picklable(failure))
-            except Exception as failure:
+            # Whatever ends a task must reach the consumer, or it would wait for ever.
+            except Exception as failure:  # noqa: BLE001
                 message = (number, None, task_error(status.name, status.item, failure))
             status.begin("")
             pipe.send(message)
@@ -226,7 +227,8 @@ def _picklable(error: FathomsError) -> FathomsError:
     """The error, or its message in another if it cannot be pickled and rebuilt."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:
+    # Pickling runs the error's own code, which may raise anything.
+    except Exception:  # noqa: BLE001
         return LoaderError(str(error))
     return error
 

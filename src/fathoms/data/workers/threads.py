@@ -134,7 +134,7 @@ class ThreadPool:
                 result, error = self._work(entry[1], worker), None
             except FathomsError as failure:
                 result, error = None, failure
-            except Exception as failure:
+            except Exception as failure:  # noqa: BLE001
                 # Whatever ends a task must reach the consumer, or it would wait for ever. The file is named
                 # here: by the time the consumer looks, the worker reads another.
                 result, error = None, task_error(worker.name, worker.item, failure)
