@@ -37,14 +37,14 @@ def everything(trainer):
 
 def note_before_update(trainer, number):
     """A list that receives everything as it is right before update `number` is applied."""
-    kept, step = [], trainer.stepper.gate.step
+    kept, step = [], trainer.stepper.conditional_step.step
 
     def noted(hold):
         if trainer.state.updates == number:
             kept.append(everything(trainer))
         step(hold)
 
-    trainer.stepper.gate.step = noted
+    trainer.stepper.conditional_step.step = noted
     return kept
 
 
@@ -79,7 +79,7 @@ def test_a_bad_number_stops_the_run_before_the_weights_and_names_layer_and_batch
 @pytest.mark.parametrize("more", [(), ("--train-feature-decay", "0.1")], ids=["plain", "penalties"])
 def test_a_fault_of_the_bfloat16_copy_is_located_in_it(tiny_runs, more):
     trainer = tiny_runs.trainer("--precision", "bf16", *more)
-    copy = trainer.learner.working_copy.module
+    copy = trainer.learner.compute_copy.module
     block = copy.get_submodule("vit.blocks.1" if more else "blocks.1")
     poison(trainer, {(0, 3)}, block.mlp, nan_output, model=copy)
     assert trainer.run().code == DIVERGED

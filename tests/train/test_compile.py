@@ -10,7 +10,7 @@ from fathoms.errors import ConfigError
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 from fathoms.train.precision.compile import compile_blocks, kept_for_backward
-from fathoms.train.precision.master_weights import WorkingCopy
+from fathoms.train.precision.master_weights import ComputeCopy
 
 CONFIG = ViTConfig(
     image_size=16, patch_size=4, dim=32, heads=2, depth=3, num_classes=5, residual="layerscale", readout="cls"
@@ -44,7 +44,7 @@ def test_compiled_blocks_give_the_models_numbers():
 def kept_and_gradients(keep):
     """Bytes that a compiled block keeps for its backward pass, in tensors of the stream's size, and its gradients."""
     torch.compiler.reset()
-    module = WorkingCopy(make()).module
+    module = ComputeCopy(make()).module
     # The partitioner that inductor uses, without compiling its kernels.
     compile_blocks(module, backend="aot_eager_decomp_partition", dynamic=False)
     block = module.blocks[0]

@@ -9,7 +9,7 @@ from torch import nn
 from fathoms.errors import ConfigError
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
-from fathoms.train.precision.master_weights import WorkingCopy
+from fathoms.train.precision.master_weights import ComputeCopy
 from fathoms.train.precision.policy import PRECISIONS, set_stream
 from fathoms.train.recipe.recipe import Recipe
 
@@ -32,7 +32,7 @@ def make():
 def test_the_stream_has_the_dtype_of_the_policy(precision):
     model = make()
     set_stream(model, precision)
-    module = WorkingCopy(model).module if precision == "bf16" else model
+    module = ComputeCopy(model).module if precision == "bf16" else model
     seen = []
     module.blocks[-1].register_forward_hook(lambda _module, _inputs, out: seen.append(out.dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision != "fp32"):
