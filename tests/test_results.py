@@ -1,4 +1,4 @@
-"""What README and docs say is what results/ holds, and a run changes only the rows there that it measured."""
+"""README and docs state what results/ holds, and a run changes only the rows there that it measured."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def script(monkeypatch):
 def test_the_readmes_speeds_are_those_kept():
     rows = kept("models")["rows"]
     (line,) = [line for line in README.splitlines() if "timm + torch.compile" in line]
-    said = re.findall(r"([\w-]+) (?:trains )?([\d.]+) times (?:as fast [\w\s+.]+ )?in ([\d.]+)", line)
+    stated = re.findall(r"([\w-]+) (?:trains )?([\d.]+) times (?:as fast [\w\s+.]+ )?in ([\d.]+)", line)
     names = {"cait_s24_224": "cait_s24_224", "cait_s24_384": "cait_s24_384", "ViT-S": "vit_small"}
-    assert said == [
+    assert stated == [
         (name, f"{rows[row]['ratio']:.2f}", f"{rows[row]['memory_ratio']:.2f}") for name, row in names.items()
     ]
     assert "CUDA graph" in line
@@ -87,7 +87,7 @@ def micro(form):
 
 
 def op_cells(op, row):
-    """The cells of a row of docs/speed.md, behind the shape."""
+    """The cells of a row of docs/speed.md, after the shape."""
     if op == "talking_heads":
         forms = [row[name] for name in ("triton", "compiled", "compiled_timm")]
         times = [f"{form['training_ms']:#.3g} ({form['peak_mib']:,.0f} MiB)" for form in forms]
@@ -115,7 +115,7 @@ def test_the_tables_of_operations_are_those_kept(op, head, shape):
 
 
 def test_what_is_said_of_operations_and_of_a_norm_is_kept():
-    rows, said = kept("ops")["rows"], " ".join(SPEED.split())
+    rows, stated = kept("ops")["rows"], " ".join(SPEED.split())
 
     def of(op, number, digits):
         found = [row[number] for name, row in rows.items() if name.startswith(f"{op} ")]
@@ -123,16 +123,16 @@ def test_what_is_said_of_operations_and_of_a_norm_is_kept():
         return f"{', '.join(first)} and {last}"
 
     gelu = [of("bias_gelu", f"speedup_{part}", 2) for part in ("forward", "training")]
-    assert f"a forward pass is {gelu[0]} times as fast as torch.compile's" in said
-    assert f"one with its gradients {gelu[1]} times" in said
+    assert f"a forward pass is {gelu[0]} times as fast as torch.compile's" in stated
+    assert f"one with its gradients {gelu[1]} times" in stated
     heads = of("talking_heads", "speedup_over_timm_training", 1)
-    assert f"That is {heads} times as fast as timm's code" in said
-    assert f"That is {of('class_attention', 'speedup_training', 2)} times as fast as the reference" in said
+    assert f"That is {heads} times as fast as timm's code" in stated
+    assert f"That is {of('class_attention', 'speedup_training', 2)} times as fast as the reference" in stated
     norm = kept("models")["rows"]["vit_192x36_scaler"]
     rates = " and ".join(f"{norm[side]['images_per_second']:,.0f}" for side in norm["sides"])
     assert (
         f"trains {norm['ratio']:.2f} times as fast as our own LayerNorm in ViT 192×36 ({rates} images/s)"
-        in said
+        in stated
     )
 
 

@@ -107,9 +107,9 @@ def test_sizes_that_cannot_be_are_refused(text, message):
 )
 def test_it_is_refused_in_one_line_before_anything_is_written(tmp_path, capsys, words, message):
     assert main(["train", *words, "--epochs", "3", "--output", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -141,7 +141,7 @@ def test_a_run_killed_around_a_change_of_size_resumes_bit_for_bit(growing, updat
 def test_the_result_is_that_of_the_final_size(growing, capsys, precision):
     summary = growing.train("--precision", precision).summary
     assert main(["validate", "--checkpoint", str(growing.checkpoint()), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]["digits"]
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]["digits"]
     if precision == "fp32":
-        assert told["top1"] == summary["last"]["top1"]
-    assert told["images"] == summary["last"]["images"]
+        assert report["top1"] == summary["last"]["top1"]
+    assert report["images"] == summary["last"]["images"]

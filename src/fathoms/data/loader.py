@@ -147,7 +147,7 @@ class Loader:
         )
 
     def advice(self) -> str:
-        """What to do if the consumer waits for data; empty if it does not."""
+        """Advice for a consumer that waits for data; empty if it does not wait."""
         return self.stats.advice(self.decoder.name, self.source.kind, self.options.count, available_cores())
 
     @property

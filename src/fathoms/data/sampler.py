@@ -56,7 +56,7 @@ class Sampler:
     seed: int = 0
     order: str = "shuffled"
     aug_repeats: int = 1
-    """How often a sample is used in an epoch, each time with other augmentation; an epoch stays `size` long."""
+    """Number of times a sample is drawn in an epoch, each with other augmentation; an epoch stays `size` long."""
     world: int = 1
     rank: int = 0
     _kept: dict[int, np.ndarray] = field(default_factory=dict, repr=False, compare=False)

@@ -56,8 +56,8 @@ RECIPES = {
 def test_an_untrusted_recipe(kind, place, refused):
     text, says = RECIPES[kind]
     (place / "r.toml").write_text(text)
-    said = refused("train", "--recipe", "r.toml", "--device", "cpu", says=says)
-    assert len(said) < 2500
+    printed = refused("train", "--recipe", "r.toml", "--device", "cpu", says=says)
+    assert len(printed) < 2500
 
 
 def test_a_recipe_that_is_no_text_or_no_file(place, refused):

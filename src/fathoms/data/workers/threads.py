@@ -61,7 +61,7 @@ class Worker:
         self.item, self.since = item, time.monotonic()
 
     def trouble(self, timeout: float) -> str:
-        """What is wrong with it; empty if nothing is."""
+        """The fault of the worker; empty if there is none."""
         died = self.thread is not None and not self.thread.is_alive()
         spent = time.monotonic() - self.since
         hangs = self.entry is not None and self.item and spent > timeout

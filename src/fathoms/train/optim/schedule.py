@@ -17,7 +17,7 @@ Epochs = int | float
 
 @dataclass(frozen=True)
 class Traits:
-    """What `Schedule` must know of a shape: whether it ends at the minimum after its epochs."""
+    """Properties of a shape: whether it ends at the minimum after its epochs."""
 
     ends: bool = False
 
