@@ -13,7 +13,7 @@ import pytest
 from fathoms.data.errors import DataError, LoaderError
 from fathoms.data.loader import CAN_FORK
 from fathoms.data.workers.process_handle import ProcessStatus
-from fathoms.data.workers.processes import ProcessPool
+from fathoms.data.workers.process_pool import ProcessPool
 from fathoms.data.workers.shared_memory import Arena
 
 pytestmark = [
@@ -204,7 +204,7 @@ def test_a_process_its_parent_never_knew_of_ends(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "fork", noted)
-    monkeypatch.setattr("fathoms.data.workers.processes.ProcessHandle", interrupted)
+    monkeypatch.setattr("fathoms.data.workers.process_pool.ProcessHandle", interrupted)
     with pytest.raises(KeyboardInterrupt), pool_of():
         pass
     gc.collect()
