@@ -175,22 +175,23 @@ def nan_from_the_first_step(data: Path, base: Path) -> Row:
 def resume_in_the_middle(base: Path) -> tuple[Row, Row]:
     """Kill in the middle of an epoch, and while a checkpoint is being written."""
     (base / "soak").mkdir()
-    told = soak(KILLS, 0, "fork", base / "soak")
+    report = soak(KILLS, 0, "fork", base / "soak")
     _, _, saver = timm_parts(base / "timm-middle")
     saver.save_recovery(3, batch_idx=5)
     model, optimizer, _ = timm_parts(base / "timm-again")
     start = resume_checkpoint(model, saver.curr_recovery_file, optimizer, log_info=False, weights_only=False)
     middle = {
         "fault": "resumed in the middle of an epoch",
-        "fathoms": f"goes on at the step; after {told['kills']} kills equal bit for bit: {told['equal bit for bit']}",
+        "fathoms": f"resumes at the batch; after {report['kills']} kills equal bit for bit: "
+        f"{report['equal bit for bit']}",
         "timm": f"saved at batch 5 of epoch 3, starts at epoch {start}: the rest of epoch 3 is left out",
         "timm measured with": "CheckpointSaver.save_recovery, resume_checkpoint",
     }
     unusable, cut = kill_timm_while_saving(base / "timm-kill", KILLS)
     during = {
         "fault": "SIGKILL while a checkpoint is written",
-        "fathoms": f"{told['unusable checkpoints']} unusable of {told['checkpoints verified']} looked at after "
-        f"{told['kills']} kills, {told['kills that found a cut-off save']} of them with a cut-off save beside them; "
+        "fathoms": f"{report['unusable checkpoints']} unusable of {report['checkpoints verified']} looked at after "
+        f"{report['kills']} kills, {report['kills that found a cut-off save']} of them with a cut-off save; "
         "files are flushed and hashed",
         "timm": f"{unusable} of {KILLS} kills left no loadable last.pth.tar ({cut} in a save); not flushed, no hash",
         "timm measured with": "CheckpointSaver in a loop",
@@ -218,7 +219,8 @@ def kill_timm_while_saving(folder: Path, kills: int) -> tuple[int, int]:
         cut += (folder / "tmp.pth.tar").exists()
         try:
             torch.load(folder / "last.pth.tar", weights_only=False)
-        except Exception as error:
+        # Here and below: whatever timm raises is the result.
+        except Exception as error:  # noqa: BLE001
             unusable += 1
             print(f"timm, kill {number}: {type(error).__name__}", file=sys.stderr)
     return unusable, cut
@@ -287,13 +289,13 @@ def truncated_jpeg(data: Path, base: Path) -> Row:
     dataset = create_dataset("", root=str(broken), split="train", is_training=True)
     loader = create_loader(dataset, (3, 32, 32), 20, is_training=True, use_prefetcher=False, num_workers=0)
     try:
-        told = f"{sum(len(labels) for _, labels in loader)} pictures came through"
-    except Exception as error:
-        told = f"the epoch ends with {type(error).__name__}: {str(error)[:60]}; the file is not named"
+        report = f"{sum(len(labels) for _, labels in loader)} images came through"
+    except Exception as error:  # noqa: BLE001
+        report = f"the epoch ends with {type(error).__name__}: {str(error)[:60]}; the file is not named"
     return {
         "fault": "a truncated JPEG among 120",
         "fathoms": f"exit {done.returncode}; names {', '.join(named) or 'nothing'} and puts another in its place",
-        "timm": told,
+        "timm": report,
         "timm measured with": "create_dataset, create_loader",
     }
 
@@ -304,7 +306,7 @@ def flipped_bit(data: Path, base: Path) -> Row:
     file = base / "flip" / "checkpoints" / "last" / "model.safetensors"
     flip(file, 1000)
     done = train(data, base, "flip", epochs="2")
-    said = next((line for line in done.stderr.splitlines() if "damaged" in line), "nothing")
+    printed = next((line for line in done.stderr.splitlines() if "damaged" in line), "nothing")
     model, optimizer, saver = timm_parts(base / "timm-flip")
     saver.save_checkpoint(0, metric=1.0)
     path = base / "timm-flip" / "last.pth.tar"
@@ -314,14 +316,14 @@ def flipped_bit(data: Path, base: Path) -> Row:
     try:
         resume_checkpoint(model, str(path), optimizer, log_info=False, weights_only=False)
         odd = sum(not torch.equal(value, kept[name]) for name, value in model.state_dict().items())
-        told = f"loads without a word; {odd} tensor differs"
-    except Exception as error:
-        told = f"refused: {type(error).__name__}"
-    reason = said.partition("damaged ")[2] or said
+        report = f"loads without a word; {odd} tensor differs"
+    except Exception as error:  # noqa: BLE001
+        report = f"refused: {type(error).__name__}"
+    reason = printed.partition("damaged ")[2] or printed
     return {
         "fault": "one flipped bit in the newest checkpoint",
-        "fathoms": f"passed over aloud, damaged {reason}; exit {done.returncode}",
-        "timm": told,
+        "fathoms": f"skipped with a warning, damaged {reason}; exit {done.returncode}",
+        "timm": report,
         "timm measured with": "CheckpointSaver, resume_checkpoint",
     }
 

@@ -4,7 +4,7 @@
 
 Each case takes a good file, damages it (bits, bytes, pieces, numbers and values that readers trip over) and opens it
 as the library would. It may be read or refused with a `FathomsError`; anything else is a finding: another exception,
-a crash of the process, a case of more than five seconds, a file left behind, memory beyond the limit. Case N of a
+a crash of the process, a case of more than five seconds, a stray file, memory beyond the limit. Case N of a
 target is the same on every machine: `--only TARGET --first N --cases 1` repeats it.
 
 Cases run in a child process, two thousand at a time, so that a crash is counted and named and the rest still runs.
@@ -70,24 +70,24 @@ def run_cases(name: str, first: int, count: int, seed: int, base: Path, note: Pa
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (held + ROOM, held + ROOM))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    told: dict[str, Any] = {"accepted": 0, "refused": 0, "findings": [], "slowest": 0.0}
+    report: dict[str, Any] = {"accepted": 0, "refused": 0, "findings": [], "slowest": 0.0}
     with note.open("r+b", buffering=0) as place:
         for case in range(first, first + count):
             place.seek(0)
             place.write(struct.pack("<Q", case))
             outcome, seconds = run_case(target, random.Random(f"{seed}/{name}/{case}"))
-            told["slowest"] = max(told["slowest"], seconds)
+            report["slowest"] = max(report["slowest"], seconds)
             if outcome in ("accepted", "refused"):
-                told[outcome] += 1
-            elif len(told["findings"]) < 20:
-                told["findings"].append({"target": name, "case": case, "what": outcome})
+                report[outcome] += 1
+            elif len(report["findings"]) < 20:
+                report["findings"].append({"target": name, "case": case, "what": outcome})
     for stray in sorted(
         (files_below(work) - expected) | {f"(current folder) {n}" for n in files_below(empty)}
     ):
-        told["findings"].append({"target": name, "case": first, "what": f"stray file {stray}"})
-    told["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    told["grown_mb"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
-    return told
+        report["findings"].append({"target": name, "case": first, "what": f"stray file {stray}"})
+    report["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    report["grown_mb"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+    return report
 
 
 def run_case(target: Any, rng: random.Random) -> tuple[str, float]:
@@ -102,7 +102,8 @@ def run_case(target: Any, rng: random.Random) -> tuple[str, float]:
         outcome = "refused" if str(error).isprintable() and str(error) else f"no printable line: {error!r}"
     except HangError:
         outcome = f"hang: more than {HANG} s"
-    except BaseException as error:
+    # Anything but a refusal is a finding.
+    except BaseException as error:  # noqa: BLE001
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name}:{frame.lineno}"
         outcome = f"{type(error).__name__} at {where}: {str(error)[:160]}"
@@ -122,9 +123,9 @@ def in_child(name: str, first: int, count: int, seed: int, base: Path) -> dict[s
     """Run some cases in a child; where it dies, the case is a finding, and those around it run in children anew."""
     if count < 1:
         return NONE
-    note, answer = base / "note", base / "answer"
+    note, output = base / "note", base / "output"
     note.write_bytes(BEFORE)
-    answer.unlink(missing_ok=True)
+    output.unlink(missing_ok=True)
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
@@ -132,16 +133,17 @@ def in_child(name: str, first: int, count: int, seed: int, base: Path) -> dict[s
         try:
             signal.signal(signal.SIGALRM, _too_long)
             warnings.simplefilter("ignore")
-            answer.write_text(json.dumps(run_cases(name, first, count, seed, base, note)))
+            output.write_text(json.dumps(run_cases(name, first, count, seed, base, note)))
             code = 0
-        except BaseException:
+        # A forked child prints its error and leaves by os._exit.
+        except BaseException:  # noqa: BLE001
             traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(code)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status == 0:
-        return json.loads(answer.read_text())
+        return json.loads(output.read_text())
     if note.read_bytes() == BEFORE:
         raise RuntimeError(f"{name}: the undamaged file cannot be read; see the error above")
     (case,) = struct.unpack("<Q", note.read_bytes())
@@ -173,7 +175,7 @@ def main() -> int:
     # In memory where that can be had: a file that is written a hundred thousand times wears a disk out.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     base, home = Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory)), Path.cwd()
-    began, cases, told = time.monotonic(), {}, NONE
+    began, cases, report = time.monotonic(), {}, NONE
     try:
         for name in names:
             cases[name] = {"cases": 0, "accepted": 0, "refused": 0}
@@ -185,14 +187,16 @@ def main() -> int:
                 cases[name]["cases"] += count
                 for key in ("accepted", "refused"):
                     cases[name][key] += own[key]
-                told = both(told, own)
+                report = both(report, own)
             print(
-                f"{name}: {cases[name]}, {len(told['findings'])} findings so far", file=sys.stderr, flush=True
+                f"{name}: {cases[name]}, {len(report['findings'])} findings so far",
+                file=sys.stderr,
+                flush=True,
             )
     finally:
         os.chdir(home)
         shutil.rmtree(base, ignore_errors=True)
-    kinds = [finding["what"].partition(" ")[0] for finding in told["findings"]]
+    kinds = [finding["what"].partition(" ")[0] for finding in report["findings"]]
     hangs, stray = kinds.count("hang:"), kinds.count("stray")
     result: dict[str, Any] = {
         "cases": sum(counts["cases"] for counts in cases.values()),
@@ -201,10 +205,10 @@ def main() -> int:
         "hangs": hangs,
         "stray_files": stray,
         "crashes": len(kinds) - hangs - stray,
-        "findings": told["findings"][:50],
-        "peak_memory_mb": told["peak_mb"],
-        "memory_grown_mb": told["grown_mb"],
-        "slowest_case_seconds": round(told["slowest"], 3),
+        "findings": report["findings"][:50],
+        "peak_memory_mb": report["peak_mb"],
+        "memory_grown_mb": report["grown_mb"],
+        "slowest_case_seconds": round(report["slowest"], 3),
         "seconds": round(time.monotonic() - began, 1),
     }
     print(json.dumps(result) if args.json else "\n".join(f"{key}: {value}" for key, value in result.items()))

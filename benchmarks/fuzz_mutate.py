@@ -53,9 +53,7 @@ def damaged(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
         if kind == 0:
             del body[place:]
         elif kind == 1:
-            for _ in range(rng.randint(1, 8)):
-                if body:
-                    body[rng.randrange(len(body))] ^= 1 << rng.randrange(8)
+            flip_bits(body, rng)
         elif kind == 2:
             del body[place:end]
         elif kind == 3:
@@ -74,6 +72,13 @@ def damaged(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
         else:
             body[place:end] = rng.randbytes(end - place)
     return bytes(body)
+
+
+def flip_bits(body: bytearray, rng: random.Random) -> None:
+    """Flip one to eight bits, in place."""
+    for _ in range(rng.randint(1, 8)):
+        if body:
+            body[rng.randrange(len(body))] ^= 1 << rng.randrange(8)
 
 
 def changed(value: Any, rng: random.Random) -> Any:

@@ -253,7 +253,7 @@ def feed(
 
 
 def measure_feed(args: argparse.Namespace) -> dict[str, object]:
-    """What a 36-block, 192-wide ViT keeps of its training rate when it is fed from packed shards."""
+    """The share of its training rate that a 36-block, 192-wide ViT keeps when it is fed from packed shards."""
     device = torch.device(args.device)
     decoder = choose_decoder()
     cores = available_cores()

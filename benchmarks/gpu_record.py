@@ -1,7 +1,7 @@
 """Run the GPU tests and keep a record of it: results/gpu_tests.json (commit, device, counts, seconds).
 
 python benchmarks/gpu_record.py                       # what `make gpu` runs
-python benchmarks/gpu_record.py --commit abc1234      # where the tree has no git folder beside it
+python benchmarks/gpu_record.py --commit abc1234      # where the tree has no git folder
 python benchmarks/gpu_record.py tests/ops --dry-run   # some of the tests, nothing written
 """
 

@@ -31,7 +31,7 @@ from fathoms.train.guard.readback import Readback
 from fathoms.train.job import RunOptions
 from fathoms.train.learner import Learner
 from fathoms.train.optim.build import build_optimizer
-from fathoms.train.optim.conditional_step import Gate
+from fathoms.train.optim.conditional_step import ConditionalStep
 from fathoms.train.record.run_folder import RunFolder
 
 CPU_SWITCHES = {"dim": 96, "heads": 2, "depth": 4, "image_size": 64}
@@ -50,7 +50,7 @@ class Updates:
         self.images = torch.randn(batch, 3, size, size, device=device)
         self.labels = torch.randint(0, self.model.config.num_classes, (batch,), device=device)
         world = World(0, 1, device)
-        self.readback, self.gate = Readback(world), Gate(self.model, self.optimizer)
+        self.readback, self.conditional_step = Readback(world), ConditionalStep(self.model, self.optimizer)
         self.guard, self.updates = Guard(RunOptions()), 0
 
     def _gradient(self) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ class Updates:
         loss, norm = self._gradient()
         self.finish_previous()
         hold = self.readback.send(self.updates, 0, (self.updates, self.updates + 1), loss, norm, 0)
-        self.gate.step(hold)
+        self.conditional_step.step(hold)
         self.optimizer.zero_grad(set_to_none=True)
         self.updates += 1
 
@@ -73,7 +73,7 @@ class Updates:
         """Read the numbers of the previous update."""
         report = self.readback.read()
         if report is not None:
-            self.gate.settle(report.nonfinite)
+            self.conditional_step.settle(report.nonfinite)
             assert self.guard.judge(report) is None or not report.nonfinite
 
     def bare(self) -> None:

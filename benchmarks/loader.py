@@ -100,7 +100,7 @@ class _Memory:
 def our_pipeline(
     files: list[bytes], backend: str, resize_on: str, augment: bool, interpolation: str
 ) -> Callable[[Refs, int], None]:
-    """What one of our workers does with a chunk of samples."""
+    """The work of one of our workers on a chunk of samples."""
     source = _Memory(files)
     reader = SampleReader(
         source, choose_decoder(backend), lambda _: None, lambda name, why: sys.exit(f"{name}: {why}")

@@ -1,4 +1,4 @@
-"""Whole models beside timm + torch.compile on one GPU: `python benchmarks/models.py --json --output results/models`.
+"""Whole models against timm + torch.compile on one GPU: `python benchmarks/models.py --json --output results/models`.
 
 Each row runs both in one process on the same random images, in turns; the median turn counts. A training step is the
 update of `fathoms train` around either model, with its guard, parameter groups and fused AdamW. timm's models are

@@ -155,7 +155,7 @@ def timings(impl: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> 
 def timm_talking_heads(
     q: Tensor, k: Tensor, v: Tensor, wl: Tensor, bl: Tensor, ww: Tensor, bw: Tensor, *, scale: float
 ) -> Tensor:
-    """What timm's TalkingHeadAttn does between its projections."""
+    """Talking-heads attention of timm between its projections."""
     attention = (q * scale) @ k.transpose(-2, -1)
     attention = linear(attention.permute(0, 2, 3, 1), wl, bl).permute(0, 3, 1, 2).softmax(-1)
     return linear(attention.permute(0, 2, 3, 1), ww, bw).permute(0, 3, 1, 2) @ v
@@ -229,7 +229,7 @@ def floor(shape: tuple[int, int, int, int], limits: dict[str, float]) -> dict[st
     tensor_bytes = 2 * batch * heads * tokens * channels
     times = []
     # Forward: two products, two mixings, q k v out. Training adds the products for S, dA, dq, dk, dv, four mixings
-    # (two of gradients, two of weights, beside those of the forward pass made again), and q k v dout dq dk dv.
+    # (two of gradients, two of weights, besides those of the forward pass made again), and q k v dout dq dk dv.
     for products, mixings, exponentials, tensors in ((2, 2, 1, 4), (7, 8, 2, 11)):
         times.append(
             {

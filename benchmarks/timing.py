@@ -55,7 +55,7 @@ def device_limits() -> dict[str, float]:
 def shares_of_limit(
     flops: int, peak_gib: float, ms: float, limits: dict[str, float], mode: str
 ) -> dict[str, float]:
-    """How much of a step's time the matrix units would need at their measured rate, and the memory at its own.
+    """The share of an update's time that the matrix units would need at their measured rate, and the memory at its own.
 
     A backward pass has twice the products of a forward pass. The least that moves is every byte of the peak,
     written once and read once.

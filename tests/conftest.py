@@ -1,16 +1,9 @@
-"""What all tests share: the same random numbers every time, and kernels on a CPU.
-
-A file that tests kernels is also a script that runs them in Triton's interpreter and prints what it saw.
-"""
-
-import json
-import os
-import subprocess
-import sys
+"""Fixtures of all tests: equal random numbers, the device of kernel tests, tiny runs."""
 
 import pytest
 import torch
 
+from fathoms.ops.dispatch import HAS_TRITON, interpreting
 from tiny_runs import ON_DIGITS, ON_IMAGES, TinyRuns, write_images
 
 
@@ -18,6 +11,22 @@ from tiny_runs import ON_DIGITS, ON_IMAGES, TinyRuns, write_images
 def _same_numbers():
     """Whichever tests ran before, so that one that fails once fails again."""
     torch.manual_seed(0)
+
+
+def pytest_runtest_setup(item):
+    """Kernel tests run in Triton's interpreter on the CPU, which must be on from the first import, or on a GPU."""
+    if item.get_closest_marker("kernels") is None:
+        return
+    if not HAS_TRITON:
+        pytest.skip("triton is not installed")
+    if not interpreting() and not torch.cuda.is_available():
+        pytest.skip("kernel tests run in Triton's interpreter: TRITON_INTERPRET=1 pytest -m kernels")
+
+
+@pytest.fixture
+def kernel_device():
+    """The device that kernel tests run on."""
+    return torch.device("cpu" if interpreting() else "cuda")
 
 
 @pytest.fixture(scope="session")
@@ -29,17 +38,6 @@ def digits_run(tmp_path_factory):
     words = ["--epochs", "3", "--depth", "1", "--lr", "3e-3", "--warmup-epochs", "0", "--device", "cpu"]
     assert main(["train", "--output", str(output), "--experiment", "digits", *words]) == 0
     return output / "digits"
-
-
-@pytest.fixture(scope="module")
-def report(request):
-    """What the test's own file prints as a script, with Triton's interpreter on from the first import."""
-    pytest.importorskip("triton", reason="triton is not installed")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(request.path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="session")

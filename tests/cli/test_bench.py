@@ -15,13 +15,13 @@ SHORT = ["--turns", "1", "--steps", "1"]
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_it_measures_a_model(capsys, mode):
     assert main(["bench", *SMALL, *SHORT, "--mode", mode, "--keep", "all", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["mode"] == mode
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["mode"] == mode
     how = {"precision": "bf16", "compile": "none", "launch": "eager", "keep": "all"}
-    assert told["setting"] == how
-    row = told["fathoms"]
+    assert report["setting"] == how
+    row = report["fathoms"]
     assert row["images_per_second"] == pytest.approx(4 / (row["ms"] / 1e3))
-    assert told["ratio"] is None
+    assert report["ratio"] is None
 
 
 def test_it_says_the_same_to_a_reader(capsys):
@@ -45,6 +45,6 @@ def test_it_says_the_same_to_a_reader(capsys):
 def test_mistakes_are_one_line(capsys, words, message):
     pytest.importorskip("timm", reason="timm is not installed")
     assert main(["bench", *words]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert len(said.strip().splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert len(printed.strip().splitlines()) == 1

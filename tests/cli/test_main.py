@@ -101,16 +101,16 @@ def test_probe_json_is_one_object_with_the_switches_in_it():
     result = fathoms(
         "probe", "--depth", "2", "--norm", "dyt", "--norm-init", "0.8", "--batch-size", "4", "--json"
     )
-    told = json.loads(result.stdout.splitlines()[-1])
-    assert told["config"]["norm"] == "dyt"
-    assert told["config"]["norm_init"] == 0.8
-    assert len(told["sites"]) == 4
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report["config"]["norm"] == "dyt"
+    assert report["config"]["norm_init"] == 0.8
+    assert len(report["sites"]) == 4
 
 
 def test_models_lists_and_shows():
     assert "cait_s24_224" in fathoms("models", "cait_*").stdout.split()
-    told = json.loads(fathoms("models", "cait_s24_224", "--json").stdout)
-    assert told["parameters"] == pytest.approx(46.9e6, rel=0.01)
+    report = json.loads(fathoms("models", "cait_s24_224", "--json").stdout)
+    assert report["parameters"] == pytest.approx(46.9e6, rel=0.01)
     assert "46.92 M parameters" in fathoms("models", "cait_s24_224").stdout
 
 
@@ -126,9 +126,9 @@ def test_recipes_are_listed_and_shown_as_toml_that_can_be_read_again(tmp_path):
 
 
 def test_parts_lists_every_family():
-    told = json.loads(fathoms("parts", "--json").stdout)
-    assert set(told) == {"norm", "residual", "stem_norm", "attention", "position", "readout", "mlp"}
-    assert all(summary for parts in told.values() for summary in parts.values())
+    report = json.loads(fathoms("parts", "--json").stdout)
+    assert set(report) == {"norm", "residual", "stem_norm", "attention", "position", "readout", "mlp"}
+    assert all(summary for parts in report.values() for summary in parts.values())
 
 
 def test_a_reader_that_goes_away_is_no_error():

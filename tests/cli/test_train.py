@@ -10,11 +10,11 @@ SUMMARY = {"status": "interrupted", "epoch": 2, "seconds": 3.0, "reason": None, 
 def test_only_files_that_are_there_are_named(tmp_path):
     (tmp_path / "config.toml").touch()
     (tmp_path / "checkpoints" / "last").mkdir(parents=True)
-    told = closing({**SUMMARY, "folder": str(tmp_path)})
-    assert told.splitlines()[-1] == f"run folder {tmp_path}: config.toml, checkpoints/last"
+    report = closing({**SUMMARY, "folder": str(tmp_path)})
+    assert report.splitlines()[-1] == f"run folder {tmp_path}: config.toml, checkpoints/last"
 
 
 def test_a_run_without_a_finite_evaluation_has_no_best(tmp_path):
-    told = closing({**SUMMARY, "folder": str(tmp_path), "last": {"top1": 10.0}})
-    assert "test accuracy 10.00 %\n" in told
-    assert "best" not in told
+    report = closing({**SUMMARY, "folder": str(tmp_path), "last": {"top1": 10.0}})
+    assert "test accuracy 10.00 %\n" in report
+    assert "best" not in report

@@ -24,11 +24,11 @@ def photos(tmp_path_factory):
     for split, number in (("train", 12), ("val", 6)):
         for index, name in enumerate(("blue", "red")):
             (root / split / name).mkdir(parents=True)
-            for picture in range(number):
+            for image in range(number):
                 pixels = rng.integers(0, 60, (48, 48, 3), dtype=np.uint8)
                 pixels[..., 1] += 120
                 pixels[12:36, 12:36, 2 - 2 * index] += 190
-                Image.fromarray(pixels).save(root / split / name / f"{picture}.png")
+                Image.fromarray(pixels).save(root / split / name / f"{image}.png")
     return root
 
 
@@ -36,7 +36,7 @@ def run(*words):
     return main([str(word) for word in words])
 
 
-def told(capsys):
+def printed_json(capsys):
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
@@ -59,9 +59,9 @@ def vit(photos, tmp_path_factory):
 def test_a_run_of_any_kind_is_measured_again_with_the_same_result(photos, tmp_path, capsys, words):
     pytest.importorskip("timm")
     assert run("train", photos, *words, *QUICK, "--output", tmp_path, "--experiment", "r", "--json") == 0
-    last = told(capsys)["last"]
+    last = printed_json(capsys)["last"]
     assert run("validate", "--checkpoint", tmp_path / "r", "--device", "cpu", "--json") == 0
-    again = told(capsys)["results"][str(photos)]
+    again = printed_json(capsys)["results"][str(photos)]
     assert again["top1"] == last["top1"]
     assert again["loss"] == pytest.approx(last["loss"], rel=1e-4)
     if "timm/resnet10t" in words:
@@ -84,7 +84,7 @@ def test_numbers_are_written_as_tables(photos, vit, tmp_path, capsys):
     ]
     line += ["--per-class", files["class.csv"], "--confusion", files["confusion.csv"]]
     assert run(*line, "--results-file", files["all.json"]) == 0
-    results = told(capsys)["results"]
+    results = printed_json(capsys)["results"]
     assert json.loads(files["all.json"].read_text())["results"] == results
     assert run(*line, "--results-file", files["all.csv"]) == 0
     rows = {
@@ -111,7 +111,7 @@ def test_crop_filter_and_size_are_obeyed(photos, vit, capsys):
         ["--amp"],
     ):
         assert run("validate", photos, "--checkpoint", vit, "--device", "cpu", "--json", *words) == 0
-        losses[tuple(words)] = told(capsys)["results"][str(photos)]["loss"]
+        losses[tuple(words)] = printed_json(capsys)["results"][str(photos)]["loss"]
     assert len(set(losses.values())) == 5
 
 
@@ -134,9 +134,9 @@ def test_mistakes_are_found_before_anything_is_measured(photos, vit, tmp_path, c
         (["--model", "vit_smal_patch16_224"], "did you mean 'vit_small_patch16_224'"),
     ):
         assert run("validate", photos, "--checkpoint", vit, *words) == 2, words
-        said = capsys.readouterr().err
-        assert message in said
-        assert said.count("\n") == 1
+        printed = capsys.readouterr().err
+        assert message in printed
+        assert printed.count("\n") == 1
 
 
 def test_arrays_are_judged_whole_and_cropping_them_is_refused(tmp_path, capsys):
@@ -193,8 +193,8 @@ def test_a_checkpoint_is_fine_tuned_at_another_size_and_on_other_classes(photos,
     for split in ("train", "val"):
         for name in ("a", "b", "c"):
             (three / split / name).mkdir(parents=True)
-            for picture in range(4):
-                Image.new("RGB", (40, 40), (picture * 40, 9, 9)).save(three / split / name / f"{picture}.png")
+            for image in range(4):
+                Image.new("RGB", (40, 40), (image * 40, 9, 9)).save(three / split / name / f"{image}.png")
     capsys.readouterr()
     small = ["train", three, *common, "--image-size", "32", "--batch-size", "4"]
     assert run(*small, "--experiment", "refused") == 2

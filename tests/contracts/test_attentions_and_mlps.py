@@ -133,7 +133,7 @@ def test_class_attention_writes_the_queries_and_reads_the_context():
 
 
 def test_class_attention_calls_linears_that_do_more_than_multiply():
-    """A hook on its keys is called, and each form gives the same answer."""
+    """A hook on its keys is called, and each impl gives the same output."""
     torch.manual_seed(0)
     attention = ClassAttention(48, 4)
     inputs = torch.randn(2, 2, 48), torch.randn(2, 9, 48)

@@ -1,4 +1,4 @@
-"""What every data source must do. A new kind gets these tests by being registered, once `MAKERS` can make one."""
+"""The contract of every data source. A new kind gets these tests by being registered, once `MAKERS` can make one."""
 
 from __future__ import annotations
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 CLASSES = ("ape", "bee", "cat", "dog")
@@ -52,17 +50,6 @@ def make_photograph(seed: int, label: int, height: int, width: int) -> Image.Ima
     out += 40 * (np.cos(angle) * y + np.sin(angle) * x) * np.array([1.0, 0.6, 0.8])[:, None, None]
     out += rng.normal(0, 4, out.shape)
     return Image.fromarray(np.clip(out, 0, 255).astype(np.uint8).transpose(1, 2, 0))
-
-
-@pytest.fixture
-def kernel_device():
-    """Where Triton kernels run: the CPU in Triton's interpreter, which must be on from the first import, or a GPU."""
-    pytest.importorskip("triton", reason="triton is not installed")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        pytest.skip("kernel tests run in Triton's interpreter: TRITON_INTERPRET=1 pytest -m kernels")
-    return torch.device("cuda")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from fathoms.data.errors import DataError, LoaderError
 from fathoms.data.loader import CAN_FORK
 from fathoms.data.workers.process_handle import ProcessStatus
-from fathoms.data.workers.processes import ProcessPool
+from fathoms.data.workers.process_pool import ProcessPool
 from fathoms.data.workers.shared_memory import Arena
 
 pytestmark = [
@@ -101,11 +101,11 @@ def test_what_takes_long_is_not_waited_for_when_an_epoch_is_left():
         assert pool.closed
 
 
-@pytest.mark.parametrize(("kind", "said"), [("odd", "row 1, column 4"), ("closed", "row 4")])
-def test_errors_that_cannot_be_pickled_arrive_as_their_message(kind, said):
+@pytest.mark.parametrize(("kind", "message"), [("odd", "row 1, column 4"), ("closed", "row 4")])
+def test_errors_that_cannot_be_pickled_arrive_as_their_message(kind, message):
     with pool_of() as pool:
         pool.submit(0, (kind, 4))
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             pool.take()
         pool.submit(1, ("say", 7))
         assert pool.take()[:2] == (1, 7)
@@ -204,7 +204,7 @@ def test_a_process_its_parent_never_knew_of_ends(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "fork", noted)
-    monkeypatch.setattr("fathoms.data.workers.processes.ProcessHandle", interrupted)
+    monkeypatch.setattr("fathoms.data.workers.process_pool.ProcessHandle", interrupted)
     with pytest.raises(KeyboardInterrupt), pool_of():
         pass
     gc.collect()

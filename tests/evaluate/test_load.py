@@ -35,15 +35,15 @@ def test_a_run_a_checkpoint_and_a_weights_file_predict_alike(digits_run, digit, 
         main(["predict", str(digit), "--checkpoint", str(digits_run / place), "--device", "cpu", "--json"])
         == 0
     )
-    (told,) = json.loads(capsys.readouterr().out)["predictions"]
+    (report,) = json.loads(capsys.readouterr().out)["predictions"]
     loaded = load_run(str(digits_run / place))
     preprocessing, pixels = (
         loaded.preprocessing,
         torch.from_numpy(digit_sources()[1].images[:1, None, :, :, 0]),
     )
     chances = loaded.model((pixels / 255 - preprocessing.mean[0]) / preprocessing.std[0]).softmax(-1)[0]
-    assert told["classes"][0] == loaded.classes[int(chances.argmax())]
-    assert told["probabilities"][0] == pytest.approx(chances.max().item(), abs=1e-5)
+    assert report["classes"][0] == loaded.classes[int(chances.argmax())]
+    assert report["probabilities"][0] == pytest.approx(chances.max().item(), abs=1e-5)
 
 
 def test_a_run_with_swapped_norms_is_rebuilt_with_them(tmp_path):

@@ -28,40 +28,40 @@ def batches(logits, labels, size=3):
 def test_numbers_agree_with_a_count_by_hand():
     torch.manual_seed(0)
     logits, labels = 3 * torch.randn(50, 7), torch.randint(0, 7, (50,))
-    told = evaluate(Fixed().train(), batches(logits, labels), 7)
-    assert told.images == 50
-    assert told.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
-    assert told.top1 == pytest.approx(100 * (logits.argmax(1) == labels).float().mean().item())
+    report = evaluate(Fixed().train(), batches(logits, labels), 7)
+    assert report.images == 50
+    assert report.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert report.top1 == pytest.approx(100 * (logits.argmax(1) == labels).float().mean().item())
     five = (logits.topk(5).indices == labels[:, None]).any(1).float().mean().item()
-    assert told.top5 == pytest.approx(100 * five)
+    assert report.top5 == pytest.approx(100 * five)
     for index in range(7):
         mine = labels == index
-        assert told.per_class[index] == pytest.approx(
+        assert report.per_class[index] == pytest.approx(
             100 * (logits.argmax(1)[mine] == index).float().mean().item()
         )
-    assert sum(map(sum, told.confusion)) == 50
-    confidence, answer = logits.softmax(1).max(1)
+    assert sum(map(sum, report.confusion)) == 50
+    confidence, predicted = logits.softmax(1).max(1)
     error = 0.0
     for low in range(15):
         inside = (confidence * 15).long().clamp(max=14) == low
         if inside.any():
-            gap = confidence[inside].mean() - (answer == labels)[inside].float().mean()
+            gap = confidence[inside].mean() - (predicted == labels)[inside].float().mean()
             error += inside.float().mean().item() * abs(gap.item())
-    assert told.calibration_error == pytest.approx(100 * error, rel=1e-4)
+    assert report.calibration_error == pytest.approx(100 * error, rel=1e-4)
 
 
 def test_an_image_that_could_not_be_read_is_counted_apart():
     logits = torch.eye(3)
-    told = evaluate(Fixed(), batches(logits, torch.tensor([0, -1, 1])), 3)
-    assert (told.images, told.skipped, told.top1) == (2, 1, 50.0)
+    report = evaluate(Fixed(), batches(logits, torch.tensor([0, -1, 1])), 3)
+    assert (report.images, report.skipped, report.top1) == (2, 1, 50.0)
     with pytest.raises(FathomsError, match="no image could be read"):
         evaluate(Fixed(), batches(logits, torch.tensor([-1, -1, -1])), 3)
 
 
 def test_a_subset_of_classes_is_judged_among_themselves():
     logits = torch.tensor([[0.0, 9.0, 1.0, 0.5], [0.0, 9.0, 0.5, 1.0]])
-    told = evaluate(Fixed(), batches(logits, torch.tensor([1, 0])), 2, label_map=[3, 2])
-    assert told.top1 == 100.0
+    report = evaluate(Fixed(), batches(logits, torch.tensor([1, 0])), 2, label_map=[3, 2])
+    assert report.top1 == 100.0
     with pytest.raises(FathomsError, match="the model has 4 outputs, the data 2 classes"):
         evaluate(Fixed(), batches(logits, torch.tensor([1, 0])), 2)
 

@@ -53,12 +53,12 @@ def test_a_folder_is_classified_with_names(folder, capsys):
 
 
 def test_json_has_every_image_and_a_bad_one_is_named(folder, capsys):
-    (folder / "photos" / "c.png").write_bytes(b"no picture")
+    (folder / "photos" / "c.png").write_bytes(b"not an image")
     assert predicted(folder, "--json", "--batch-size", "2") == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["bad"] == 1
-    assert [bool(row["problem"]) for row in told["predictions"]] == [False, True, False]
-    good = told["predictions"][0]
+    report = json.loads(capsys.readouterr().out)
+    assert report["bad"] == 1
+    assert [bool(row["problem"]) for row in report["predictions"]] == [False, True, False]
+    good = report["predictions"][0]
     assert len(good["classes"]) == 5
     assert good["probabilities"] == sorted(good["probabilities"], reverse=True)
 

@@ -34,14 +34,14 @@ def test_tensors_come_out_and_the_rest_is_named(tmp_path):
         "b": torch.ones(2, dtype=torch.bfloat16),
     }
     torch.save({"model": state, "epoch": 7, "optimizer": {"lr": 0.1}}, tmp_path / "run.pth")
-    told = convert(tmp_path / "run.pth", tmp_path / "run.safetensors")
-    assert (told.tensors, told.parameters, told.dtypes, told.taken) == (
+    report = convert(tmp_path / "run.pth", tmp_path / "run.safetensors")
+    assert (report.tensors, report.parameters, report.dtypes, report.taken) == (
         3,
         14,
         ("bfloat16", "float32"),
         "model",
     )
-    assert told.top == ("model: dict of 3", "epoch: int", "optimizer: dict of 1")
+    assert report.top == ("model: dict of 3", "epoch: int", "optimizer: dict of 1")
     loaded = load_file(tmp_path / "run.safetensors")
     assert all(torch.equal(loaded[name], value) for name, value in state.items())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.pth", "run.safetensors"]

@@ -1,4 +1,4 @@
-"""Exported models: verified before they get their name, loadable, with a card beside them."""
+"""Exported models: verified before they get their name, loadable, with a card next to them."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def images(batch):
 @pytest.mark.parametrize(("switches", "folded"), [(CAIT, True), (SCALER, False)], ids=["cait", "scaler"])
 def test_onnx_answers_at_any_batch_as_the_model_does(tmp_path, switches, folded):
     model = vit(**switches)
-    told = export_model(model, tmp_path / "m.onnx", folded=folded)
-    assert set(told.differences) == {1, 5}
-    assert max(told.differences.values()) < 1e-5
-    (answer,) = OnnxModel(tmp_path / "m.onnx")(images(7))
-    assert torch.allclose(answer, model(images(7)), atol=1e-4)
+    report = export_model(model, tmp_path / "m.onnx", folded=folded)
+    assert set(report.differences) == {1, 5}
+    assert max(report.differences.values()) < 1e-5
+    (logits,) = OnnxModel(tmp_path / "m.onnx")(images(7))
+    assert torch.allclose(logits, model(images(7)), atol=1e-4)
     card = json.loads((tmp_path / "m.onnx.json").read_text())
     assert card["opset"] == 18
-    assert card["folded"] == told.folded
+    assert card["folded"] == report.folded
     assert "at batch 5" in (tmp_path / "m.onnx.md").read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "m.onnx.json", "m.onnx.md"]
 
@@ -62,8 +62,8 @@ def test_a_folded_scaler_network_has_no_norm_in_its_onnx_graph(tmp_path):
 
 @pytest.mark.compile
 def test_a_program_runs_at_other_batches(tmp_path):
-    told = export_model(vit(**CAIT), tmp_path / "m.pt2", "torch-export", folded=True)
-    assert max(told.differences.values()) < 1e-5
+    report = export_model(vit(**CAIT), tmp_path / "m.pt2", "torch-export", folded=True)
+    assert max(report.differences.values()) < 1e-5
     program = torch.export.load(tmp_path / "m.pt2").module()
     assert torch.allclose(program(images(3)), vit(**CAIT)(images(3)), atol=1e-4)
 
@@ -71,8 +71,8 @@ def test_a_program_runs_at_other_batches(tmp_path):
 @pytest.mark.parametrize("format", ["safetensors", "timm"])
 def test_weights_load_back_exactly_and_a_model_in_training_stays_in_it(tmp_path, format):
     model = vit(**CAIT).train()
-    told = export_model(model, tmp_path / "m.safetensors", format)
-    assert set(told.differences.values()) == {0.0}
+    report = export_model(model, tmp_path / "m.safetensors", format)
+    assert set(report.differences.values()) == {0.0}
     assert all(module.training for module in model.modules())
     model.eval()
     twin = ViT(model.config).eval()

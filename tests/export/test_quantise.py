@@ -19,13 +19,13 @@ from fathoms.export.quantise import Judge
 def test_int8_shows_what_it_saves_and_costs(digits_run, tmp_path, capsys):
     words = ["export", str(digits_run), "--int8", "digits", "--output", str(tmp_path / "m.onnx")]
     assert main([*words, "--max-drop", "2", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    (before, after), (large, small) = told["int8"]["top1"], told["int8"]["bytes"]
+    report = json.loads(capsys.readouterr().out)
+    (before, after), (large, small) = report["int8"]["top1"], report["int8"]["bytes"]
     assert before == pytest.approx(load_run(str(digits_run)).metrics["best"]["top1"])
     assert before - after <= 2
     assert small < 0.6 * large
     assert (tmp_path / "m.onnx").stat().st_size == small
-    assert max(told["differences"].values()) < 1e-4
+    assert max(report["differences"].values()) < 1e-4
     assert "The matrices are int8" in (tmp_path / "m.onnx.md").read_text()
     assert main(words) == 0
     assert f"int8: top1 {before:.2f} -> {after:.2f} on" in capsys.readouterr().out

@@ -29,9 +29,9 @@ def file_limit():
 def test_too_small_a_limit_is_detected_before_the_first_update(tiny_runs, file_limit, capsys):
     file_limit(100_000)
     assert main(["train", *tiny_runs.words()]) == 2
-    said = capsys.readouterr().err
-    assert "a checkpoint has a file of 0.4 MB, and the system allows 0.1 MB; raise `ulimit -f`" in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert "a checkpoint has a file of 0.4 MB, and the system allows 0.1 MB; raise `ulimit -f`" in printed
+    assert printed.count("\n") == 1
     assert not (tiny_runs.folder() / "metrics.jsonl").exists()
 
 
@@ -60,7 +60,7 @@ from fathoms.cli.parse import parse
 from fathoms.train.distributed import World
 from fathoms.train.loop import Trainer
 torch.set_num_threads(1)
-root, words, told = Path(sys.argv[1]), sys.argv[2:], {}
+root, words, report = Path(sys.argv[1]), sys.argv[2:], {}
 trainer = Trainer(command.make_job(parse(command, "train", words)), World(0, 1, torch.device("cpu")), show=False)
 update, filler = trainer._update, root / "filler"
 place = trainer.context.folder.checkpoints
@@ -73,24 +73,24 @@ def counted(batch):
     if trainer.state.updates == 7:
         # Less than one checkpoint is left: older ones must go.
         trainer.saver.wait()
-        told["before"] = sorted(path.name for path in place.iterdir())
+        report["before"] = sorted(path.name for path in place.iterdir())
         fill(200_000)
     if trainer.state.updates == 9:
         trainer.saver.wait()
-        told["pruned"] = sorted(path.name for path in place.iterdir())
-        told["updates"] = json.loads((place / "last" / "state.json").read_text())["updates"]
+        report["pruned"] = sorted(path.name for path in place.iterdir())
+        report["updates"] = json.loads((place / "last" / "state.json").read_text())["updates"]
         fill(0)
     update(batch)
 trainer._update = counted
 try:
     trainer.run()
 except Exception as error:
-    told["error"] = f"{type(error).__name__}: {error}"
-told["kept"] = json.loads((place / "last" / "state.json").read_text())["updates"]
+    report["error"] = f"{type(error).__name__}: {error}"
+report["kept"] = json.loads((place / "last" / "state.json").read_text())["updates"]
 filler.unlink()
-told["again"] = main(["train", *words])
-told["small"] = main(["train", *words[:-1], "1000"])
-print(json.dumps(told))
+report["again"] = main(["train", *words])
+report["small"] = main(["train", *words[:-1], "1000"])
+print(json.dumps(report))
 """
 
 
@@ -116,16 +116,16 @@ def test_a_disk_that_fills_up_loses_older_checkpoints_first_and_never_the_last(t
         timeout=120,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["before"] == ["last", "previous", "update-00000002"]
-    assert told["pruned"] == ["best", "last", "previous"]
-    assert told["updates"] == 8
-    assert "SaveError" in told["error"]
-    assert "No space left on device; make room and give the same command again" in told["error"]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["before"] == ["last", "previous", "update-00000002"]
+    assert report["pruned"] == ["best", "last", "previous"]
+    assert report["updates"] == 8
+    assert "SaveError" in report["error"]
+    assert "No space left on device; make room and give the same command again" in report["error"]
     # Making room for the one after eight took the last that could go; the one after ten found none.
-    assert told["kept"] == 10
-    assert told["again"] == 0
-    assert told["small"] == 2
+    assert report["kept"] == 10
+    assert report["again"] == 0
+    assert report["small"] == 2
     assert "1002 checkpoints of" in done.stderr
 
 

@@ -37,26 +37,28 @@ def everything(trainer):
 
 def note_before_update(trainer, number):
     """A list that receives everything as it is right before update `number` is applied."""
-    kept, step = [], trainer.stepper.gate.step
+    kept, step = [], trainer.stepper.conditional_step.step
 
     def noted(hold):
         if trainer.state.updates == number:
             kept.append(everything(trainer))
         step(hold)
 
-    trainer.stepper.gate.step = noted
+    trainer.stepper.conditional_step.step = noted
     return kept
 
 
 @pytest.mark.parametrize(
-    ("fault", "opt", "told"),
+    ("fault", "opt", "message"),
     [
         (nan_output, "adamw", "not a finite number (loss nan), first in the output of blocks.1.mlp"),
         (nan_gradient, "lamb", "in the gradient of blocks.1.mlp.fc2."),
     ],
     ids=["F13-loss", "F14-gradient"],
 )
-def test_a_bad_number_stops_the_run_before_the_weights_and_names_layer_and_batch(tiny_runs, fault, opt, told):
+def test_a_bad_number_stops_the_run_before_the_weights_and_names_layer_and_batch(
+    tiny_runs, fault, opt, message
+):
     trainer = tiny_runs.trainer("--opt", opt, "--model-ema", "--model-ema-decay", "0.5")
     poison(trainer, {(0, 3)}, trainer.model.blocks[1].mlp, fault)
     before = note_before_update(trainer, 3)
@@ -64,7 +66,7 @@ def test_a_bad_number_stops_the_run_before_the_weights_and_names_layer_and_batch
     assert outcome.code == DIVERGED
     summary = tiny_runs.summary()
     assert summary["status"] == "diverged"
-    assert told in summary["reason"]
+    assert message in summary["reason"]
     assert "epoch 0, update 3, batch 3" in summary["reason"]
     (tensors, record), (now, record_now) = before[0], everything(trainer)
     assert all(torch.equal(now[name], tensor) for name, tensor in tensors.items())
@@ -79,7 +81,7 @@ def test_a_bad_number_stops_the_run_before_the_weights_and_names_layer_and_batch
 @pytest.mark.parametrize("more", [(), ("--train-feature-decay", "0.1")], ids=["plain", "penalties"])
 def test_a_fault_of_the_bfloat16_copy_is_located_in_it(tiny_runs, more):
     trainer = tiny_runs.trainer("--precision", "bf16", *more)
-    copy = trainer.learner.working_copy.module
+    copy = trainer.learner.compute_copy.module
     block = copy.get_submodule("vit.blocks.1" if more else "blocks.1")
     poison(trainer, {(0, 3)}, block.mlp, nan_output, model=copy)
     assert trainer.run().code == DIVERGED

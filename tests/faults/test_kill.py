@@ -56,8 +56,8 @@ def test_thirty_kills_leave_no_unusable_checkpoint(tmp_path):
     line = [sys.executable, "-c", LOOP, str(tmp_path / "checkpoints"), str(KILLS)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
-    told = json.loads(done.stdout)
-    assert told["newest"] > 4
+    report = json.loads(done.stdout)
+    assert report["newest"] > 4
     # Most of a save is writing: if no kill fell into one, nothing was tried.
-    assert told["in_a_save"] >= KILLS // 4
-    assert not [name for name in told["left"] if name.startswith(".")]
+    assert report["in_a_save"] >= KILLS // 4
+    assert not [name for name in report["left"] if name.startswith(".")]

@@ -38,7 +38,7 @@ def pair(folder, *words_of_each, **env):
     for rank, words in enumerate(words_of_each):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         names = {"env": {**shared, **own}, "script": RANK, "words": words}
-        names["log"] = str(folder / f"said-{rank}.txt")
+        names["log"] = str(folder / f"printed-{rank}.txt")
         process = RANKS.Process(target=exec, args=(START, names), daemon=True)
         process.start()
         started.append((process, Path(names["log"]), store))
@@ -72,12 +72,12 @@ def test_a_dead_rank_ends_the_other_with_the_reason_and_a_restart_resumes_exactl
     started = pair(tiny_runs.root, *[tiny_runs.words(*words, name="cut")] * 2, KILL="1:5")
     started[1][0].join(timeout=120)
     died = time.monotonic()
-    (said, code), (_, killed) = ends(started)
+    (printed, code), (_, killed) = ends(started)
     assert time.monotonic() - died < 30
     assert killed == -9
     assert code == 2
-    assert "rank 0: another rank of this run has died or does not respond" in said
-    assert "Traceback" not in said
+    assert "rank 0: another rank of this run has died or does not respond" in printed
+    assert "Traceback" not in printed
     assert tiny_runs.summary("cut")["status"] == "failed"
     assert tiny_runs.state("cut")["updates"] == 4
 
@@ -100,17 +100,17 @@ def test_shards_move_from_two_ranks_to_one_and_back(tiny_runs):
     plain = ["--crop", "whole"]
     tiny_runs.train(*plain, name="one")
     halves = tiny_runs.words(*plain, "--batch-size", "16", "--fsdp", name="moved")
-    told = ends(pair(tiny_runs.root, halves, halves, STOP="1:3"))
-    assert [code for _, code in told] == [143, 143], told[0][0][-2000:]
+    results = ends(pair(tiny_runs.root, halves, halves, STOP="1:3"))
+    assert [code for _, code in results] == [143, 143], results[0][0][-2000:]
     stopped_at = tiny_runs.state("moved")["updates"]
     assert 4 <= stopped_at <= 5
 
     alone = tiny_runs.trainer(*plain, name="moved")
     stop_after_update(alone, 9)
-    said, train = [], alone._train
-    alone._train = lambda notices: said.extend(notices) or train(notices)
+    printed, train = [], alone._train
+    alone._train = lambda notices: printed.extend(notices) or train(notices)
     assert alone.run().code == 143
-    assert said[0].startswith("resumes with 1 ranks instead of 2")
+    assert printed[0].startswith("resumes with 1 ranks instead of 2")
 
     assert [code for _, code in ends(pair(tiny_runs.root, halves, halves))] == [0, 0]
     losses = [[row["loss"] for row in tiny_runs.metrics(name)] for name in ("one", "moved")]
@@ -123,9 +123,9 @@ def test_shards_move_from_two_ranks_to_one_and_back(tiny_runs):
 # machine: it then waits for the GIL when Python begins to finalize.
 LATE_THREAD = """
 import atexit, contextlib, os, sys, time
-told, tell = os.pipe()
+reader, writer = os.pipe()
 atexit.register(sum, range(3 * 10**7))
-atexit.register(os.write, tell, b".")
+atexit.register(os.write, writer, b".")
 import torch
 import torch.distributed as dist
 import fathoms.train.distributed
@@ -135,8 +135,8 @@ rank = 0 if other else 1
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=rank, world_size=2)
 held, values = dist.group.WORLD, torch.ones(4)
 if rank == 0:
-    os.close(tell)
-    os.read(told, 1)
+    os.close(writer)
+    os.read(reader, 1)
     time.sleep(0.1)
     with contextlib.suppress(RuntimeError):
         dist.all_reduce(values)
@@ -159,24 +159,24 @@ def test_a_rank_ends_with_its_code_whatever_the_threads_of_its_group_do(tmp_path
 
 def test_a_rank_that_is_lost_before_training_is_named(tiny_runs):
     nowhere = ["/nowhere", *tiny_runs.words("--batch-size", "16")[1:]]
-    (said, code), (other, refused) = ends(
+    (printed, code), (other, refused) = ends(
         pair(tiny_runs.root, tiny_runs.words("--batch-size", "16"), nowhere)
     )
     assert (code, refused) == (2, 2)
     assert "/nowhere" in other
-    assert "rank 0: another rank of this run has died or does not respond" in said
-    assert "Traceback" not in said
+    assert "rank 0: another rank of this run has died or does not respond" in printed
+    assert "Traceback" not in printed
 
 
 def test_ranks_that_were_started_differently_are_refused(tiny_runs):
     """F23."""
-    told = ends(
+    results = ends(
         pair(
             tiny_runs.root,
             tiny_runs.words("--batch-size", "16"),
             tiny_runs.words("--batch-size", "16", "--lr", "0.5"),
         )
     )
-    assert [code for _, code in told] == [2, 2]
-    assert "rank 1 has another config or other data than rank 0; start all ranks alike" in told[0][0]
+    assert [code for _, code in results] == [2, 2]
+    assert "rank 1 has another config or other data than rank 0; start all ranks alike" in results[0][0]
     assert not (tiny_runs.folder() / "checkpoints").exists()

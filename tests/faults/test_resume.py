@@ -28,9 +28,9 @@ def test_a_changed_setting_is_refused_with_the_difference_and_allowed_by_name(ti
     """F7."""
     interrupted(tiny_runs)
     assert main(["train", *tiny_runs.words("--lr", "0.01", "--epochs", "3", name="cut")]) == 2
-    said = capsys.readouterr().err
-    assert "--epochs: 2 -> 3; --lr: 0.002 -> 0.01" in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert "--epochs: 2 -> 3; --lr: 0.002 -> 0.01" in printed
+    assert printed.count("\n") == 1
     with pytest.raises(FathomsError, match=r"\(--epochs: 2 -> 3\)"):
         tiny_runs.train("--lr", "0.01", "--epochs", "3", "--allow-change", "lr", name="cut")
     with pytest.raises(FathomsError, match="no setting is called 'learning'; did you mean"):
@@ -93,13 +93,13 @@ def test_schedules_and_averages_continue_where_they_were(tiny_runs, cut):
         seen = rates.setdefault(name, {})
         for last in (True,) if name == "whole" else (False, True):
             trainer = tiny_runs.trainer(*words, name=name)
-            step = trainer.stepper.gate.step
+            step = trainer.stepper.conditional_step.step
 
             def noted(hold, trainer=trainer, step=step, seen=seen):
                 seen[trainer.state.updates] = trainer.learner.optimizer.param_groups[0]["lr"]
                 step(hold)
 
-            trainer.stepper.gate.step = noted
+            trainer.stepper.conditional_step.step = noted
             if not last:
                 stop_after_update(trainer, cut)
             assert trainer.run().code == (0 if last else 143)
@@ -122,13 +122,13 @@ def test_a_checkpoint_of_an_older_version_resumes_to_the_end_it_had_then(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "message"),
     [
         (99, "written by a newer fathoms .version 99.*install that fathoms"),
         (None, "unknown checkpoint version"),
     ],
 )
-def test_an_unknown_version_is_refused_in_one_line_that_says_what_to_do(tmp_path, version, told):
+def test_an_unknown_version_is_refused_in_one_line_that_says_what_to_do(tmp_path, version, message):
     folder = tmp_path / "last"
     kept = checkpoints.read(GOLDEN / "run_v1" / "checkpoints" / "last")
     checkpoints.write(folder, kept)
@@ -138,6 +138,6 @@ def test_an_unknown_version_is_refused_in_one_line_that_says_what_to_do(tmp_path
         folder / "state.json", json.dumps({**state, "version": version})
     )
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(FathomsError, match=told) as refused:
+    with pytest.raises(FathomsError, match=message) as refused:
         checkpoints.read(folder)
     assert "\n" not in str(refused.value)

@@ -46,9 +46,9 @@ def test_signals_finish_the_update_save_and_exit_and_the_same_command_resumes(ti
             with pytest.raises(FathomsError, match="another run holds this folder"):
                 tiny_runs.train("--epochs", "2000")
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
-        assert process.returncode == code, said
-        assert "Traceback" not in said
+        _, printed = process.communicate(timeout=60)
+        assert process.returncode == code, printed
+        assert "Traceback" not in printed
         assert tiny_runs.summary()["status"] == "interrupted"
         assert checkpoints.why_unusable(tiny_runs.folder() / "checkpoints" / "last") is None
         assert tiny_runs.state()["updates"] == tiny_runs.summary()["updates"] > updates

@@ -32,19 +32,19 @@ def module(name):
 
 
 def test_a_run_killed_three_times_ends_as_the_undisturbed_one():
-    code, told = script("soak", "--kills", "3", "--seed", "3")
-    assert (code, told["kills"], told["faults"]) == (0, 3, []), told
-    assert told["equal bit for bit"]
-    assert told["unusable checkpoints"] == 0
+    code, report = script("soak", "--kills", "3", "--seed", "3")
+    assert (code, report["kills"], report["faults"]) == (0, 3, []), report
+    assert report["equal bit for bit"]
+    assert report["unusable checkpoints"] == 0
 
 
 def test_mutated_files_are_read_or_refused_and_nothing_else():
-    code, told = script("fuzz", "--cases", "800", "--seed", "1")
-    assert (code, told["findings"]) == (0, [])
-    assert all(target["cases"] == 100 for target in told["targets"].values())
+    code, report = script("fuzz", "--cases", "800", "--seed", "1")
+    assert (code, report["findings"]) == (0, [])
+    assert all(target["cases"] == 100 for target in report["targets"].values())
     # A mutation that never leaves a readable file would test one `if` over and over.
-    assert all(target["refused"] > 10 for target in told["targets"].values())
-    assert sum(target["accepted"] for target in told["targets"].values()) > 30
+    assert all(target["refused"] > 10 for target in report["targets"].values())
+    assert sum(target["accepted"] for target in report["targets"].values()) > 30
 
 
 @pytest.fixture
@@ -100,8 +100,8 @@ def test_the_fuzzer_sees_an_escaped_error_a_hang_and_a_stray_file(tmp_path, monk
     fuzz = module("fuzz")
     monkeypatch.setattr(fuzz, "TARGETS", {"careless": lambda _folder: Careless()})
     monkeypatch.setattr(fuzz, "HANG", 0.05)
-    told = fuzz.in_child("careless", 0, 12, 0, tmp_path)
-    what = " ".join(finding["what"] for finding in told["findings"])
+    report = fuzz.in_child("careless", 0, 12, 0, tmp_path)
+    what = " ".join(finding["what"] for finding in report["findings"])
     assert "KeyError" in what
     assert "hang: more than 0.05 s" in what
     assert "stray file" in what
@@ -116,14 +116,14 @@ def test_the_fuzzer_names_the_case_at_which_the_process_died(tmp_path, monkeypat
                 fuzz.os.kill(fuzz.os.getpid(), fuzz.signal.SIGKILL)
 
     monkeypatch.setattr(fuzz, "TARGETS", {"fatal": lambda _folder: Fatal()})
-    told = fuzz.in_child("fatal", 0, 12, 0, tmp_path)
+    report = fuzz.in_child("fatal", 0, 12, 0, tmp_path)
     made = {case: Fatal().make(fuzz.random.Random(f"0/fatal/{case}")) for case in range(12)}
     fatal = [case for case, data in made.items() if data == b"\x00"]
-    assert [finding["case"] for finding in told["findings"]] == fatal
+    assert [finding["case"] for finding in report["findings"]] == fatal
     assert 1 < len(fatal) < 11
-    assert all("the process ended with -9" in finding["what"] for finding in told["findings"])
+    assert all("the process ended with -9" in finding["what"] for finding in report["findings"])
     # Those before and after a death are counted as what they were.
-    assert (told["accepted"], told["refused"]) == (12 - len(fatal), 0)
+    assert (report["accepted"], report["refused"]) == (12 - len(fatal), 0)
 
 
 def test_the_fuzzer_stops_where_not_even_the_good_file_is_read(tmp_path, monkeypatch, capfd):

@@ -68,10 +68,10 @@ def train(name: str, device: str, folder: Path) -> dict[str, object]:
     fast = FAST_BY_RUN.get(name, FAST) if device == "cuda" else ()
     precision = RUNS[name] if device != "cuda" else _without(RUNS[name], "--precision")
     words = ["train", str(data), *COMMON, *precision, *fast, "--device", device]
-    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed):
         code = main([*words, "--output", str(folder), "--experiment", name])
     if code:
-        raise SystemExit(f"{name}: exit {code}\n{said.getvalue()}")
+        raise SystemExit(f"{name}: exit {code}\n{printed.getvalue()}")
     rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if row["split"] == "train"]
     digest = hashlib.sha256()

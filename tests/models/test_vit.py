@@ -10,25 +10,9 @@ import torch
 import fathoms
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.parts import NORMS
+from tiny_models import VARIANTS
 
 SMALL = {"image_size": 32, "patch_size": 8, "dim": 48, "heads": 4, "depth": 3, "num_classes": 10}
-
-VARIANTS = {
-    "plain": {},
-    "cait": {"attention": "talking_heads", "residual": "layerscale", "readout": "class_attention"},
-    "vit5": {
-        "norm": "rmsnorm",
-        "residual": "layerscale",
-        "qk_norm": "rmsnorm",
-        "qkv_bias": False,
-        "position": "learned_rope",
-        "registers": 4,
-    },
-    "scaler": {"norm": "learnable_scaler", "readout": "mean", "position": "sincos"},
-    "fixup": {"norm": "none", "residual": "fixup", "mlp": "swiglu", "stem_norm": "dual"},
-    "distilled": {"distill_token": True, "residual": "rezero_shared", "attn_placement": "res_post"},
-    "deepnorm": {"residual": "deepnorm", "attn_placement": "post", "mlp_placement": "post", "norm": "derf"},
-}
 
 
 def fresh(variant, **more):

@@ -208,7 +208,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The two answers of the Hub that a download needs: what a revision is, and one file of it."""
+    """The two responses of the Hub that a download needs: what a revision is, and one file of it."""
 
     folder: Path
     asked: list[str]
@@ -216,7 +216,7 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self):
         self.asked.append(self.path)
         if "/api/models/" in self.path:
-            self.answer(
+            self.respond(
                 json.dumps({"id": "timm/tiny", "sha": COMMIT, "siblings": []}).encode(), "application/json"
             )
         else:
@@ -231,9 +231,9 @@ class Hub(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        self.answer(file.read_bytes(), "application/octet-stream")
+        self.respond(file.read_bytes(), "application/octet-stream")
 
-    def answer(self, body, kind):
+    def respond(self, body, kind):
         self.send_response(200)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

@@ -1,24 +1,15 @@
-"""Kernel tests: in Triton's interpreter on the CPU under TRITON_INTERPRET=1, or on a GPU."""
+"""Fixtures of the kernel tests."""
 
 import pytest
 import torch
 
-from fathoms.ops.dispatch import HAS_TRITON, interpreting
-
-
-def pytest_runtest_setup(item):
-    if item.get_closest_marker("kernels") is None:
-        return
-    if not HAS_TRITON:
-        pytest.skip("triton is not installed")
-    if not interpreting() and not torch.cuda.is_available():
-        pytest.skip("kernel tests run in Triton's interpreter: TRITON_INTERPRET=1 pytest -m kernels")
+from fathoms.ops.dispatch import interpreting
 
 
 @pytest.fixture
-def device():
-    """Where the kernels run."""
-    return "cpu" if interpreting() else "cuda"
+def device(kernel_device):
+    """The type of the device that kernel tests run on."""
+    return kernel_device.type
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def make_inputs(shape, size=1.0, biases=True, dtype=torch.float64, device="cpu")
     B, Q, N, D, H = shape
 
     q = (size * torch.randn(B, Q, D, generator=generator)).unflatten(-1, (H, -1)).transpose(1, 2)
-    # Tokens of one picture have much in common: what is the same in all of them cancels in the softmax.
+    # Tokens of one image have much in common: what is the same in all of them cancels in the softmax.
     tokens = torch.randn(B, 1, D, generator=generator) + torch.randn(B, Q + N, D, generator=generator)
     key, value = (torch.randn(D, D, generator=generator) * D**-0.5 for _ in range(2))
     key_bias, value_bias = (torch.randn(D, generator=generator) if biases else None for _ in range(2))

@@ -23,7 +23,7 @@ CASES = {
     "six_heads_no_bias": ((1, 6, 17, 24), "float32", 0.2, "contiguous", False),
     "strided_channels": ((1, 2, 18, 16), "float32", 0.25, "strided", True),
     "large_logits": ((1, 2, 17, 48), "float32", 30.0, "packed", True),
-    # Every logit is about -120: beside them that of a key that does not exist, zero, would be beyond float32.
+    # Every logit is about -120: next to them that of a key that does not exist, zero, would be beyond float32.
     "low_logits": ((1, 2, 17, 16), "float32", 1.0, "low", True),
     "even_tokens": ((1, 4, 16, 16), "float32", 0.25, "packed", True),
     "float16": ((1, 5, 17, 32), "float16", 0.2, "packed", True),

@@ -1,4 +1,4 @@
-"""The page of a run: what it shows is what the folder holds, and what a stranger wrote there stays text."""
+"""The page of a run: it shows what the folder holds, and untrusted text stays text."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def test_curves_pass_through_the_metrics(folder):
         "lr",
         "speed",
     ]
-    told = json.loads("".join(made.texts["script"][:1]))
-    assert told["accuracy"]["series"][1]["points"] == [[epoch + 1, 12.0 * epoch] for epoch in range(5)]
+    data = json.loads("".join(made.texts["script"][:1]))
+    assert data["accuracy"]["series"][1]["points"] == [[epoch + 1, 12.0 * epoch] for epoch in range(5)]
     assert "test top-1, epoch 5: 48 %" in made.texts["title"]
 
 

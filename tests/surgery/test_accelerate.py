@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import sys
+import importlib
 
 import pytest
 import timm
@@ -19,6 +19,7 @@ from fathoms.parts.mlp import GeluMLP
 from fathoms.surgery.accelerate.accelerate import accelerate, fuse_mlps
 from fathoms.surgery.accelerate.modules import FusedTalkingHeads, OneQueryAttention
 from fathoms.surgery.fold.fold import fold
+from fathoms.surgery.fold.graph import operation, trace
 
 
 def cait(**options):
@@ -71,8 +72,8 @@ def test_same_outputs_gradients_and_names():
 @pytest.fixture
 def kernel_pays(monkeypatch):
     """As on a device where the kernel of an MLP is faster."""
-    # By its module: `fathoms.surgery.accelerate.accelerate` is also the function.
-    module = sys.modules["fathoms.surgery.accelerate.accelerate"]
+    # The package has a function of the module's name.
+    module = importlib.import_module("fathoms.surgery.accelerate.accelerate")
     monkeypatch.setattr(module, "why_not_here", lambda _: None)
 
 
@@ -108,6 +109,18 @@ def test_a_vit_with_fused_mlps_still_counts_and_copies():
     assert fuse_mlps(model) == len(model.blocks)
     assert model.flop_count() == count
     assert fuse_mlps(model) == 0
+
+
+@pytest.mark.usefixtures("kernel_pays")
+def test_folding_sees_the_linears_of_a_fused_mlp(monkeypatch):
+    """As on a device where the kernel runs, which reads the weights itself."""
+    config = model_config("vit_digits", residual="layerscale")
+    model = ViT(config).eval()
+    assert fuse_mlps(model) == len(model.blocks)
+    monkeypatch.setattr("fathoms.surgery.accelerate.modules.why_not_fused", lambda *_: None)
+    traced = trace(model, torch.randn(2, config.in_channels, config.image_size, config.image_size))
+    for name in ("blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight"):
+        assert [operation(node) for node in traced.readers(name)] == ["linear"]
 
 
 @pytest.mark.usefixtures("kernel_pays")

@@ -11,26 +11,13 @@ import torchvision
 import transformers
 from torch import nn
 
-from fathoms import FathomsError, ViT, ViTConfig
+from fathoms import FathomsError
 from fathoms.parts import NORMS, LearnableScaler, LearnableScaler2d
 from fathoms.surgery.swap.calibrate import fit
 from fathoms.surgery.swap.sites import find_sites
 from fathoms.surgery.swap.swap import swap_norms
-
-SMALL = {"image_size": 16, "patch_size": 4, "dim": 24, "heads": 3, "depth": 2, "num_classes": 5}
-
-
-def vit(**more):
-    torch.manual_seed(0)
-    model = ViT(ViTConfig(**SMALL | more)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    return model
-
-
-def images(batch=8, size=16):
-    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(1))
+from tiny_models import perturbed_vit as vit
+from tiny_models import random_images as images
 
 
 def kinds(model):

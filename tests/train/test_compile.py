@@ -7,24 +7,9 @@ import torch
 from torch import nn
 
 from fathoms.errors import ConfigError
-from fathoms.models.config import ViTConfig
-from fathoms.models.vit import ViT
 from fathoms.train.precision.compile import compile_blocks, kept_for_backward
-from fathoms.train.precision.master_weights import WorkingCopy
-
-CONFIG = ViTConfig(
-    image_size=16, patch_size=4, dim=32, heads=2, depth=3, num_classes=5, residual="layerscale", readout="cls"
-)
-
-
-def batch():
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(6, 3, 16, 16, generator=generator), torch.randint(0, 5, (6,), generator=generator)
-
-
-def make():
-    torch.manual_seed(0)
-    return ViT(CONFIG)
+from fathoms.train.precision.master_weights import ComputeCopy
+from tiny_models import layerscale_vit, random_images
 
 
 def test_a_model_without_blocks_is_refused():
@@ -36,15 +21,15 @@ def test_a_model_without_blocks_is_refused():
 # torch's own tracing looks at the gradient of the tensor between two compiled blocks.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_blocks_give_the_models_numbers():
-    plain, compiled = make(), make()
+    plain, compiled = layerscale_vit(), layerscale_vit()
     compile_blocks(compiled, backend="eager", fullgraph=True)
-    assert torch.equal(plain(batch()[0]), compiled(batch()[0]))
+    assert torch.equal(plain(random_images(6)), compiled(random_images(6)))
 
 
 def kept_and_gradients(keep):
     """Bytes that a compiled block keeps for its backward pass, in tensors of the stream's size, and its gradients."""
     torch.compiler.reset()
-    module = WorkingCopy(make()).module
+    module = ComputeCopy(layerscale_vit()).module
     # The partitioner that inductor uses, without compiling its kernels.
     compile_blocks(module, backend="aot_eager_decomp_partition", dynamic=False)
     block = module.blocks[0]

@@ -12,7 +12,7 @@ from fathoms import create_model, param_groups
 from fathoms.errors import ConfigError
 from fathoms.train.checkpoint.state_dict import optimizer_state
 from fathoms.train.optim.build import OPTIMIZERS, build_optimizer
-from fathoms.train.optim.conditional_step import Gate, put_back_, step_unless, zero_
+from fathoms.train.optim.conditional_step import ConditionalStep, put_back_, step_unless, zero_
 
 FUSED = ("adamw", "muon")
 OURS = ("lamb", "muon")
@@ -53,8 +53,8 @@ def test_a_held_step_changes_nothing_and_the_next_is_as_if_it_had_not_been(name,
     for holds in (False, True):
         model = small_model()
         optimizer = optimizer_of(model, name)
-        gate = Gate(model, optimizer)
-        gate._stepped = True
+        conditional = ConditionalStep(model, optimizer)
+        conditional._stepped = True
         for _ in range(steps_before):
             with_gradients(model)
             step_unless(optimizer, torch.tensor(0.0))
@@ -62,7 +62,7 @@ def test_a_held_step_changes_nothing_and_the_next_is_as_if_it_had_not_been(name,
         if holds:
             with_gradients(model, spoilt=True)
             step_unless(optimizer, torch.tensor(1.0))
-            gate.settle(held=True)
+            conditional.settle(held=True)
             after = bits(model, optimizer)
             for key, tensor in before[0].items():
                 assert torch.equal(after[0][key], tensor), key
@@ -118,15 +118,15 @@ def test_bits_come_back_even_from_nan(dtype):
 def test_a_batchnorms_statistics_survive_a_bad_batch():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    gate = Gate(model, optimizer)
+    conditional = ConditionalStep(model, optimizer)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    gate.open()
+    conditional.begin()
     model(torch.full((8, 4), float("nan"))).sum().backward()
-    gate.step(torch.tensor(1.0))
+    conditional.step(torch.tensor(1.0))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    gate.open()
+    conditional.begin()
     model(torch.randn(8, 4)).sum().backward()
-    gate.step(torch.tensor(0.0))
+    conditional.step(torch.tensor(0.0))
     assert int(model[1].num_batches_tracked) == 1
 
 

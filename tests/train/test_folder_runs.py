@@ -6,13 +6,9 @@ import json
 import shutil
 
 import pytest
-import torch
 
-from fathoms.cli import train as train_command
 from fathoms.cli.main import main
-from fathoms.cli.parse import parse
-from fathoms.train.distributed import World
-from fathoms.train.loop import Trainer
+from tiny_runs import TinyRuns
 
 PAPER_TRAIN = (
     "--weight-decay 0.02 --opt lamb --aa rand-m7-mstd0.5 --warmup-epoch 0 --epochs 2 --sched custom --mixup 0.1 "
@@ -116,8 +112,7 @@ def test_robustness_sets_and_real_labels_are_measured_in_one_command(photos, tmp
 @pytest.mark.parametrize("swap", [[], ["--swap-norms", "learnable_scaler"]], ids=["batchnorm", "scaler"])
 def test_a_timm_cnn_trains(photos, tmp_path, swap):
     pytest.importorskip("timm")
-    words = [
-        str(photos),
+    flags = [
         "--model",
         "timm/resnet10t",
         "--epochs",
@@ -126,13 +121,10 @@ def test_a_timm_cnn_trains(photos, tmp_path, swap):
         "8",
         "--device",
         "cpu",
+        "--lr",
+        "1e-5",
     ]
-    words += ["--lr", "1e-5", "--output", str(tmp_path), "--experiment", "cnn", *swap]
-    trainer = Trainer(
-        train_command.make_job(parse(train_command, "train", words)),
-        World(0, 1, torch.device("cpu")),
-        show=False,
-    )
+    trainer = TinyRuns(tmp_path, flags, photos).trainer(*swap)
     kinds = {type(module).__name__ for module in trainer.model.modules()}
     assert ("LearnableScaler2d" in kinds, "BatchNormAct2d" in kinds or "BatchNorm2d" in kinds) == (
         bool(swap),

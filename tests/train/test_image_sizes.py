@@ -8,14 +8,11 @@ import pytest
 import torch
 
 from fathoms import FathomsError, ViT, ViTConfig
-from fathoms.cli import train as train_command
 from fathoms.cli.main import main
-from fathoms.cli.parse import parse
 from fathoms.models.timm_names import resize_positions
 from fathoms.parts import POSITIONS
-from fathoms.train.distributed import World
-from fathoms.train.loop import Trainer
 from fathoms.train.recipe.image_sizes import ImageSizes
+from tiny_runs import Killed, TinyRuns, kill_before_update
 
 SMALL = ["--depth", "2", "--dim", "16", "--heads", "2", "--batch-size", "240", "--device", "cpu"]
 GROWING = [
@@ -110,67 +107,41 @@ def test_sizes_that_cannot_be_are_refused(text, message):
 )
 def test_it_is_refused_in_one_line_before_anything_is_written(tmp_path, capsys, words, message):
     assert main(["train", *words, "--epochs", "3", "--output", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-class Killed(BaseException):
-    """Stands for a kill."""
-
-
-def trainer(tmp_path, name, *words):
-    words = [*GROWING, "--output", str(tmp_path), "--experiment", name, "--position", "learned_rope", *words]
-    torch.set_num_threads(1)
-    return Trainer(
-        train_command.make_job(parse(train_command, "train", words)),
-        World(0, 1, torch.device("cpu")),
-        show=False,
-    )
-
-
-def result(folder):
-    last = folder / "checkpoints" / "last"
-    weights = [(last / f"{name}.safetensors").read_bytes() for name in ("model", "ema", "optimizer")]
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return weights, [{k: v for k, v in line.items() if k != "images_per_second"} for line in lines]
+@pytest.fixture
+def growing(tmp_path):
+    return TinyRuns(tmp_path, [*GROWING, "--position", "learned_rope"])
 
 
 @pytest.mark.parametrize("updates", [4, 5, 8], ids=["before a change", "at a change", "in the next size"])
-def test_a_run_killed_around_a_change_of_size_goes_on_bit_for_bit(tmp_path, updates):
-    """1,437 pictures in batches of 240 are 5 updates an epoch; sizes change at updates 5 and 10."""
-    trainer(tmp_path, "whole", "--recovery-interval", "2").run()
-    cut = trainer(tmp_path, "cut", "--recovery-interval", "2")
-    update = cut._update
-
-    def counted(batch):
-        if cut.state.updates == updates:
-            raise Killed
-        update(batch)
-
-    cut._update = counted
+def test_a_run_killed_around_a_change_of_size_resumes_bit_for_bit(growing, updates):
+    """1,437 images in batches of 240 are 5 updates an epoch; sizes change at updates 5 and 10."""
+    often = ("--recovery-interval", "2")
+    growing.train(*often, name="whole")
+    cut = growing.trainer(*often, name="cut")
+    kill_before_update(cut, updates)
     with pytest.raises(Killed):
         cut.run()
     seen = []
-    again = trainer(tmp_path, "cut", "--recovery-interval", "2")
+    again = growing.trainer(*often, name="cut")
     again.model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-1]))
     assert again.run().code == 0
-    assert result(tmp_path / "cut") == result(tmp_path / "whole")
-    assert [row["image_size"] for row in result(tmp_path / "cut")[1] if row["split"] == "train"] == [
-        4,
-        6,
-        8,
-        8,
-    ]
+    assert growing.same("cut", "whole")
+    sizes = [row["image_size"] for row in growing.metrics("cut") if row["split"] == "train"]
+    assert sizes == [4, 6, 8, 8]
     assert set(seen) >= {6, 8}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_result_is_that_of_the_final_size(tmp_path, capsys, precision):
-    summary = trainer(tmp_path, "run", "--precision", precision).run().summary
-    assert main(["validate", "--checkpoint", str(tmp_path / "run" / "checkpoints" / "last"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]["digits"]
+def test_the_result_is_that_of_the_final_size(growing, capsys, precision):
+    summary = growing.train("--precision", precision).summary
+    assert main(["validate", "--checkpoint", str(growing.checkpoint()), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]["digits"]
     if precision == "fp32":
-        assert told["top1"] == summary["last"]["top1"]
-    assert told["images"] == summary["last"]["images"]
+        assert report["top1"] == summary["last"]["top1"]
+    assert report["images"] == summary["last"]["images"]

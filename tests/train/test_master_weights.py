@@ -15,7 +15,7 @@ from fathoms.models.vit import ViT
 from fathoms.parts import NORMS
 from fathoms.parts.mlp import BiasedGelu
 from fathoms.parts.residual import PLACEMENTS, RESIDUALS
-from fathoms.train.precision.master_weights import WorkingCopy
+from fathoms.train.precision.master_weights import ComputeCopy
 
 CONFIG = ViTConfig(
     image_size=16, patch_size=4, dim=32, heads=2, depth=3, num_classes=5, residual="layerscale", readout="cls"
@@ -53,7 +53,7 @@ def gradients(model, module, copies=None, autocast=True):
 
 def test_linears_are_bfloat16_and_everything_else_is_the_models_own():
     model = make()
-    module = WorkingCopy(model).module
+    module = ComputeCopy(model).module
     ours, theirs = dict(model.named_parameters()), dict(module.named_parameters())
     assert all(name.endswith((*FACTORS, "fc1.bias")) for name in ours.keys() - theirs.keys())
     assert all(name.endswith("act.bias") for name in theirs.keys() - ours.keys())
@@ -66,7 +66,7 @@ def test_linears_are_bfloat16_and_everything_else_is_the_models_own():
 
 def test_blocks_of_the_copy_have_no_factors_of_channels():
     model = make()
-    names = [name for name, _ in WorkingCopy(model).module.blocks.named_parameters()]
+    names = [name for name, _ in ComputeCopy(model).module.blocks.named_parameters()]
     assert [name for name in names if name.endswith(FACTORS)] == []
     assert any(name.endswith(FACTORS) for name, _ in model.blocks.named_parameters())
 
@@ -94,7 +94,7 @@ def test_every_norm_and_residual_method_is_among_the_combinations():
 @pytest.mark.parametrize("switches", COMBINATIONS, ids=lambda switches: "-".join(switches.values()))
 def test_outputs_and_gradients_are_those_of_the_model(switches):
     plain, copied = (make(**switches) for _ in range(2))
-    copies = WorkingCopy(copied, torch.float32)
+    copies = ComputeCopy(copied, torch.float32)
     images, _ = batch()
     assert torch.allclose(copies.module(images), plain(images), rtol=1e-4, atol=1e-5)
     expected = gradients(plain, plain, autocast=False)
@@ -107,7 +107,7 @@ def test_outputs_and_gradients_are_those_of_the_model(switches):
 
 def test_gradients_reach_the_masters_in_float32_and_agree_with_autocast():
     plain, copied = make(), make()
-    copies = WorkingCopy(copied)
+    copies = ComputeCopy(copied)
     expected, got = gradients(plain, plain), gradients(copied, copies.module, copies)
     for name, value in expected.items():
         assert got[name].dtype == torch.float32
@@ -118,7 +118,7 @@ def test_gradients_reach_the_masters_in_float32_and_agree_with_autocast():
 
 def test_pulled_gradients_add_up_over_steps():
     model = make()
-    copies = WorkingCopy(model)
+    copies = ComputeCopy(model)
     once = {name: grad.clone() for name, grad in gradients(model, copies.module, copies).items()}
     twice = gradients(model, copies.module, copies)
     assert all(torch.allclose(twice[name], 2 * once[name], rtol=1e-6) for name in once)
@@ -126,7 +126,7 @@ def test_pulled_gradients_add_up_over_steps():
 
 def test_pushed_weights_are_the_masters_rounded_once():
     model = make()
-    copies = WorkingCopy(model)
+    copies = ComputeCopy(model)
     with torch.no_grad():
         for parameter in model.parameters():
             # Too small a change for bfloat16: it must not be lost in the masters.
@@ -141,7 +141,7 @@ def test_pushed_weights_are_the_masters_rounded_once():
 @pytest.mark.parametrize("readout", ["cls", "class_attention"])
 def test_after_a_push_outputs_and_gradients_are_those_of_the_changed_model(readout):
     plain, copied = (make(readout=readout) for _ in range(2))
-    copies = WorkingCopy(copied, torch.float32)
+    copies = ComputeCopy(copied, torch.float32)
     for model in (plain, copied):
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
@@ -158,7 +158,7 @@ def test_after_a_push_outputs_and_gradients_are_those_of_the_changed_model(reado
 
 def test_shared_parameters_are_copied_once():
     layer = nn.Linear(4, 4)
-    copies = WorkingCopy(nn.Sequential(layer, layer))
+    copies = ComputeCopy(nn.Sequential(layer, layer))
     assert copies.module[0].weight is copies.module[1].weight
     assert len(copies.copies) == 2
 
@@ -166,18 +166,18 @@ def test_shared_parameters_are_copied_once():
 def test_frozen_parameters_stay_frozen():
     model = make()
     model.stem.proj.weight.requires_grad_(False)
-    assert not WorkingCopy(model).module.stem.proj.weight.requires_grad
+    assert not ComputeCopy(model).module.stem.proj.weight.requires_grad
 
 
 def test_what_is_frozen_or_has_no_gradient_yet_gets_none():
     model = make()
-    copies = WorkingCopy(model)
+    copies = ComputeCopy(model)
     copies.pull_gradients()
     assert all(parameter.grad is None for parameter in model.parameters())
     frozen = make()
     frozen.blocks.requires_grad_(False)
     frozen.blocks[0].attn_join.norm.weight.requires_grad_()
-    copies = WorkingCopy(frozen)
+    copies = ComputeCopy(frozen)
     got = gradients(frozen, copies.module, copies)
     given = {name for name, grad in got.items() if name.startswith("blocks.") and grad is not None}
     assert given == {"blocks.0.attn_join.norm.weight"}
@@ -203,7 +203,7 @@ def test_on_a_gpu_a_factor_of_several_linears_loses_none_of_their_gradients():
 def check_factors(device):
     """Gradients of the factors around class attention after two batches, through the model and through its copy."""
     plain, copied = (make(readout="class_attention").to(device) for _ in range(2))
-    copies = WorkingCopy(copied, torch.float32)
+    copies = ComputeCopy(copied, torch.float32)
     for _ in range(2):
         expected = gradients(plain, plain, autocast=False)
         got = gradients(copied, copies.module, copies, autocast=False)
@@ -215,7 +215,7 @@ def check_factors(device):
 def test_a_gelu_in_tanhs_form_is_not_taken_for_the_exact_one():
     model = make()
     model.blocks[1].mlp.act = nn.GELU(approximate="tanh")
-    copied = WorkingCopy(model, torch.float32).module
+    copied = ComputeCopy(model, torch.float32).module
     assert [type(block.mlp.act) for block in copied.blocks] == [BiasedGelu, nn.GELU, BiasedGelu]
     assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-5, atol=1e-6)
 
@@ -225,14 +225,14 @@ def test_a_hook_still_sees_and_changes_what_it_saw(place):
     model = make()
     part = model.blocks[1].get_submodule(place)
     part.register_forward_hook(lambda _module, _inputs, out: 3 * out + 0.5)
-    copied = WorkingCopy(model, torch.float32).module
+    copied = ComputeCopy(model, torch.float32).module
     assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-4, atol=1e-5)
 
 
 def test_a_linear_of_two_mlps_keeps_its_bias():
     model = make()
     model.blocks[1].mlp.fc1 = model.blocks[0].mlp.fc1
-    copied = WorkingCopy(model, torch.float32).module
+    copied = ComputeCopy(model, torch.float32).module
     assert [type(block.mlp.act) for block in copied.blocks] == [nn.GELU, nn.GELU, BiasedGelu]
     assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-4, atol=1e-5)
 
@@ -243,5 +243,5 @@ def test_a_branch_of_two_blocks_serves_both():
     with torch.no_grad():
         model.blocks[1].attn_join.norm.weight.mul_(2)
         model.blocks[1].attn_join.scale.gamma.mul_(2)
-    copied = WorkingCopy(model, torch.float32).module
+    copied = ComputeCopy(model, torch.float32).module
     assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-4, atol=1e-5)

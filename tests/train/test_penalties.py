@@ -19,25 +19,9 @@ from fathoms.train.objective.penalties import (
     effective_weights,
     feature_penalty,
 )
+from tiny_models import VARIANTS
 
 SMALL = {"image_size": 16, "patch_size": 4, "dim": 16, "heads": 2, "depth": 3, "num_classes": 5}
-
-VARIANTS = {
-    "plain": {},
-    "cait": {"attention": "talking_heads", "residual": "layerscale", "readout": "class_attention"},
-    "vit5": {
-        "norm": "rmsnorm",
-        "residual": "layerscale",
-        "qk_norm": "rmsnorm",
-        "qkv_bias": False,
-        "position": "learned_rope",
-        "registers": 4,
-    },
-    "scaler": {"norm": "learnable_scaler", "readout": "mean"},
-    "fixup": {"norm": "none", "residual": "fixup", "mlp": "swiglu"},
-    "distilled": {"distill_token": True, "residual": "rezero_shared", "attn_placement": "res_post"},
-    "deepnorm": {"residual": "deepnorm", "attn_placement": "post", "mlp_placement": "post"},
-}
 STRENGTHS = {"both": (0.1, 0.03, 2), "features": (0.2, 0.0, 0), "attention": (0.0, 0.05, 9)}
 
 
@@ -101,7 +85,7 @@ def slow_attention_penalty(maxima):
     return 1 - sum(flat) / len(flat) if flat else 0.0
 
 
-def slow_forward(vit, pictures, feature_decay, attn_loss, attn_layers):
+def slow_forward(vit, images, feature_decay, attn_loss, attn_layers):
     """The untouched model with hooks, and both penalties from what the hooks saw."""
     seen = {"stream": [], "attention": []}
     hooks = []
@@ -111,7 +95,7 @@ def slow_forward(vit, pictures, feature_decay, attn_loss, attn_layers):
             block.attn_join.register_forward_hook(lambda *call: seen["stream"].append(call[2])),
             block.mlp_join.register_forward_hook(lambda *call: seen["stream"].append(call[2])),
         ]
-    heads = vit.forward_heads(vit.forward_features(pictures))
+    heads = vit.forward_heads(vit.forward_features(images))
     for hook in hooks:
         hook.remove()
     features = sum(slow_feature_penalty(stream) for stream in seen["stream"])

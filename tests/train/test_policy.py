@@ -7,46 +7,31 @@ import torch
 from torch import nn
 
 from fathoms.errors import ConfigError
-from fathoms.models.config import ViTConfig
-from fathoms.models.vit import ViT
-from fathoms.train.precision.master_weights import WorkingCopy
+from fathoms.train.precision.master_weights import ComputeCopy
 from fathoms.train.precision.policy import PRECISIONS, set_stream
 from fathoms.train.recipe.recipe import Recipe
-
-CONFIG = ViTConfig(
-    image_size=16, patch_size=4, dim=32, heads=2, depth=3, num_classes=5, residual="layerscale", readout="cls"
-)
-
-
-def batch():
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(6, 3, 16, 16, generator=generator), torch.randint(0, 5, (6,), generator=generator)
-
-
-def make():
-    torch.manual_seed(0)
-    return ViT(CONFIG)
+from tiny_models import layerscale_vit, random_images
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_stream_has_the_dtype_of_the_policy(precision):
-    model = make()
+    model = layerscale_vit()
     set_stream(model, precision)
-    module = WorkingCopy(model).module if precision == "bf16" else model
+    module = ComputeCopy(model).module if precision == "bf16" else model
     seen = []
     module.blocks[-1].register_forward_hook(lambda _module, _inputs, out: seen.append(out.dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision != "fp32"):
-        module(batch()[0])
+        module(random_images(6))
     wide = precision in ("fp32", "autocast_fp32_stream")
     assert seen == [torch.float32 if wide else torch.bfloat16]
 
 
 def test_a_policy_leaves_nothing_of_the_one_before():
-    model = make()
+    model = layerscale_vit()
     set_stream(model, "autocast_fp32_stream")
     set_stream(model, "autocast")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert model.forward_features(batch()[0]).dtype == torch.bfloat16
+        assert model.forward_features(random_images(6)).dtype == torch.bfloat16
 
 
 def test_a_precision_given_by_hand_overrides_the_amp_of_a_recipe():

@@ -150,7 +150,7 @@ def test_every_recipe_can_be_carried_out():
         assert Recipe.join(recipe_options(table, name), {}).epochs == table["epochs"]
 
 
-# What the training lines of the authors say, with a value behind every flag.
+# The training commands of the authors, with a value after every flag.
 LINES = {
     # facebookresearch/deit, README_revenge.md; --batch 256 on 8 GPUs.
     "deit3_800": "--batch 256 --lr 4e-3 --epochs 800 --weight-decay 0.05 --sched cosine --input-size 224 --reprob 0.0 "

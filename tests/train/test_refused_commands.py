@@ -41,9 +41,9 @@ def test_mistakes_are_one_line_and_exit_2_and_leave_nothing(tmp_path, capsys, mo
         pytest.skip("this machine has a GPU")
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--epochs", "1", *words]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -64,9 +64,9 @@ def test_labels_that_cannot_be_are_refused(tmp_path, capsys, labels, message):
     np.savez(tmp_path / "set.npz", **{name: np.array(value) for name, value in (fine | labels).items()})
     words = ["--model", "vit_digits", "--in-channels", "3", "--batch-size", "4", "--device", "cpu"]
     assert main(["train", str(tmp_path / "set.npz"), *words, "--output", str(tmp_path / "runs")]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
@@ -81,9 +81,9 @@ def test_a_checkpoint_of_another_architecture_is_refused_before_anything_is_writ
         ("model.pth", "no such file"),
     ):
         assert main(["train", *words, str(tmp_path / path)]) == 2
-        said = capsys.readouterr().err
-        assert message in said
-        assert said.count("\n") == 1
+        printed = capsys.readouterr().err
+        assert message in printed
+        assert printed.count("\n") == 1
     (tmp_path / "model.pth").write_bytes(b"x")
     assert main(["train", *words, str(tmp_path / "model.pth")]) == 2
     assert "only .safetensors files are opened" in capsys.readouterr().err
@@ -99,7 +99,7 @@ def test_an_empty_class_folder_and_an_unreadable_file_are_named(photos, tmp_path
     assert main(["train", str(broken), *words]) == 2
     assert "green" in capsys.readouterr().err
     (broken / "train" / "green").rmdir()
-    (broken / "train" / "red" / "3.jpg").write_bytes(b"not a picture")
+    (broken / "train" / "red" / "3.jpg").write_bytes(b"not an image")
     assert main(["train", str(broken), *words]) == 2
     assert "red/3.jpg" in capsys.readouterr().err
 

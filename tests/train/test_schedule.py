@@ -13,7 +13,7 @@ from fathoms.train.optim.schedule import SCHEDULES, Schedule
 
 
 def timm_rates(sched, epochs, updates=0, **options):
-    """What timm sets at the start of every epoch, or of every update."""
+    """The rate that timm sets at the start of every epoch, or of every update."""
     factory = pytest.importorskip("timm.scheduler")
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.004)
     scheduler, total = factory.create_scheduler_v2(

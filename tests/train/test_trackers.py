@@ -93,8 +93,10 @@ def test_a_tracker_that_fails_is_dropped_with_a_line_and_the_run_continues(
     monkeypatch.setitem(sys.modules, name, tracker)
     outcome = train(digit_runs, name)
     assert (outcome.code, outcome.summary["status"]) == (0, "done")
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("log:")]
-    assert said == [f"log: {name} failed and is dropped (the network is down); metrics.jsonl has everything"]
+    printed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("log:")]
+    assert printed == [
+        f"log: {name} failed and is dropped (the network is down); metrics.jsonl has everything"
+    ]
     assert len(tracker.named(call)) == 1
     assert len(digit_runs.metrics()) == 4
 
@@ -143,7 +145,7 @@ def test_a_missing_or_misspelt_tracker_is_refused_before_anything_is_written(
     for name in ROWS:
         monkeypatch.setitem(sys.modules, name, None)
     assert main(["train", *digit_runs.words(*SMALL, "--log", log)]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
     assert not list(digit_runs.root.iterdir())

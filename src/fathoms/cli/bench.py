@@ -40,7 +40,7 @@ class Args:
     launch: Literal["eager", "graph"] | None = None
     """Launch kernels one by one, or replay them as one CUDA graph. Default: graph on a GPU."""
     keep: Literal["lean", "all"] = "lean"
-    """What a compiled forward pass saves for the backward pass; lean recomputes element-wise results."""
+    """Activations that a compiled forward pass saves: all, or those that cannot be recomputed element-wise (lean)."""
     against: Literal["timm"] | None = None
     """Also measure timm's model of the same name, in turns: the same update, compiled whole, under autocast."""
     turns: int = 5

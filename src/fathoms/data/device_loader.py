@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """A generator run piece by piece between training steps: each `next` is a piece, its return value the result.
+    """A generator run piece by piece between training batches: each `next` is a piece, its return value the result.
 
     Args:
         key: identifies the result, so that one begun for something else is not used. None after an error.
@@ -159,7 +159,7 @@ class DeviceLoader:
         """The batches of an epoch from batch `start` on."""
         if not 0 <= start <= self.batches:
             raise DataError(
-                f"data: batch {start} is outside the epoch of {self.batches} batches; check the checkpoint"
+                f"batch {start}: is outside the epoch of {self.batches} batches; check the checkpoint"
             )
         requested, groups = time.perf_counter(), self._groups(start)
         wanted = [*((epoch, numbers) for numbers in groups), *self._after(epoch)]
@@ -167,7 +167,7 @@ class DeviceLoader:
             began = time.perf_counter()
             batches = self._begun(epoch, numbers).finish()
             self._next = self._begun(*wanted[place]) if self._ahead and place < len(wanted) else None
-            # The host's time to launch the work; the device runs it between two training steps.
+            # The host's time to launch the work; the device runs it between two training batches.
             self.stats.waited += time.perf_counter() - began
             for batch in batches:
                 self.stats.images += len(batch)

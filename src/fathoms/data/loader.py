@@ -147,7 +147,7 @@ class Loader:
         )
 
     def advice(self) -> str:
-        """What to do if the consumer waits for data; empty if it does not."""
+        """Advice for a consumer that waits for data; empty if it does not wait."""
         return self.stats.advice(self.decoder.name, self.source.kind, self.options.count, available_cores())
 
     @property
@@ -162,7 +162,7 @@ class Loader:
         """The batches of an epoch from batch `start` on."""
         if not 0 <= start <= self.batches:
             raise DataError(
-                f"data: batch {start} is outside the epoch of {self.batches} batches; check the checkpoint"
+                f"batch {start}: is outside the epoch of {self.batches} batches; check the checkpoint"
             )
         pending: dict[int, _Pending] = {}
         # Tasks are numbered batch * parts + part, so that a result finds its place. Small batches make small

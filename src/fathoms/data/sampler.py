@@ -56,7 +56,7 @@ class Sampler:
     seed: int = 0
     order: str = "shuffled"
     aug_repeats: int = 1
-    """How often a sample is used in an epoch, each time with other augmentation; an epoch stays `size` long."""
+    """Number of times a sample is drawn in an epoch, each with other augmentation; an epoch stays `size` long."""
     world: int = 1
     rank: int = 0
     _kept: dict[int, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
@@ -113,7 +113,7 @@ class Sampler:
     def batch(self, epoch: int, number: int) -> Refs:
         """The samples of one batch; any batch may be asked for, in any order."""
         if not 0 <= number < self.batches:
-            raise ConfigError(f"data: batch {number} is outside the epoch of {self.batches} batches")
+            raise ConfigError(f"batch {number}: is outside the epoch of {self.batches} batches")
         start = number * self.global_batch
         if self.order == "sequential":
             position = start + self.rank + self.world * np.arange(self.batch_size)

@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 @contextmanager
 def hooked(*handles: RemovableHandle) -> Iterator[None]:
-    """Remove the hooks behind `handles` on leaving the block, also when it raises.
+    """Remove the hooks of `handles` on leaving the block, also when it raises.
 
     >>> from torch import nn, ones
     >>> linear, shapes = nn.Linear(2, 3), []

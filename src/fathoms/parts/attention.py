@@ -24,7 +24,7 @@ from fathoms.registry import Registry
 
 @dataclass(frozen=True)
 class Traits:
-    """What a model builder must know of an attention.
+    """Properties of an attention that the model builder reads.
 
     Args:
         reads_context: Whether it takes a context besides its queries, and so works in a read-out only.

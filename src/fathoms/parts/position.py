@@ -23,7 +23,7 @@ from fathoms.registry import Registry
 
 @dataclass(frozen=True)
 class Traits:
-    """What a model builder must know of a position.
+    """Properties of a position that the model builder reads.
 
     Args:
         adds: Whether something is added to the patches.

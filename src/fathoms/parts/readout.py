@@ -24,7 +24,7 @@ from fathoms.registry import Registry
 
 @dataclass(frozen=True)
 class Traits:
-    """What a model builder must know of a read-out.
+    """Properties of a read-out that the model builder reads.
 
     Args:
         travels: Whether its queries go through the blocks in front of the patches.

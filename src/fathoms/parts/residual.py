@@ -25,7 +25,7 @@ PLACEMENTS = ("pre", "post", "pre_post", "res_post")
 
 @dataclass(frozen=True)
 class Method:
-    """What a block builder must know of a residual method besides its module.
+    """Properties of a residual method that the block builder reads, besides its module.
 
     Args:
         start: The method's init_value as a function of the number of blocks; None if it has none.

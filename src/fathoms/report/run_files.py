@@ -30,7 +30,7 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """How the run ended; "running" where no end is recorded."""
+        """The status at the end of the run; "running" where no end is recorded."""
         status = self.summary.get("status")
         return status if isinstance(status, str) else "running"
 

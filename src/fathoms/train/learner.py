@@ -15,7 +15,7 @@ from fathoms.train.objective.objective import Objective
 from fathoms.train.optim.build import build_optimizer
 from fathoms.train.optim.ema import Ema
 from fathoms.train.precision.compile import compile_blocks, keep_lean
-from fathoms.train.precision.master_weights import WorkingCopy
+from fathoms.train.precision.master_weights import ComputeCopy
 
 
 class Learner(NamedTuple):
@@ -25,7 +25,7 @@ class Learner(NamedTuple):
     """The master weights: what the optimizer updates, and what is evaluated and saved."""
     compute_model: nn.Module
     """Runs the forward pass: the model or its bfloat16 copy, inside DDP and torch.compile."""
-    working_copy: WorkingCopy | None
+    compute_copy: ComputeCopy | None
     """The bfloat16 copy of the master weights under --precision bf16."""
     ema: Ema | None
     optimizer: torch.optim.Optimizer
@@ -40,7 +40,7 @@ def build_learner(job: Job, world: World, model: nn.Module, objective: Objective
     """
     recipe = job.recipe
     ema = Ema(model, recipe.model_ema_decay, recipe.model_ema_warmup) if recipe.model_ema else None
-    compute_model: nn.Module = objective.student
+    compute_model: nn.Module = objective.model
     if job.run.fsdp:
         if world.size == 1:
             raise ConfigError("--fsdp shards over several ranks; start them with torchrun")
@@ -48,12 +48,12 @@ def build_learner(job: Job, world: World, model: nn.Module, objective: Objective
         shard(compute_model, by_block=compute_model is model)
         if ema is not None:
             shard(ema.module)
-    working_copy = None
+    compute_copy = None
     if recipe.policy == "bf16":
         if job.run.fsdp:
             raise ConfigError("--precision bf16 copies whole weights; with --fsdp use autocast")
-        working_copy = WorkingCopy(compute_model)
-        compute_model = working_copy.module
+        compute_copy = ComputeCopy(compute_model)
+        compute_model = compute_copy.module
     options: dict[str, Any] = {}
     if recipe.torchcompile is not None:
         keep_lean()
@@ -70,4 +70,4 @@ def build_learner(job: Job, world: World, model: nn.Module, objective: Objective
     optimizer = build_optimizer(groups, recipe.opt, lr=recipe.lr, **own)
     half = recipe.policy != "fp32" and recipe.amp_dtype == "float16"
     scaler = torch.amp.GradScaler(world.device.type, enabled=half)
-    return Learner(model, compute_model, working_copy, ema, optimizer, scaler)
+    return Learner(model, compute_model, compute_copy, ema, optimizer, scaler)

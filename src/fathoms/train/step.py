@@ -15,7 +15,7 @@ from fathoms.train.job import Job
 from fathoms.train.learner import Learner
 from fathoms.train.objective.objective import Objective
 from fathoms.train.optim.build import set_lr
-from fathoms.train.optim.conditional_step import Gate
+from fathoms.train.optim.conditional_step import ConditionalStep
 from fathoms.train.precision.cuda_graph import launched
 
 
@@ -36,7 +36,10 @@ class Stepper:
         self.recipe, self.seed, self.world = job.recipe, job.run.seed, world
         self.learner, self.objective, self.channels = learner, objective, channels
         self.amp_dtype = getattr(torch, self.recipe.amp_dtype) if self.recipe.policy != "fp32" else None
-        self.gate, self.readback = Gate(learner.model, learner.optimizer), Readback(world)
+        self.conditional_step, self.readback = (
+            ConditionalStep(learner.model, learner.optimizer),
+            Readback(world),
+        )
         # Loss and hits of this update's batches, added to the epoch's sums if the update is not skipped.
         self.pending = torch.zeros(4, dtype=torch.float64, device=world.device)
         launch = self.recipe.launch
@@ -45,8 +48,8 @@ class Stepper:
     @property
     def unwrapped_model(self) -> nn.Module:
         """The module that ran the forward pass, without DDP or torch.compile: the model, or its bfloat16 copy."""
-        copy = self.learner.working_copy
-        return self.objective.student if copy is None else copy.module
+        copy = self.learner.compute_copy
+        return self.objective.model if copy is None else copy.module
 
     def replay(self, batch: Batch) -> Tensor:
         """The loss of a batch, computed again without DDP, torch.compile or a CUDA graph."""
@@ -72,13 +75,13 @@ class Stepper:
     def accumulate(self, batch: Batch, parts: int, first: bool) -> None:
         """Add the gradients of a batch, the `first` or a later one of the `parts` batches of an update."""
         if first:
-            self.gate.open()
+            self.conditional_step.begin()
         images, targets = self._inputs(self.learner.compute_model, batch)
         # A tensor, so that a graph does not hold the number it was captured with.
         share = torch.full((), float(parts), device=images.device)
         loss, logits = self.forward_backward(images, targets, share)
-        if self.learner.working_copy is not None:
-            self.learner.working_copy.pull_gradients()
+        if self.learner.compute_copy is not None:
+            self.learner.compute_copy.pull_gradients()
         hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.labels[:, None]
         counts = (len(batch) * loss, hits[:, 0].sum(), hits.any(dim=1).sum())
         self.pending += torch.stack([*counts, hits.new_full((), len(batch), dtype=torch.float64)]).double()
@@ -96,7 +99,7 @@ class Stepper:
         """Read how the previous update went, and average it into the EMA if it was applied; None if already read."""
         report = self.readback.read()
         if report is not None:
-            self.gate.settle(report.nonfinite)
+            self.conditional_step.settle(report.nonfinite)
             if self.learner.ema is not None and not report.nonfinite:
                 self.learner.ema.update(self.learner.model, report.update + 1)
         return report
@@ -114,10 +117,10 @@ class Stepper:
         loss = self.pending[0] / self.pending[3]
         skip = self.readback.send(state.updates, state.epoch, (first, state.batch), loss, norm, vote)
         set_lr(self.learner.optimizer, lr)
-        self.gate.step(skip)
+        self.conditional_step.step(skip)
         self.learner.scaler.update()
-        if self.learner.working_copy is not None:
-            self.learner.working_copy.push_weights()
+        if self.learner.compute_copy is not None:
+            self.learner.compute_copy.push_weights()
         state.sums += torch.where(skip > 0, 0.0, self.pending)
         self.clear()
 

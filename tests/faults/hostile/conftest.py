@@ -1,4 +1,4 @@
-"""What every hostile input is held to: refused in one printable line with exit code 2, nothing run, nothing written."""
+"""Every hostile input is refused in one printable line with exit code 2, nothing run, nothing written."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def snapshot(folder: Path) -> dict[str, tuple]:
     for path in sorted(folder.rglob("*")):
         about = path.lstat()
         small = stat.S_ISREG(about.st_mode) and about.st_size < 1 << 26
-        told = hashlib.sha256(path.read_bytes()).hexdigest() if small else ""
-        seen[str(path)] = (stat.S_IFMT(about.st_mode), about.st_size if not path.is_dir() else 0, told)
+        report = hashlib.sha256(path.read_bytes()).hexdigest() if small else ""
+        seen[str(path)] = (stat.S_IFMT(about.st_mode), about.st_size if not path.is_dir() else 0, report)
     return seen
 
 
@@ -48,14 +48,14 @@ def refused(capsys, place):
         before = snapshot(place.parent)
         capsys.readouterr()
         code = main([str(word) for word in words])
-        said = capsys.readouterr()
-        assert code == 2, said
-        assert said.out == ""
-        assert said.err.count("\n") == 1, said.err
-        assert said.err.rstrip("\n").isprintable()
-        assert says in said.err
+        printed = capsys.readouterr()
+        assert code == 2, printed
+        assert printed.out == ""
+        assert printed.err.count("\n") == 1, printed.err
+        assert printed.err.rstrip("\n").isprintable()
+        assert says in printed.err
         assert snapshot(place.parent) == before
-        return said.err
+        return printed.err
 
     return run
 
@@ -86,17 +86,17 @@ room = int(sys.argv[1])
 held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (held + room, held + room))
 for line in sys.stdin:
-    words, began, said, out = json.loads(line), time.process_time(), io.StringIO(), io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(out):
+    words, began, err, out = json.loads(line), time.process_time(), io.StringIO(), io.StringIO()
+    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out):
         code = main(words)
-    told = {"code": code, "said": said.getvalue(), "out": out.getvalue(), "seconds": time.process_time() - began}
-    print(json.dumps(told), flush=True)
+    report = {"code": code, "err": err.getvalue(), "out": out.getvalue(), "seconds": time.process_time() - began}
+    print(json.dumps(report), flush=True)
 """
 
 
 @pytest.fixture
 def bounded(place):
-    """Run commands one after another in a child whose memory has a hard limit; what each said and took."""
+    """Run commands one after another in a child whose memory has a hard limit; the output and time of each."""
 
     def run(*lines: list[str], room: int = ROOM) -> list[dict]:
         lines = [[str(word) for word in words] for words in lines]
@@ -109,20 +109,20 @@ def bounded(place):
             timeout=120,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        told = [json.loads(line) for line in done.stdout.splitlines()]
-        assert len(told) == len(lines), f"{lines[len(told)]} ended the process: {done.stderr[-2000:]}"
-        return told
+        report = [json.loads(line) for line in done.stdout.splitlines()]
+        assert len(report) == len(lines), f"{lines[len(report)]} ended the process: {done.stderr[-2000:]}"
+        return report
 
     return run
 
 
-def assert_one_line(told: dict, says: str, seconds: float = 5.0) -> None:
+def assert_one_line(report: dict, says: str, seconds: float = 5.0) -> None:
     """Exit code 2, one printable line that says `says`, in bounded time."""
-    assert told["code"] == 2, told
-    assert told["said"].count("\n") == 1, told["said"]
-    assert told["said"].rstrip("\n").isprintable()
-    assert says in told["said"], told["said"]
-    assert told["seconds"] < seconds
+    assert report["code"] == 2, report
+    assert report["err"].count("\n") == 1, report["err"]
+    assert report["err"].rstrip("\n").isprintable()
+    assert says in report["err"], report["err"]
+    assert report["seconds"] < seconds
 
 
 @pytest.fixture

@@ -195,7 +195,7 @@ def moving(kind: str) -> bytes:
 
 BOMB = zlib.compress(bytes(64 << 20))
 # What becomes of each: pixels of this height and width, or a refusal that says why.
-PICTURES = {
+IMAGES = {
     "png of 3.6 billion pixels": (png(60_000, 60_000), "it declares too many pixels"),
     "png of 144 million pixels": (png(12_000, 12_000), "more than the limit"),
     "png of 2^31 squared": (png(2**31 - 1, 2**31 - 1), ""),
@@ -228,9 +228,9 @@ PICTURES = {
 }
 
 
-@pytest.mark.parametrize("kind", PICTURES)
+@pytest.mark.parametrize("kind", IMAGES)
 def test_an_untrusted_image(kind, place):
-    data, expected = PICTURES[kind]
+    data, expected = IMAGES[kind]
     for backend in ("auto", "pillow"):
         decoder = choose_decoder(backend)
         if isinstance(expected, tuple):
@@ -245,13 +245,13 @@ def test_an_untrusted_image(kind, place):
 
 def test_a_folder_of_bombs_is_checked_within_a_gigabyte(place, bounded):
     (place / "d" / "train" / "a").mkdir(parents=True)
-    for number, (data, _) in enumerate(PICTURES.values()):
+    for number, (data, _) in enumerate(IMAGES.values()):
         (place / "d" / "train" / "a" / f"{number:02d}.png").write_bytes(data)
-    (told,) = bounded(["data", "check", "d", "--workers", "1", "--near", "-1"])
-    assert told["code"] == 1
-    refused = sum(isinstance(expected, str) for _, expected in PICTURES.values())
-    assert told["out"].count("BAD") == refused, told["out"]
-    assert told["seconds"] < 20
+    (report,) = bounded(["data", "check", "d", "--workers", "1", "--near", "-1"])
+    assert report["code"] == 1
+    refused = sum(isinstance(expected, str) for _, expected in IMAGES.values())
+    assert report["out"].count("BAD") == refused, report["out"]
+    assert report["seconds"] < 20
 
 
 def test_the_index_of_a_plain_tar_is_read_as_before(place):

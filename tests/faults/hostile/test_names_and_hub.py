@@ -48,7 +48,7 @@ def odd_folder(place):
     for number, name in enumerate(ODD):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(place / "p.png")
         (place / "p.png").rename(folder / f"{name}.png")
-    (folder / "broken\x1b]0;owned\x07\n.png").write_bytes(b"no picture\x1b[31m")
+    (folder / "broken\x1b]0;owned\x07\n.png").write_bytes(b"not an image\x1b[31m")
     return place / "d"
 
 
@@ -58,9 +58,9 @@ def test_file_names_are_told_as_text_and_json_stays_json(odd_folder, capfd):
     lines = out.split("\n")
     assert all(line.isprintable() for line in lines)
     assert "\x1b" not in err
-    told = json.loads(lines[-2])
-    assert told["files"] == len(ODD) + 1
-    assert told["bad"][0]["name"] == "train/cat/broken\x1b]0;owned\x07\n.png"
+    report = json.loads(lines[-2])
+    assert report["files"] == len(ODD) + 1
+    assert report["bad"][0]["name"] == "train/cat/broken\x1b]0;owned\x07\n.png"
     assert sum(line.startswith("BAD ") for line in lines) == 1
     manifest = json.loads((odd_folder / "fathoms-manifest.json").read_text())
     assert len(manifest["splits"]["train"]["files"]) == len(ODD) + 1

@@ -89,11 +89,11 @@ def test_what_is_no_set_of_plain_tensors_is_refused_by_the_reader_under_its_limi
         timeout=120,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    answers = dict(zip(names, map(json.loads, done.stdout.splitlines()), strict=False))
-    assert list(answers) == names, done.stderr[-1500:]
-    for name, answer in answers.items():
-        assert "error" in answer, (name, answer)
-        assert CONTENTS.get(name, ("", ""))[1] in answer["error"], (name, answer)
+    results = dict(zip(names, map(json.loads, done.stdout.splitlines()), strict=False))
+    assert list(results) == names, done.stderr[-1500:]
+    for name, result in results.items():
+        assert "error" in result, (name, result)
+        assert CONTENTS.get(name, ("", ""))[1] in result["error"], (name, result)
     assert not list(place.glob("*.safetensors"))
 
 

@@ -80,9 +80,9 @@ def test_a_state_that_no_run_wrote_is_refused_and_cuts_no_file(kind, run, place,
     rewrite(run / "checkpoints" / "last", STATES[kind])
     capsys.readouterr()
     assert main([*WORDS, "--output", "runs"]) == 2
-    said = capsys.readouterr().err
-    assert said.splitlines()[-1].isprintable()
-    assert "Traceback" not in said
+    printed = capsys.readouterr().err
+    assert printed.splitlines()[-1].isprintable()
+    assert "Traceback" not in printed
     assert victim.read_text() == "precious"
 
 

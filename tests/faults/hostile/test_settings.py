@@ -40,7 +40,7 @@ RECIPES = {
     "no table": ("model = 3", "model must be a table"),
     "a list of tables": ("[[model]]\ndim = 3", "model must be a table"),
     "a path for a model": ('[model]\nname = "../../etc/passwd"', "no model is called '../../etc/passwd'"),
-    "a number for a model": ("[model]\nname = 5", "model.name must be a string"),
+    "a number for a model": ("[model]\nname = 5", "[model] name must be a string"),
     "a giant": ('[model]\nname = "vit_digits"\ndim = 999999999', "dim=999999999 is too large"),
     "a tower": ('[model]\nname = "vit_digits"\ndepth = 100000000', "depth=100000000 is too large"),
     "a text of a megabyte": (f'aa = "{"x" * 900_000}"', "is not a string of up to"),
@@ -56,8 +56,8 @@ RECIPES = {
 def test_an_untrusted_recipe(kind, place, refused):
     text, says = RECIPES[kind]
     (place / "r.toml").write_text(text)
-    said = refused("train", "--recipe", "r.toml", "--device", "cpu", says=says)
-    assert len(said) < 2500
+    printed = refused("train", "--recipe", "r.toml", "--device", "cpu", says=says)
+    assert len(printed) < 2500
 
 
 def test_a_recipe_that_is_no_text_or_no_file(place, refused):

@@ -44,8 +44,8 @@ def test_a_pickle_given_to_any_command_is_refused_and_runs_nothing(name, evil, p
     Image.new("L", (8, 8)).save(place / "image.png")
     (place / name).write_bytes(evil)
     for words in commands(place / name):
-        said = refused(*words, says="safetensors")
-        assert name in said
+        printed = refused(*words, says="safetensors")
+        assert name in printed
 
 
 def test_a_distributed_checkpoint_folder_is_not_unpickled(evil, place, refused):
@@ -195,7 +195,7 @@ def test_a_config_cannot_ask_for_a_model_that_its_weights_do_not_fill(place, bou
         says.append(message)
     (place / "fine").mkdir()
     lines.append(["validate", "--checkpoint", str(run_folder(place / "fine")), "--device", "cpu", "--json"])
-    *told, fine = bounded(*lines)
-    for answer, message in zip(told, says, strict=True):
-        one_line(answer, message)
+    *report, fine = bounded(*lines)
+    for result, message in zip(report, says, strict=True):
+        one_line(result, message)
     assert fine["code"] == 0, fine

@@ -20,11 +20,11 @@ from fathoms.data.augment.policy import Layer
 
 @runtime_checkable
 class AugmentBackend(Protocol):
-    """What `Augment` needs of a backend."""
+    """The operations and last stages of augmentation, as `Augment` calls them."""
 
     @property
     def name(self) -> str:
-        """What the log calls it."""
+        """Its name in the log."""
         ...
 
     @property
@@ -40,7 +40,7 @@ class AugmentBackend(Protocol):
 
 @dataclass(frozen=True)
 class TorchBackend:
-    """Operations and last steps of a batch, in torch."""
+    """Operations and last stages of a batch, in torch."""
 
     name: str
     layer: Callable[[Tensor, Layer, Tensor], Tensor]

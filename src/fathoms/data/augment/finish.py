@@ -1,4 +1,4 @@
-"""The last steps of a batch, from bytes to the model's input: normalise, erase, mix."""
+"""The last stages of a batch, from bytes to the model's input: normalise, erase, mix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Erasing:
 
 @dataclass(frozen=True)
 class Finish:
-    """The random choices of the last steps of a batch; None skips a step."""
+    """The random choices of the last stages of a batch; None skips a stage."""
 
     erasing: Erasing | None
     mixture: Mixture | None

@@ -1,6 +1,6 @@
 """Decode the random crops of a few samples, from encoded bytes to pixels.
 
-Other threads launch the training step meanwhile and need the GIL for every launch. So a sample costs little while
+Other threads launch the training update meanwhile and need the GIL for every launch. So a sample costs little while
 the GIL is held: the crop boxes of all samples are drawn together, and a crop is decoded straight into the memory that
 goes to the device.
 """

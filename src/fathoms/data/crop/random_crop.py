@@ -24,7 +24,7 @@ CROPS: Registry[np.ndarray, None] = Registry("crop")
 
 @dataclass(frozen=True)
 class CropOptions:
-    """How training crops are drawn; each option is called what its flag is called."""
+    """Options of training crops; each has the name of its flag."""
 
     crop: str = "resized"
     """resized: RandomResizedCrop; pad: shift by up to `crop_padding` pixels, black outside; whole: the whole image."""

@@ -100,11 +100,15 @@ def _read_jpeg(data: bytes) -> ImageHeader:
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             # The tables of four components end within 18 bytes; what follows says nothing more.
             header = _frame(data[body : min(place, body + 18)], marker, orientation)
-            # Entropy-coded bytes never hold FF DA, so counting it counts the scans (or more, never fewer).
-            if header.progressive and data.count(b"\xff\xda") > MAX_SCANS:
-                raise BadImageError(f"progressive JPEG with more than {MAX_SCANS} scans")
+            _check_scans(header, data)
             return header
     raise BadImageError("JPEG ends inside its header")
+
+
+def _check_scans(header: ImageHeader, data: bytes) -> None:
+    # Entropy-coded bytes never hold FF DA, so counting it counts the scans (or more, never fewer).
+    if header.progressive and data.count(b"\xff\xda") > MAX_SCANS:
+        raise BadImageError(f"progressive JPEG with more than {MAX_SCANS} scans")
 
 
 @functools.lru_cache(1024)

@@ -59,7 +59,7 @@ def tap_tables(
 
 
 def tap_count(length: np.ndarray, cubic: np.ndarray, size: int) -> int:
-    """How many input positions one output position can depend on, over the batch."""
+    """The largest number of input positions that one output position depends on, over the batch."""
     reach = np.where(cubic, 2.0, 1.0) * np.maximum(1.0, length / size)
     return int(min(np.ceil(reach).max() * 2 + 1, max(1, length.max())))
 

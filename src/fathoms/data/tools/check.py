@@ -50,7 +50,7 @@ class Report:
         return [file for file in self.files if file.problem]
 
     def modes(self) -> dict[str, int]:
-        """How often each kind of image occurs ("JPEG RGB", "PNG RGBA", …)."""
+        """The number of images of each kind ("JPEG RGB", "PNG RGBA", …)."""
         return dict(Counter(f.mode for f in self.files if f.mode).most_common())
 
     def balance(self, classes: tuple[str, ...], split: str) -> dict[str, int]:

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +29,9 @@ from fathoms.data.sources.shards import INDEX_FORMAT, INDEX_NAME, shard_path
 from fathoms.data.tools.ordered_map import ordered_map
 from fathoms.errors import ConfigError
 from fathoms.untrusted_files import read_json, sha256_of
+
+# Index, bytes read, bytes to store or None, and why there are none.
+Repacked = tuple[int, int, bytes | None, str]
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,14 @@ def pack_split(
     """Write the shards of one split; returns its entry for the index, and a result to report."""
     folder.mkdir(parents=True, exist_ok=True)
     decoder = choose_decoder("auto")
+
+    def work(index: int) -> Repacked:
+        try:
+            data = source.read(index)
+            return index, len(data), repack(data, decoder, options), ""
+        except (BadImageError, OSError) as error:
+            return index, 0, None, str(error)
+
     # Shuffled once, so that a shard read from end to end is a fair sample of the classes.
     order = generator(0, 0, "order", len(source)).permutation(len(source))
     wanted = {"source": source.fingerprint(), "options": asdict(options)}
@@ -125,7 +136,10 @@ def pack_split(
             path = folder / f"{source.split}-{number:06d}.tar"
             facts = _finished(path, wanted)
             if facts is None:
-                facts = _write_shard(path, source, chosen, decoder, options, pool, wanted, done, progress)
+                repacked = ordered_map(pool, work, chosen.tolist())
+                facts = _write_shard(
+                    path, source, repacked, wanted, lambda n, before=done: progress(before + n)
+                )
                 written += 1
             else:
                 kept += 1
@@ -156,29 +170,17 @@ def _finished(path: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
 def _write_shard(
     path: Path,
     source: Source,
-    chosen: np.ndarray,
-    decoder: Decoder,
-    options: PackOptions,
-    pool: ThreadPoolExecutor,
+    repacked: Iterable[Repacked],
     wanted: dict[str, Any],
-    done: int,
     progress: Callable[[int], None],
 ) -> dict[str, Any]:
     samples: list[list[Any]] = []
     skipped: list[tuple[str, str]] = []
     bytes_in = 0
-
-    def work(index: int) -> tuple[int, int, bytes | None, str]:
-        try:
-            data = source.read(index)
-            return index, len(data), repack(data, decoder, options), ""
-        except (BadImageError, OSError) as error:
-            return index, 0, None, str(error)
-
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-            for position, (index, size, data, reason) in enumerate(ordered_map(pool, work, chosen.tolist())):
+            for position, (index, size, data, reason) in enumerate(repacked):
                 bytes_in += size
                 if data is None:
                     skipped.append((source.where(index), reason))
@@ -188,7 +190,7 @@ def _write_shard(
                 _add(archive, f"{key}.cls", str(int(source.labels[index])).encode())
                 samples.append([f"{key}.jpg", int(source.labels[index]), offset, len(data)])
                 if position % 64 == 0:
-                    progress(done + position)
+                    progress(position)
         file.flush()
         os.fsync(file.fileno())
     facts = {

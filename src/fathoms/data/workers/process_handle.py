@@ -20,7 +20,7 @@ _STATUS = np.dtype([("since", np.float64), ("length", np.int64), ("item", np.uin
 
 
 class ProcessStatus:
-    """What a worker process is doing: written by it, read by the watch of its parent."""
+    """Status of a worker process: written by it, read by the watch of its parent."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -67,7 +67,7 @@ class ProcessHandle:
         return self.tasks.popleft()[2]
 
     def trouble(self, timeout: float) -> str:
-        """What is wrong with it; empty if nothing is."""
+        """The fault of the process; empty if there is none."""
         self._wait()
         # A process that was stopped between two files reports none. A result that waits in the pipe proves that
         # it works.

@@ -61,7 +61,7 @@ class Worker:
         self.item, self.since = item, time.monotonic()
 
     def trouble(self, timeout: float) -> str:
-        """What is wrong with it; empty if nothing is."""
+        """The fault of the worker; empty if there is none."""
         died = self.thread is not None and not self.thread.is_alive()
         spent = time.monotonic() - self.since
         hangs = self.entry is not None and self.item and spent > timeout
@@ -134,7 +134,7 @@ class ThreadPool:
                 result, error = self._work(entry[1], worker), None
             except FathomsError as failure:
                 result, error = None, failure
-            except Exception as failure:
+            except Exception as failure:  # noqa: BLE001
                 # Whatever ends a task must reach the consumer, or it would wait for ever. The file is named
                 # here: by the time the consumer looks, the worker reads another.
                 result, error = None, task_error(worker.name, worker.item, failure)

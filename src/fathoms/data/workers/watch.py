@@ -16,7 +16,7 @@ class Watched(Protocol):
     """A worker, thread or process, as the watch sees it."""
 
     def trouble(self, timeout: float) -> str:
-        """What is wrong with it; empty if nothing is."""
+        """The fault of the worker; empty if there is none."""
         ...
 
     def retire(self) -> None:

@@ -23,7 +23,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, tor
 _TALKING = {"qkv", "proj", "proj_l", "proj_w", "attn_drop", "proj_drop"}
 _CLASS = {"q", "k", "v", "proj", "attn_drop", "proj_drop"}
 _MLP = {"fc1", "act", "fc2"}
-# Beside those an MLP may have these, if they do nothing in inference.
+# Besides those an MLP may have these, if they do nothing in inference.
 _MLP_EXTRAS = {"drop", "drop1", "drop2", "norm"}
 _SCALES = {"gamma", "gamma_1", "gamma_2"}
 # The linears whose weights a new module reads, and the parts that it passes over; it calls all others.

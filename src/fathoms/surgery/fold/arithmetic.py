@@ -87,23 +87,31 @@ def absorb_permanently(part: AffinePart, targets: list[Target], weights: Weights
 
 def _check(part: AffinePart, target: Target, weights: Weights) -> None:
     if target.kind == "conv":
-        for node in target.nodes:
-            groups = _conv_argument(node, 6, 1)
-            if groups != 1:
-                raise NoRouteError(f"{target.weight} is a convolution in {groups} groups")
-            if target.side == "input" and part.bias is not None and _padded(node):
-                raise NoRouteError(f"{target.weight} pads with zeros, which a shift would have to change too")
+        _check_convolution(part, target)
     if target.kind == "affine":
-        sizes = [weights.get(name).numel() for name in part.parameters]
-        for name in (target.weight, target.bias):
-            if name is not None and weights.get(name).numel() < max(sizes):
-                raise NoRouteError(f"{name} is one number for all channels")
-        if target.weight is None and part.weight is not None:
-            raise NoRouteError(f"{target.bias} has no scale beside it")
-        if target.bias is None and part.bias is not None:
-            raise NoRouteError(f"{target.weight} has no shift beside it")
+        _check_affine(part, target, weights)
     elif part.bias is not None and target.bias is None and weights.bias_name(target.weight or "") is None:
         raise NoRouteError(f"{target.weight} has no bias, and no place for one")
+
+
+def _check_convolution(part: AffinePart, target: Target) -> None:
+    for node in target.nodes:
+        groups = _conv_argument(node, 6, 1)
+        if groups != 1:
+            raise NoRouteError(f"{target.weight} is a convolution in {groups} groups")
+        if target.side == "input" and part.bias is not None and _padded(node):
+            raise NoRouteError(f"{target.weight} pads with zeros, which a shift would have to change too")
+
+
+def _check_affine(part: AffinePart, target: Target, weights: Weights) -> None:
+    sizes = [weights.get(name).numel() for name in part.parameters]
+    for name in (target.weight, target.bias):
+        if name is not None and weights.get(name).numel() < max(sizes):
+            raise NoRouteError(f"{name} is one number for all channels")
+    if target.weight is None and part.weight is not None:
+        raise NoRouteError(f"{target.bias} has no scale next to it")
+    if target.bias is None and part.bias is not None:
+        raise NoRouteError(f"{target.weight} has no shift next to it")
 
 
 def _conv_argument(node: Any, place: int, default: Any) -> Any:

@@ -49,6 +49,26 @@ def _after_permute(node: fx.Node, rank: int, axis: int) -> int:
     return {first: second, second: first}.get(axis, axis)
 
 
+def _after_cut(node: fx.Node, rank: int, axis: int) -> int | None:
+    name = operation(node)
+    place = 2 if name in ("split", "split_with_sizes", "chunk") else 1
+    cut = int(_argument(node, place, "dim", 0)) % rank
+    if cut == axis:
+        return None
+    return axis - 1 if name in ("select", "unbind") and cut < axis else axis
+
+
+def _after_mean(node: fx.Node, rank: int, axis: int) -> int | None:
+    dims = _argument(node, 1, "dim", None)
+    if dims is None:
+        return None
+    gone = {dim % rank for dim in ([dims] if isinstance(dims, int) else dims)}
+    if axis in gone:
+        return None
+    kept = bool(_argument(node, 2, "keepdim", False))
+    return axis if kept else axis - sum(dim < axis for dim in gone)
+
+
 def through(node: fx.Node, source: fx.Node, axis: int) -> int | None:
     """The channel axis after `node`, given that of its input `source`; None if it mixes channels."""
     name = operation(node)
@@ -71,18 +91,5 @@ def through(node: fx.Node, source: fx.Node, axis: int) -> int | None:
     if name in _VIEWS:
         return _view_axis(before, shape_of(node), axis)
     if name in _PIECES:
-        place = 2 if name in ("split", "split_with_sizes", "chunk") else 1
-        cut = int(_argument(node, place, "dim", 0)) % rank
-        if cut == axis:
-            return None
-        return axis - 1 if name in ("select", "unbind") and cut < axis else axis
-    if name == "mean":
-        dims = _argument(node, 1, "dim", None)
-        if dims is None:
-            return None
-        gone = {dim % rank for dim in ([dims] if isinstance(dims, int) else dims)}
-        if axis in gone:
-            return None
-        kept = bool(_argument(node, 2, "keepdim", False))
-        return axis if kept else axis - sum(dim < axis for dim in gone)
-    return None
+        return _after_cut(node, rank, axis)
+    return _after_mean(node, rank, axis) if name == "mean" else None

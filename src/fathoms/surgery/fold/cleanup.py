@@ -29,7 +29,7 @@ _REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError)
 def clean(
     model: nn.Module, parts: list[AffinePart], weights: Weights, images: Tensor
 ) -> dict[AffinePart, Fate]:
-    """Remove what the folded `parts` leave behind, in place; the fate of each part."""
+    """Remove what is left of the folded `parts`, in place; the result for each part."""
     fates = {part: _clear(model, part, weights) for part in parts}
     ones = [name for part, fate in fates.items() if fate == "set to one" for name in part.parameters]
     dropped = _drop_ones(model, ones, weights, images)
@@ -55,7 +55,7 @@ def _clear(model: nn.Module, part: AffinePart, weights: Weights) -> Fate:
 
 
 def _attributes(part: AffinePart) -> tuple[str | None, str | None]:
-    """What the owner of a part calls its scale and its shift."""
+    """The names of a part's scale and shift in their owner."""
     names = [None if name is None else name.rpartition(".")[2] for name in (part.weight, part.bias)]
     return names[0], names[1]
 

@@ -77,7 +77,7 @@ def trace(model: nn.Module, images: Tensor) -> Traced:
 
     A model whose parameters are tied has one input for each parameter, not for each of its names.
     """
-    # functional_call leaves its inputs behind in a module that has two names, so it gets a copy.
+    # functional_call leaves its inputs in a module that has two names, so it gets a copy.
     model = copy.deepcopy(model)
     for module in model.modules():
         if isinstance(module, ClassAttention | InPlaceOf) and hasattr(module, "impl"):

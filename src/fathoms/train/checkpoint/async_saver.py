@@ -135,7 +135,8 @@ class AsyncSaver:
             self._write(checkpoint, best)
         except OSError as error:
             self._error = self._explain(error)
-        except Exception as error:
+        # It would end with its thread; `check` raises it in the training loop.
+        except Exception as error:  # noqa: BLE001
             self._error = SaveError(
                 f"{self.folder.checkpoints}: cannot save ({type(error).__name__}: {error})"
             )

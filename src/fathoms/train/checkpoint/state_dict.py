@@ -61,8 +61,8 @@ def gather(learner: Learner, values: dict[str, Any], stage: Stage) -> Checkpoint
 def restore(checkpoint: Checkpoint, learner: Learner, where: str) -> None:
     """Put the tensors of a checkpoint back into the model, its EMA, the optimizer and the loss scaler."""
     put_weights(learner.model, checkpoint.tensors["model"], f"{where}/model", spread_like)
-    if learner.working_copy is not None:
-        learner.working_copy.push_weights()
+    if learner.compute_copy is not None:
+        learner.compute_copy.push_weights()
     moments = checkpoint.tensors.get("optimizer", {})
     load_optimizer_state(learner.optimizer, moments, checkpoint.state["optimizer"])
     if learner.ema is not None:

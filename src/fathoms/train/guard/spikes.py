@@ -28,7 +28,7 @@ class Spikes:
         self.losses: deque[float] = deque(losses, maxlen=WINDOW)
 
     def score(self, loss: float) -> float:
-        """How many robust deviations a loss lies above the median; zero while too few are known."""
+        """Robust deviations of a loss above the median; zero while too few losses are known."""
         if len(self.losses) < LEAST:
             return 0.0
         median = statistics.median(self.losses)

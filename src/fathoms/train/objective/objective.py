@@ -18,7 +18,7 @@ from fathoms.train.recipe.recipe import Recipe
 class Objective:
     """The loss of a recipe.
 
-    `student` is the module that is called, compiled and given to DDP: the model itself, or a wrapper that also
+    `model` is the module that is called, compiled and given to DDP: the model itself, or a wrapper that also
     returns the logits of each head and the penalties.
     """
 
@@ -34,17 +34,17 @@ class Objective:
             self.base = LOSSES.build("cross_entropy", recipe.smoothing)
         self.teacher = build_teacher(recipe, len(classes), device)
         penalised = bool(recipe.train_feature_decay or recipe.attn_extra_loss)
-        self.student = model
+        self.model = model
         if isinstance(model, ViT) and (penalised or model.head_dist is not None):
-            self.student = WithPenalties(
+            self.model = WithPenalties(
                 model, recipe.train_feature_decay, recipe.attn_extra_loss, recipe.attn_extra_loss_layers
             )
         elif penalised:
             raise ConfigError("--train-feature-decay and --attn-extra-loss work on fathoms models only")
 
-    def loss(self, student: nn.Module, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, model: nn.Module, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of a batch on labels or soft targets, and the logits of the class head."""
-        out = student(images)
+        out = model(images)
         heads, penalty = out if isinstance(out, tuple) else ((out,), None)
         if self.teacher is None:
             loss = self.base(class_logits(heads), targets)

@@ -72,7 +72,7 @@ def _all_on_cuda(groups: Groups) -> bool:
 def lamb(
     groups: Groups, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6
 ) -> torch.optim.Optimizer:
-    """LAMB as in timm: Adam with steps in proportion to the norm of each matrix, the gradient clipped to norm 1."""
+    """LAMB as in timm: Adam with updates in proportion to the norm of each matrix, the gradient clipped to norm 1."""
     return Lamb(groups, lr=lr, betas=betas, eps=eps)
 
 

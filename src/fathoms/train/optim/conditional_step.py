@@ -41,7 +41,7 @@ def _bits(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def hold_of(optimizer: torch.optim.Optimizer) -> Tensor | None:
-    """The flag that skips a step if it is one, or None; for optimizers that read `found_inf`.
+    """The flag that skips an optimizer step if it is one, or None; for optimizers that read `found_inf`.
 
     torch's GradScaler sets it too, and may then pass gradients that are still scaled, which is refused.
     """
@@ -54,7 +54,7 @@ def step_unless(optimizer: torch.optim.Optimizer, hold: Tensor) -> None:
     """Take an optimizer step unless `hold` is one, without reading `hold` on the host.
 
     Optimizers that read `found_inf`, as torch's fused ones and ours do, skip by themselves. The others step, and
-    parameters and moments are then restored; moments that the step created become zero.
+    parameters and moments are then restored; moments that the optimizer created become zero.
     """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.grad_scale, optimizer.found_inf = None, hold  # pyrefly: ignore[missing-attribute]
@@ -72,16 +72,16 @@ def step_unless(optimizer: torch.optim.Optimizer, hold: Tensor) -> None:
 
 
 def _moved(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The tensors that a step changes: parameters with a gradient, and their moments."""
+    """The tensors that an optimizer step changes: parameters with a gradient, and their moments."""
     params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     states = [value for p in params for value in optimizer.state.get(p, {}).values()]
     return [*params, *(value for value in states if isinstance(value, Tensor))]
 
 
-class Gate:
+class ConditionalStep:
     """Makes an update conditional: parameters, moments, counters, and the statistics of BatchNorm.
 
-    On a CPU the flag is read at once, and the step is simply not taken.
+    On a CPU the flag is read at once, and the optimizer step is simply not taken.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -91,7 +91,7 @@ class Gate:
         self._before: list[Tensor] = []
         self._stepped = False
 
-    def open(self) -> None:
+    def begin(self) -> None:
         """Call before the first forward pass of an update, which may change statistics."""
         self._before = [buffer.clone() for buffer in self.buffers]
 

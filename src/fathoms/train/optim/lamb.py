@@ -102,7 +102,7 @@ class Lamb(torch.optim.Optimizer):
         first = [self.state[parameter]["exp_avg"] for parameter in params]
         second = [self.state[parameter]["exp_avg_sq"] for parameter in params]
         beta1, beta2 = group["betas"]
-        # In a skipped step the gradients are zero, and the moments are not decayed.
+        # In a skipped update the gradients are zero, and the moments are not decayed.
         torch._foreach_mul_(first, beta1 if hold is None else torch.where(hold > 0, 1.0, beta1))
         torch._foreach_add_(first, grads, alpha=1 - beta1)
         torch._foreach_mul_(second, beta2 if hold is None else torch.where(hold > 0, 1.0, beta2))

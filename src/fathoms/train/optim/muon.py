@@ -82,7 +82,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of each algorithm on its own parameters."""
+        """One update by each algorithm of its own parameters."""
         loss = loss_of(closure)
         hold = hold_of(self)
         for part in self._parts.values():

@@ -17,7 +17,7 @@ Epochs = int | float
 
 @dataclass(frozen=True)
 class Traits:
-    """What `Schedule` must know of a shape: whether it ends at the minimum after its epochs."""
+    """Properties of a shape: whether it ends at the minimum after its epochs."""
 
     ends: bool = False
 
@@ -116,6 +116,14 @@ class Schedule:
 
     def __post_init__(self) -> None:
         SCHEDULES.check(self.sched, "--sched")
+        self._check_ranges()
+        if self.cooldown_epochs and not self._ends:
+            raise ConfigError(f"--cooldown-epochs: schedule {self.sched!r} takes none; leave it out")
+        if self.min_lr and self.sched == "constant":
+            raise ConfigError("--min-lr: schedule 'constant' takes none; leave it out")
+        self._share(0.0)
+
+    def _check_ranges(self) -> None:
         if not (math.isfinite(self.base_lr) and self.base_lr > 0):
             raise ConfigError(f"--lr {self.base_lr}: use a learning rate above zero")
         if self.epochs < 1:
@@ -133,11 +141,6 @@ class Schedule:
             raise ConfigError(
                 f"--epoch-threshold {self.epoch_threshold}: must be between 0 and 1; 0.5 is usual"
             )
-        if self.cooldown_epochs and not self._ends:
-            raise ConfigError(f"--cooldown-epochs: schedule {self.sched!r} takes none; leave it out")
-        if self.min_lr and self.sched == "constant":
-            raise ConfigError("--min-lr: schedule 'constant' takes none; leave it out")
-        self._share(0.0)
 
     @property
     def _ends(self) -> bool:

@@ -116,7 +116,7 @@ def _move(settings: Settings, stack: list[Matrix], go: Tensor | None) -> None:
     params = [_own(matrix.parameter) for matrix in stack]
     grads = [_own(matrix.gradient) for matrix in stack]
     buffers = [_own(matrix.buffer) for matrix in stack]
-    # New values are kept apart from the old ones, which a skipped step keeps.
+    # New values are kept apart from the old ones, which a skipped update keeps.
     fresh = torch._foreach_lerp(buffers, grads, 1 - settings.momentum)
     _put(buffers, fresh, go)
     ahead = torch._foreach_lerp(grads, fresh, settings.momentum) if settings.nesterov else fresh

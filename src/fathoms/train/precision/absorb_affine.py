@@ -7,7 +7,7 @@ pass over the tokens: with W and c the weight and bias of the linear,
 
 give the same outputs, and the gradients of all five follow from those of W' and c'. A branch of a block then runs
 without per-channel work, and its backward pass without the sums over all tokens that such work needs.
-`fathoms.surgery.fold` does the same to a trained model, once and in float64.
+`surgery/fold/arithmetic.py` applies the same formula to a trained model, once and in float64.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
 
 
 def kept_for_backward(keep: str) -> AbstractContextManager[None]:
-    """What code compiled in this context saves for the backward pass: "all" that torch would, or "lean".
+    """Set what code compiled in this context saves for the backward pass: "all" that torch would, or "lean".
 
     "lean" recomputes element-wise results, such as norms and activations, instead of saving them.
     """

@@ -15,7 +15,7 @@ from fathoms.train.precision.absorb_affine import Absorbing, Stack, take_factors
 from fathoms.train.precision.gradients import add_gradients
 
 
-class WorkingCopy:
+class ComputeCopy:
     """A compute model: a copy of `model` whose linears and convolutions hold bfloat16 copies of its weights.
 
     In its blocks the gain and shift of norms and the residual scales are part of those matrices (see
@@ -25,7 +25,7 @@ class WorkingCopy:
     from the master weights.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
-    >>> copies = WorkingCopy(model)
+    >>> copies = ComputeCopy(model)
     >>> copies.module[0].weight.dtype, copies.module[1].weight is model[1].weight
     (torch.bfloat16, True)
     """

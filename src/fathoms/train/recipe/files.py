@@ -42,7 +42,7 @@ def read_recipe(name: str) -> dict[str, Any]:
         raise ConfigError(f"{name}: model must be a table; write [model] and its fields below")
     for key, value in (
         ("about", table.get("about", "")),
-        ("model.name", table.get("model", {}).get("name", "")),
+        ("[model] name", table.get("model", {}).get("name", "")),
     ):
         if not isinstance(value, str):
             raise ConfigError(f"{name}: {key} must be a string; write it in quotes")

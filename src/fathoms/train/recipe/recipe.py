@@ -205,12 +205,27 @@ def _check(recipe: Recipe) -> None:
     check_types(recipe, "--", ConfigError)
     check_choices(recipe, "--")
     refuse_unused(recipe, [name for name, value in DEFAULTS.items() if getattr(recipe, name) != value])
+    _check_ranges(recipe)
+    _check_combinations(recipe)
+
+
+def _check_ranges(recipe: Recipe) -> None:
     for name in ("epochs", "batch_size", "grad_accum_steps", "aug_repeats", "recount"):
         if getattr(recipe, name) < 1:
             raise ConfigError(f"{flag_of(name)} {getattr(recipe, name)}: is too small; use 1 or more")
     for name, most in _MOST.items():
         if getattr(recipe, name) > most:
             raise ConfigError(f"{flag_of(name)} {getattr(recipe, name)}: is too large; use {most} or less")
+    if recipe.val_share is not None and not 0 <= recipe.val_share < 1:
+        raise ConfigError(f"--val-share {recipe.val_share}: use a share from 0 to below 1")
+    for name in ("clip_grad", "layer_decay"):
+        if getattr(recipe, name) is not None and getattr(recipe, name) <= 0:
+            raise ConfigError(
+                f"{flag_of(name)} {getattr(recipe, name)}: must be above zero; raise it or leave it out"
+            )
+
+
+def _check_combinations(recipe: Recipe) -> None:
     if recipe.attn_extra_loss and recipe.attn_extra_loss_layers < 1:
         raise ConfigError("--attn-extra-loss applies to no block; give --attn-extra-loss-layers")
     if (recipe.distillation_type == "none") != (recipe.teacher is None):
@@ -223,10 +238,3 @@ def _check(recipe: Recipe) -> None:
         raise ConfigError(
             "--launch graph needs --amp-dtype bfloat16: float16 changes the loss scale during training"
         )
-    if recipe.val_share is not None and not 0 <= recipe.val_share < 1:
-        raise ConfigError(f"--val-share {recipe.val_share}: use a share from 0 to below 1")
-    for name in ("clip_grad", "layer_decay"):
-        if getattr(recipe, name) is not None and getattr(recipe, name) <= 0:
-            raise ConfigError(
-                f"{flag_of(name)} {getattr(recipe, name)}: must be above zero; raise it or leave it out"
-            )

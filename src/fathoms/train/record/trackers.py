@@ -201,6 +201,7 @@ class Trackers:
         """Drop a tracker that raises; the run continues without it."""
         try:
             yield
-        except (Exception, SystemExit) as error:
+        # A tracker is somebody else's code; none of its errors may end the run.
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             alive.pop(name, None)
             self._say(f"log: {name} failed and is dropped ({reason(error)}); metrics.jsonl has everything")
