@@ -223,8 +223,7 @@ def run(args: Args) -> int:
     from fathoms.compare.comparison import UNFINISHED
 
     comparison = make_comparison(args)
-    # Every run that the plan may need is made now: one that contradicts itself is refused before anything runs.
-    comparison.trials()
+    comparison.check()
     print(comparison.describe(), flush=True)
     if args.dry_run:
         if not args.no_pilot:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.compare.cells import Cell, key_of, make_cell
+from fathoms.compare.contradictions import refuse_contradictions
 from fathoms.compare.folder import VERSION, ComparisonFolder, Settings, stale
 from fathoms.compare.progress import span
 from fathoms.compare.runner import make_slots
@@ -128,6 +129,12 @@ class Comparison:
             "tune": grid,
             "tune_epochs": None if self.tuning is None else self.tuning.epochs,
         }
+
+    def check(self) -> None:
+        """Refuse arms and trials that contradict themselves."""
+        runs = [(name, job) for name, (_, job) in self.arms.items()]
+        runs += [(trial.cell.arm, trial.cell.job) for trial in self.trials()]
+        refuse_contradictions(runs, self.settings.classes)
 
     def describe(self) -> str:
         """The plan in words: arms, what differs, the noise floor, the smallest visible difference."""
