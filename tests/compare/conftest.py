@@ -1,6 +1,7 @@
 """Fixtures of the comparison tests."""
 
 import pytest
+
 from tiny_comparisons import Comparisons
 
 

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from tiny_comparisons import sabotage
 
 from fathoms.compare import folder as comparison_folder
+from tiny_comparisons import sabotage
 
 # Real faults of the worker process: a segmentation fault for seed 1, an allocation that fails for seed 2.
 FAULTS = """
