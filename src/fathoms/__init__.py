@@ -12,6 +12,7 @@ from fathoms.errors import FathomsError
 
 if TYPE_CHECKING:
     from fathoms import parts as parts
+    from fathoms.compare.results import load_results as load_results
     from fathoms.evaluate.load import load_run as load_run
     from fathoms.models.config import ViTConfig as ViTConfig
     from fathoms.models.param_groups import param_groups as param_groups
@@ -36,6 +37,7 @@ _HOMES = {
     "create_model": "fathoms.models.zoo",
     "fold": "fathoms.surgery.fold.fold",
     "list_models": "fathoms.models.zoo",
+    "load_results": "fathoms.compare.results",
     "load_run": "fathoms.evaluate.load",
     "load_weights": "fathoms.models.weights",
     "param_groups": "fathoms.models.param_groups",

@@ -15,18 +15,21 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from fathoms.cli import train as train_command
 from fathoms.cli.parse import Switches, given, parse
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, FathomsError
 from fathoms.models.config import FIELDS
 from fathoms.registry import check_name
 from fathoms.train.job import Job, RunOptions
 from fathoms.train.recipe.recipe import RECIPE_FIELDS
+
+if TYPE_CHECKING:
+    from fathoms.compare.comparison import Comparison
 
 EXAMPLES = """
 fathoms compare
@@ -73,8 +76,14 @@ class Args:
     """Run only the K-th of N equal shares of the cells, written K/N, for schedulers other than Slurm."""
     keep: Literal["none", "last", "all"] = "last"
     """Checkpoints of a finished run that stay."""
+    tune: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """NAME=VALUE,VALUE: try these values for each arm first, on val and on a seed apart; may be given several times."""
+    tune_epochs: int | None = None
+    """Epochs of each such trial. Default: those of a run."""
     dry_run: bool = False
-    """Print the plan and run nothing."""
+    """Print the plan, with its expected time and disk, and run nothing."""
+    no_pilot: bool = False
+    """Leave out the pilot of --dry-run: a few timed updates of each architecture."""
     json: bool = False
     """Print the results as one JSON object on the last line."""
     model: str | None = None
@@ -91,7 +100,9 @@ def make_plan(args: Args) -> Plan:
     from fathoms.untrusted_files import read_toml
 
     if args.data is None and not (args.axis or args.arm or args.preset or args.plan):
-        return dataclasses.replace(DEMO, seeds=args.seeds or DEMO.seeds)
+        tune = parse_axes(args.tune, "--tune")
+        seeds = DEMO.seeds if args.seeds is None else args.seeds
+        return dataclasses.replace(DEMO, seeds=seeds, tune=tune, tune_epochs=args.tune_epochs)
     table: dict[str, Any] = {}
     if args.preset is not None:
         table = dict(PRESETS[check_name(args.preset, PRESETS, "preset", "--preset")])
@@ -99,16 +110,19 @@ def make_plan(args: Args) -> Plan:
         if not Path(args.plan).is_file():
             raise ConfigError(f"--plan {args.plan}: no such file; give a TOML file")
         table |= read_toml(args.plan, ConfigError)
-    base = Plan.from_dict({"axes": {"_": ["_"]}, **table}, args.plan or "--preset") if table else None
+    where = args.plan or "--preset"
+    base = Plan.from_dict({"axes": {"_": ["_"]}, **table}, where) if table else None
     axes = {**(base.axes if base else {}), **parse_axes(args.axis)}
     axes.pop("_", None)
     arms = {**(base.arms if base else {}), **parse_arms(args.arm)}
     seeds = args.seeds if args.seeds is not None else (base.seeds if base else 5)
-    plan = Plan(axes, arms, seeds, base.tune if base else {})
-    for flag, names in (("--axis", axes), ("--arm", [name for arm in arms.values() for name in arm])):
+    tune = {**(base.tune if base else {}), **parse_axes(args.tune, "--tune")}
+    tune_epochs = args.tune_epochs if args.tune_epochs is not None else (base.tune_epochs if base else None)
+    tied = [name for arm in arms.values() for name in arm]
+    for flag, names in (("--axis", axes), ("--arm", tied), ("--tune", tune)):
         for name in names:
-            check_name(name, (*FIELDS, *RECIPE_FIELDS, "model"), "option", flag)
-    return plan
+            check_name(name, (*FIELDS, *RECIPE_FIELDS, "model", "swap_norms"), "option", flag)
+    return Plan(axes, arms, seeds, tune, tune_epochs)
 
 
 def job_of(args: Args, settings: Mapping[str, str]) -> Job:
@@ -120,62 +134,114 @@ def job_of(args: Args, settings: Mapping[str, str]) -> Job:
         training = dataclasses.replace(training, epochs=DEMO_EPOCHS)
     switches = dataclasses.replace(args.switches, **given(own.switches))
     model, run = own.model or args.model, dataclasses.replace(args.run, experiment=None)
+    if own.run.swap_norms is not None:
+        run = dataclasses.replace(run, swap_norms=own.run.swap_norms)
     return train_command.make_job(
         train_command.Args(args.data, model, args.recipe, False, run, training, switches)
     )
 
 
-def make_jobs(args: Args, plan: Plan) -> dict[str, tuple[dict[str, str], Job]]:
-    """The settings and the run of every arm; two arms that are one model are an error that names both."""
+def make_jobs(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> dict[str, tuple[dict[str, str], Job]]:
+    """The settings and the run of every arm, earlier commands' first; two arms that are one run are an error."""
+    arms = {**earlier.get("arms", {}), **{arm.name: arm.table() for arm in plan.variants()}}
     jobs: dict[str, tuple[dict[str, str], Job]] = {}
     seen: dict[str, str] = {}
-    for arm in plan.variants():
-        try:
-            job = job_of(args, arm.table())
-        except ConfigError as error:
-            raise ConfigError(f"arm {arm.name!r}: {error}") from error
-        same = seen.setdefault(json_format.dumps(job.identity(), sort_keys=True), arm.name)
-        if same != arm.name:
-            raise ConfigError(f"arm {arm.name!r}: the same run as {same!r}; leave one of them out")
-        jobs[arm.name] = (arm.table(), job)
+    for name, settings in arms.items():
+        job = job_of_arm(args, name, settings)
+        same = seen.setdefault(json_format.dumps(job.identity(), sort_keys=True), name)
+        if same != name:
+            raise ConfigError(f"arm {name!r}: the same run as {same!r}; leave one of them out")
+        jobs[name] = (dict(settings), job)
     return jobs
 
 
-def default_name(args: Args, plan: Plan, base: Mapping[str, Any]) -> str:
-    """A folder name that stays when seeds, values and arms are added."""
-    kept = json_format.dumps([base, sorted(plan.axes), bool(plan.arms)], sort_keys=True)
+def job_of_arm(args: Args, name: str, settings: Mapping[str, str]) -> Job:
+    """The run of an arm; settings that contradict each other are refused with its name."""
+    try:
+        return job_of(args, settings)
+    except FathomsError as error:
+        raise ConfigError(f"arm {name!r}: {error}") from error
+
+
+def make_tuning(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> Any:
+    """The grid of --tune, with the values of earlier commands; None without one."""
+    from fathoms.compare.tuning import Tuning
+
+    before = earlier.get("tune", {})
+    if not plan.tune and not before:
+        return None
+    names = [*before, *(name for name in plan.tune if name not in before)]
+    grid = {name: list(dict.fromkeys([*before.get(name, []), *plan.tune.get(name, [])])) for name in names}
+    epochs = plan.tune_epochs if plan.tune else earlier.get("tune_epochs")
+    return Tuning(grid, epochs, lambda settings: job_of_arm(args, "of a trial", settings))
+
+
+def default_name(args: Args, plan: Plan) -> str:
+    """A folder name that stays when seeds, values and arms are added, and when the data have moved."""
+    shared = [args.model, args.recipe, given(args.training), given(args.switches), args.run.swap_norms]
+    kept = json_format.dumps(
+        [*shared, args.run.initial_checkpoint, sorted(plan.axes), bool(plan.arms)], sort_keys=True
+    )
     stem = Path(args.data).name if args.data else "digits"
     return re.sub(r"[^\w.-]+", "_", f"compare-{stem}-{hashlib.sha256(kept.encode()).hexdigest()[:8]}")
 
 
-def run(args: Args) -> int:
-    """Run what is missing, and say what the results support."""
-    from fathoms.compare.comparison import UNFINISHED, Comparison, Options, shared_settings
-
+def refuse_unused(args: Args) -> None:
+    """Refuse flags that a comparison decides itself, and counts below their least."""
     if args.run.seed != RunOptions().seed:
         raise ConfigError("--seed: a comparison counts its seeds from 0; use --seeds")
-    plan = make_plan(args)
-    if args.training.val_share is None:
-        from fathoms.data.sources.splits import share_for_comparison
+    for flag, value in (("--resume", args.run.resume != "auto"), ("--allow-change", args.run.allow_change)):
+        if value:
+            raise ConfigError(f"{flag}: a comparison resumes its runs itself; leave it out")
+    for flag, count, least in (("--jobs", args.jobs, 0), ("--per-gpu", args.per_gpu, 1)):
+        if count < least:
+            raise ConfigError(f"{flag} {count}: use {least} or more")
+    if args.no_pilot and not args.dry_run:
+        raise ConfigError("--no-pilot would not be used: it belongs to --dry-run; leave it out")
 
-        share = share_for_comparison(args.data)
-        args = dataclasses.replace(args, training=dataclasses.replace(args.training, val_share=share))
-    arms = make_jobs(args, plan)
-    base = shared_settings([job for _, job in arms.values()])
-    folder = Path(args.run.output) / (args.run.experiment or default_name(args, plan, base))
+
+def with_val_share(args: Args) -> Args:
+    """The flags with the share of val that a comparison takes from the training set."""
+    if args.training.val_share is not None:
+        return args
+    from fathoms.data.sources.splits import share_for_comparison
+
+    training = dataclasses.replace(args.training, val_share=share_for_comparison(args.data))
+    return dataclasses.replace(args, training=training)
+
+
+def make_comparison(args: Args) -> Comparison:
+    """The comparison that the flags describe, with the arms and seeds that are in its folder already."""
+    from fathoms.compare.comparison import Comparison, Options
+    from fathoms.compare.folder import ComparisonFolder
+
+    refuse_unused(args)
+    args = with_val_share(args)
+    shard, seconds, plan = parse_shard(args.shard), parse_budget(args.budget), make_plan(args)
+    folder = Path(args.run.output) / (args.run.experiment or default_name(args, plan))
+    earlier = ComparisonFolder(folder).plan() or {}
     names = ("metric", "smallest_difference", "baseline", "paired", "keep", "jobs", "per_gpu")
-    options = Options(
-        command=("compare", *sys.argv[2:]),
-        shard=parse_shard(args.shard),
-        seconds=parse_budget(args.budget),
-        **{name: getattr(args, name) for name in names},
+    chosen = {name: getattr(args, name) for name in names}
+    options = Options(command=("compare", *sys.argv[2:]), shard=shard, seconds=seconds, **chosen)
+    seeds = max(plan.seeds, earlier.get("seeds", 0))
+    return Comparison(
+        make_jobs(args, plan, earlier), seeds, folder, options, make_tuning(args, plan, earlier)
     )
-    comparison = Comparison(arms, plan.seeds, folder, options)
+
+
+def run(args: Args) -> int:
+    """Run what is missing, and say what the results support."""
+    from fathoms.compare.comparison import UNFINISHED
+
+    comparison = make_comparison(args)
+    comparison.check()
     print(comparison.describe(), flush=True)
     if args.dry_run:
+        if not args.no_pilot:
+            print(comparison.estimate())
         return 0
     results, code = comparison.run(lambda line: print(line, flush=True))
-    print((folder / "table.md").read_text() if not args.json else json_format.dumps(results))
+    print((comparison.folder.path / "table.md").read_text() if not args.json else json_format.dumps(results))
     if code == UNFINISHED:
         print("runs are left; give the same command again to continue", file=sys.stderr)
     return code

@@ -55,11 +55,15 @@ def make_cell(
     """A cell in the folder `root`, named by its arm, seed and a digest of all that decides its result."""
     run = dataclasses.replace(job.run, seed=seed, output=str(root), experiment=None, allow_change=None)
     job = dataclasses.replace(job, run=run)
-    identity = {**job.identity(), "data": fingerprint}
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
-    stem = re.sub(r"[^\w.=+-]+", "_", arm).strip("_")[:80]
-    run = dataclasses.replace(run, experiment=f"{stem}-seed{seed}-{digest}")
+    stem = re.sub(r"[^\w.=+-]+", "_", arm, flags=re.ASCII).strip("_")[:80] or "arm"
+    run = dataclasses.replace(run, experiment=f"{stem}-seed{seed}-{key_of(job, fingerprint)[:10]}")
     return Cell(arm, dict(settings), seed, dataclasses.replace(job, run=run))
+
+
+def key_of(job: Job, fingerprint: str) -> str:
+    """A digest of all that decides a run's result; the data count by their fingerprint, not their path."""
+    identity = {**job.identity(), "data": fingerprint}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def job_to_json(job: Job) -> dict[str, Any]:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from fathoms.compare.cells import Cell, make_cell
-from fathoms.compare.folder import ComparisonFolder, Settings, stale
-from fathoms.compare.progress import Progress
-from fathoms.compare.results import gather, judged, write_results
-from fathoms.compare.runner import Runner, make_slots, order
+from fathoms.compare.cells import Cell, key_of, make_cell
+from fathoms.compare.contradictions import refuse_contradictions
+from fathoms.compare.folder import VERSION, ComparisonFolder, Settings, stale
+from fathoms.compare.progress import span
+from fathoms.compare.runner import make_slots
+from fathoms.compare.session import UNFINISHED as UNFINISHED
+from fathoms.compare.session import Session
+from fathoms.compare.tuning import FIRST_SEED, Trial, Tuning
 from fathoms.data.sources.splits import open_roles
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 from fathoms.train.job import Job
 
-UNFINISHED = 75
-"""Exit code where the time is used up and cells are left: give the same command again."""
 ASSUMED_ERROR = 0.25
 """Share of wrong answers that the noise floor is planned with, before anything has run."""
 
@@ -50,14 +49,20 @@ class Comparison:
         seeds: Seeds of each arm, counted from 0.
         folder: Where everything goes.
         options: How arms are compared and run.
+        tuning: The grid that is tried for each arm first; None without one.
     """
 
     def __init__(
-        self, arms: Mapping[str, tuple[dict[str, str], Job]], seeds: int, folder: Path, options: Options
+        self,
+        arms: Mapping[str, tuple[dict[str, str], Job]],
+        seeds: int,
+        folder: Path,
+        options: Options,
+        tuning: Tuning | None = None,
     ) -> None:
         from fathoms.compare.statistics import noise_floor
 
-        self.arms, self.seeds, self.options = arms, seeds, options
+        self.arms, self.seeds, self.options, self.tuning = arms, seeds, options, tuning
         self.folder = ComparisonFolder(folder)
         if options.baseline is not None:
             check_name(options.baseline, list(arms), "arm", "--baseline")
@@ -83,15 +88,56 @@ class Comparison:
             floor=floor,
             baseline=options.baseline,
             paired=options.paired,
+            keep=options.keep,
         )
+        self.earlier = self.folder.plan()
+        if self.earlier is not None:
+            self.folder.refuse_other(self.earlier, self.plan())
 
-    def cells(self) -> list[Cell]:
-        """Every cell, arm by arm."""
+    def cells(self, tuned: Mapping[str, Mapping[str, str] | None] | None = None) -> list[Cell]:
+        """Every cell, arm by arm; `tuned` holds the values that were chosen for each arm."""
+        jobs: list[tuple[str, dict[str, str], Job]] = []
+        for name, (settings, job) in self.arms.items():
+            chosen = (tuned or {}).get(name)
+            if chosen and self.tuning is not None:
+                job = self.tuning.job({**settings, **chosen})
+            jobs.append((name, settings, job))
+        fingerprint, root = self.settings.fingerprint, self.folder.cells
         return [
-            make_cell(name, settings, seed, job, self.settings.fingerprint, self.folder.cells)
-            for name, (settings, job) in self.arms.items()
+            make_cell(name, settings, seed, job, fingerprint, root)
+            for name, settings, job in jobs
             for seed in range(self.seeds)
         ]
+
+    def trials(self) -> list[Trial]:
+        """The runs that tune each arm; none without --tune."""
+        if self.tuning is None:
+            return []
+        return self.tuning.trials(self.settings_of_arms(), self.settings.fingerprint, self.folder)
+
+    def settings_of_arms(self) -> dict[str, dict[str, str]]:
+        """The settings of each arm, by its name."""
+        return {name: settings for name, (settings, _) in self.arms.items()}
+
+    def plan(self) -> dict[str, Any]:
+        """The plan as plan.json holds it."""
+        grid = {} if self.tuning is None else {key: list(values) for key, values in self.tuning.grid.items()}
+        return {
+            **vars(self.settings),
+            "command": list(self.settings.command),
+            "version": VERSION,
+            "arms": self.settings_of_arms(),
+            "keys": {name: key_of(job, self.settings.fingerprint) for name, (_, job) in self.arms.items()},
+            "seeds": self.seeds,
+            "tune": grid,
+            "tune_epochs": None if self.tuning is None else self.tuning.epochs,
+        }
+
+    def check(self) -> None:
+        """Refuse arms and trials that contradict themselves."""
+        runs = [(name, job) for name, (_, job) in self.arms.items()]
+        runs += [(trial.cell.arm, trial.cell.job) for trial in self.trials()]
+        refuse_contradictions(runs, self.settings.classes)
 
     def describe(self) -> str:
         """The plan in words: arms, what differs, the noise floor, the smallest visible difference."""
@@ -104,8 +150,15 @@ class Comparison:
         unit = "points" if settings.metric == "top1" else "of loss"
         lines = [
             f"{len(names)} arms x {seeds} seeds = {len(names) * seeds} runs in {self.folder.path}",
-            f"arms differ in {', '.join(varied)} and in nothing else:",
+            f"arms differ in {', '.join(varied) or 'nothing'}{' and in nothing else' if varied else ''}:",
             *(f"  {name}" for name in names),
+        ]
+        if self.tuning is not None:
+            choices, values = self.tuning.choices(), ", ".join(self.tuning.grid)
+            lines.append(
+                f"first {len(names)} x {len(choices)} trials of {values}, measured on val, seed {FIRST_SEED}"
+            )
+        lines += [
             f"held out: {settings.images} images of {settings.classes} classes; noise floor"
             f" {settings.floor:.2f} {unit} (at {ASSUMED_ERROR:.0%} error)",
         ]
@@ -116,41 +169,34 @@ class Comparison:
         lines.append(f"smallest difference these seeds show after correction for {pair}: {least:.2f} {unit}")
         return "\n".join(lines)
 
+    def estimate(self) -> str:
+        """Expected time and disk of what is missing, from a pilot: a few timed updates of each architecture."""
+        from fathoms.compare.pilot import expected, run_pilot
+
+        slots = self.slots()
+        missing = stale([*(trial.cell for trial in self.trials()), *self.cells()], self.folder)
+        seconds, size = expected(missing, run_pilot(missing, slots[0]), len(slots))
+        kept = {"none": 0, "last": 1}.get(
+            self.options.keep, 1 + next(iter(self.arms.values()))[1].run.checkpoint_hist
+        )
+        at_a_time = "1 worker" if len(slots) == 1 else f"{len(slots)} workers"
+        return (
+            f"{len(missing)} runs are missing: about {span(seconds)} on {at_a_time},"
+            f" {kept * size / 1e6:,.1f} MB of checkpoints kept"
+        )
+
     def run(self, say: Callable[[str], None]) -> tuple[dict[str, Any], int]:
         """Run what is missing of this shard, gather and judge; the results and the exit code."""
-        folder, own = self.folder, self.cells()
-        with folder.locked():
-            arms = {name: settings for name, (settings, _) in self.arms.items()}
-            plan = folder.begin(self.settings, arms, self.seeds)
-            missing = stale(own, folder)
-            if len(own) > len(missing):
-                say(f"{len(own) - len(missing)} of {len(own)} runs are there already")
-            share, shares = self.options.shard
-            ours = own[share - 1 :: shares]
-            todo = order(cell for cell in missing if cell in ours)
+        with self.folder.locked(self.options.shard):
+            plan = self.folder.begin(self.plan())
+            if len(plan["grown"]) > len((self.earlier or {}).get("grown", [])):
+                say("the plan grew: only what was added is run, and plan.json says so")
+            return Session(self, plan, say).run()
 
-            def refresh() -> dict[str, Any]:
-                results = judged(gather(own, folder, plan), plan)
-                write_results(folder, results)
-                return results
-
-            progress = Progress(folder, len(todo), self.options.keep, say, lambda: str(refresh()["answer"]))
-            gpus = count_gpus(ours[0].job.run.device) if ours else 0
-            slots = make_slots(self.options.jobs, gpus, self.options.per_gpu)
-            runner = Runner(slots, folder.path / "logs", progress, self.options.seconds)
-            with PassSignals(runner) as signals:
-                runner.run(todo)
-            progress.close()
-            results = refresh()
-            folder.write("timings.json", progress.timings(own))
-        return results, self._exit_code(stale(ours, folder), signals)
-
-    def _exit_code(self, left: Sequence[Cell], signals: Sequence[int]) -> int:
-        """0 once every cell of this shard ended, 1 if one failed, 75 if the time is used up."""
-        if signals:
-            return 128 + signals[0]
-        failed = [cell for cell in left if self.folder.status(cell).get("status") == "failed"]
-        return 1 if failed else UNFINISHED if left else 0
+    def slots(self) -> list[dict[str, str]]:
+        """The environments of the workers."""
+        device = next(iter(self.arms.values()))[1].run.device
+        return make_slots(self.options.jobs, count_gpus(device), self.options.per_gpu)
 
 
 def shared_settings(jobs: Sequence[Job]) -> dict[str, Any]:
@@ -178,23 +224,3 @@ def count_gpus(device: str) -> int:
     if shown is not None:
         return len([gpu for gpu in shown.split(",") if gpu.strip() not in ("", "-1")])
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
-
-
-class PassSignals:
-    """Pass SIGINT, SIGTERM and SIGHUP on to the workers, so that they save; gives the list of those that came."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner, self.came = runner, list[int]()
-
-    def __enter__(self) -> list[int]:
-        heard = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        self._before = {sig: signal.signal(sig, self._hear) for sig in heard}
-        return self.came
-
-    def __exit__(self, *_: object) -> None:
-        for sig, handler in self._before.items():
-            signal.signal(sig, handler)
-
-    def _hear(self, sig: int, _frame: FrameType | None) -> None:
-        self.came.append(sig)
-        self.runner.stop()

@@ -18,6 +18,8 @@ from fathoms.untrusted_files import read_json
 
 VERSION = 1
 MAX_FILE = 64 << 20
+NAMES = {"fingerprint": "other data", "margin": "--smallest-difference"}
+"""Settings of a plan that are not named as their flags are."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Settings:
         floor: Deviation over seeds that the size of the held-out set lets expect, in the metric's unit.
         baseline: The arm that all others are compared with; None compares all pairs.
         paired: Whether runs of a seed start from the same weights.
+        keep: Checkpoints of a finished run that stay: none, last or all.
     """
 
     command: tuple[str, ...]
@@ -49,6 +52,7 @@ class Settings:
     floor: float
     baseline: str | None
     paired: bool
+    keep: str
 
 
 class ComparisonFolder:
@@ -62,18 +66,30 @@ class ComparisonFolder:
         """Where the run folders are."""
         return self.path / "cells"
 
+    @property
+    def tuning(self) -> Path:
+        """Where the run folders of tuning trials are."""
+        return self.path / "tuning"
+
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder; a second comparison in it is an error."""
-        try:
-            self.cells.mkdir(parents=True, exist_ok=True)
-            with (self.path / ".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"{self.path}: another comparison holds this folder; choose another --experiment"
-            ) from error
+    def locked(self, shard: tuple[int, int] = (1, 1)) -> Iterator[None]:
+        """Hold the folder, or a shard of it; a second comparison in it is an error."""
+        self.cells.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as held:
+            whole = shard == (1, 1)
+            try:
+                self._lock(held, ".lock", fcntl.LOCK_EX if whole else fcntl.LOCK_SH)
+                if not whole:
+                    self._lock(held, f".lock-{shard[0]}-of-{shard[1]}", fcntl.LOCK_EX)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"{self.path}: another comparison holds this folder; choose another --experiment"
+                ) from error
+            yield
+
+    def _lock(self, held: contextlib.ExitStack, name: str, kind: int, wait: bool = False) -> None:
+        file = held.enter_context((self.path / name).open("w"))
+        fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
 
     def plan(self) -> dict[str, Any] | None:
         """The plan so far; None in a new folder."""
@@ -84,38 +100,38 @@ class ComparisonFolder:
             return None
         return read_json(path, ConfigError, MAX_FILE)
 
-    def begin(self, settings: Settings, arms: Mapping[str, Mapping[str, str]], seeds: int) -> dict[str, Any]:
+    def begin(self, now: Mapping[str, Any]) -> dict[str, Any]:
         """Write the plan, joined with that of earlier commands; what is then planned.
 
         What the verdicts rest on (metric, margin, baseline) stays as it was before the first run.
         """
-        now: dict[str, Any] = {**vars(settings), "command": list(settings.command)}
-        now |= {
-            "version": VERSION,
-            "arms": {name: dict(table) for name, table in arms.items()},
-            "seeds": seeds,
-        }
-        before = self.plan()
-        if before is None:
-            plan = {**now, "grown": []}
-        else:
-            self._refuse_other(before, now)
-            plan = _grown(before, now)
-        write_atomic(self.path / "plan.json", json.dumps(plan, indent=1).encode() + b"\n")
+        with contextlib.ExitStack() as held:
+            # Shards that start at the same time write it one after the other.
+            self._lock(held, ".lock-plan", fcntl.LOCK_EX, wait=True)
+            before = self.plan()
+            if before is not None:
+                self.refuse_other(before, now)
+            plan = {**now, "grown": []} if before is None else _grown(before, now)
+            write_atomic(self.path / "plan.json", json.dumps(plan, indent=1).encode() + b"\n")
         return plan
 
-    def _refuse_other(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    def refuse_other(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        """Refuse a plan that does not continue the one that is there, by the first setting that differs."""
         if before.get("version") != VERSION:
             raise ConfigError(f"{self.path}: its plan has version {before.get('version')!r}, not {VERSION}")
-        for key in ("base", "fingerprint", "metric", "margin", "baseline", "paired"):
-            if before.get(key) != now[key]:
-                what = _first_difference(before.get(key), now[key])
-                raise ConfigError(
-                    f"{self.path}: holds another comparison ({key}: {what}); choose another --experiment"
-                )
+        what = _conflict(before["base"], now["base"])
+        for key in ("fingerprint", "metric", "margin", "baseline", "paired", "tune_epochs"):
+            if what is None and before.get(key) != now[key]:
+                old, new = (str(plan.get(key))[:16] for plan in (before, now))
+                what = f"{NAMES.get(key, '--' + key.replace('_', '-'))} {old} -> {new}"
+        changed = [name for name, key in before["keys"].items() if now["keys"].get(name, key) != key]
         for name, table in now["arms"].items():
             if before["arms"].get(name, table) != table:
                 raise ConfigError(f"{self.path}: arm {name!r} has other settings there; use another name")
+        if what is None and changed:
+            what = f"arm {changed[0]!r} is another run there"
+        if what is not None:
+            raise ConfigError(f"{self.path}: holds another comparison ({what}); choose another --experiment")
 
     def status(self, cell: Cell) -> dict[str, Any]:
         """How far a cell is: its summary, or why it failed; {} if it was not begun or was cut."""
@@ -126,6 +142,11 @@ class ComparisonFolder:
         failed = cell.folder / "failed.json"
         return read_json(failed, ConfigError, MAX_FILE) if failed.is_file() else {}
 
+    def timings(self) -> dict[str, Any]:
+        """timings.json of earlier commands."""
+        path = self.path / "timings.json"
+        return read_json(path, ConfigError, MAX_FILE) if path.is_file() else {}
+
     def note_failure(self, cell: Cell, reason: str) -> None:
         """Keep why a cell failed."""
         cell.folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +154,7 @@ class ComparisonFolder:
         write_atomic(cell.folder / "failed.json", kept + b"\n")
 
     def forget_failure(self, cell: Cell) -> None:
-        """A cell is tried again."""
+        """A cell ended after all."""
         (cell.folder / "failed.json").unlink(missing_ok=True)
 
     def prune(self, cell: Cell, keep: str) -> None:
@@ -154,23 +175,28 @@ class ComparisonFolder:
 
 
 def _grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The earlier plan with the new command's arms and seeds."""
+    """The earlier plan with the new command's arms, seeds and values to tune; `grown` has what was added."""
     new = [name for name in now["arms"] if name not in before["arms"]]
-    arms = {**before["arms"], **now["arms"]}
-    seeds = max(before["seeds"], now["seeds"])
     grown = list(before.get("grown", []))
-    if new or seeds > before["seeds"]:
-        grown.append({"command": now["command"], "arms": new, "seeds": seeds})
-    return {**before, "data": now["data"], "arms": arms, "seeds": seeds, "grown": grown}
+    plan = {**before, "data": now["data"], "base": now["base"], "seeds": max(before["seeds"], now["seeds"])}
+    for key in ("arms", "keys", "tune"):
+        plan[key] = {**before[key], **now[key]}
+    if new or plan["seeds"] > before["seeds"] or plan["tune"] != before["tune"]:
+        added = {"command": now["command"], "arms": new, "seeds": plan["seeds"], "tune": plan["tune"]}
+        grown.append(added)
+    return {**plan, "grown": grown}
 
 
-def _first_difference(before: Any, now: Any) -> str:
-    """The first setting that differs, as "name old -> new"."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for key in sorted(before.keys() | now.keys()):
-            if before.get(key) != now.get(key):
-                return f"{key} {_first_difference(before.get(key), now.get(key))}"
-    return f"{before!r} -> {now!r}"
+def _conflict(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> str | None:
+    """The first setting that both plans share among all their arms with different values, as "name old -> new"."""
+    for key in sorted(before.keys() & now.keys()):
+        old, new = before[key], now[key]
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            if inner := _conflict(old, new, f"{path}{key}."):
+                return inner
+        elif json.dumps(old) != json.dumps(new):
+            return f"--{key.replace('_', '-')} {old!r} -> {new!r}"
+    return None
 
 
 def stale(cells: Sequence[Cell], folder: ComparisonFolder) -> list[Cell]:

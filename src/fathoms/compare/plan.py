@@ -75,12 +75,14 @@ class Plan:
         arms: Named settings that go together; an axis of their own.
         seeds: Seeds of each arm, counted from 0.
         tune: Option names and values that are tried for each arm before its seeds.
+        tune_epochs: Epochs of such a trial; None for those of a run.
     """
 
     axes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     arms: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     seeds: int = 5
     tune: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    tune_epochs: int | None = None
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -88,6 +90,9 @@ class Plan:
         if not self.axes and not self.arms:
             raise ConfigError("--axis: nothing is compared; give an axis, such as --axis norm=layernorm,dyt")
         _refuse_clashes(self)
+        if self.tune_epochs is not None and (self.tune_epochs < 1 or not self.tune):
+            wrong = "use 1 or more" if self.tune else "would not be used; it needs --tune"
+            raise ConfigError(f"--tune-epochs {self.tune_epochs}: {wrong}")
         for kind, table, least in (("--axis", self.axes, 1), ("--tune", self.tune, 2)):
             for name, values in table.items():
                 _check_values(f"{kind} {name}", values, least)
@@ -108,32 +113,37 @@ class Plan:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plan.toml keeps it."""
+        """As a plan file holds it."""
         return {
             "version": VERSION,
             "seeds": self.seeds,
             "axes": {name: list(values) for name, values in self.axes.items()},
             "arms": {name: dict(settings) for name, settings in self.arms.items()},
             "tune": {name: list(values) for name, values in self.tune.items()},
+            "tune_epochs": self.tune_epochs,
         }
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], where: str) -> Plan:
         """A plan out of a file; an unknown key is an error that names the nearest one."""
         for key in table:
-            check_name(key, ("version", "seeds", "axes", "arms", "tune", "preset", "train"), "key", where)
+            check_name(key, ("version", "seeds", "axes", "arms", "tune", "tune_epochs"), "key", where)
+        if table.get("version", VERSION) != VERSION:
+            raise ConfigError(f"{where}: its version is {table['version']!r}; this package reads {VERSION}")
         axes, arms, tune = (table.get(key, {}) for key in ("axes", "arms", "tune"))
         for key, value in (("axes", axes), ("arms", arms), ("tune", tune)):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{where}: [{key}] is a table; write it as one")
-        seeds = table.get("seeds", 5)
-        if not isinstance(seeds, int) or isinstance(seeds, bool):
-            raise ConfigError(f"{where}: seeds is a whole number; {seeds!r} is not")
+        seeds, tune_epochs = table.get("seeds", 5), table.get("tune_epochs")
+        for key, value in (("seeds", seeds), ("tune_epochs", tune_epochs)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise ConfigError(f"{where}: {key} is a whole number; {value!r} is not")
         return cls(
             axes={name: _texts(values, f"{where}: {name}") for name, values in axes.items()},
             arms={name: _settings(settings, f"{where}: {name}") for name, settings in arms.items()},
             seeds=seeds,
             tune={name: _texts(values, f"{where}: {name}") for name, values in tune.items()},
+            tune_epochs=tune_epochs,
         )
 
 
@@ -146,6 +156,8 @@ def _refuse_clashes(plan: Plan) -> None:
     for name in plan.tune:
         if name in plan.axes or name in tied:
             raise ConfigError(f"--tune {name}: it is an axis already; tune it or compare it")
+    if plan.tune_epochs is not None and ("epochs" in plan.axes or "epochs" in tied or "epochs" in plan.tune):
+        raise ConfigError("--tune-epochs: epochs differ between arms; leave one of the two out")
 
 
 def _check_values(flag: str, values: Sequence[str], least: int) -> None:
@@ -211,6 +223,8 @@ def parse_arms(texts: Iterable[str]) -> dict[str, dict[str, str]]:
         }
         if not colon or not name.strip() or not all(key and value for key, value in settings.items()):
             raise ConfigError(f"--arm {text!r}: write NAME: OPTION=VALUE,OPTION=VALUE")
+        if len(settings) < len(pieces):
+            raise ConfigError(f"--arm {name.strip()!r}: gives an option twice; leave one out")
         if name.strip() in arms:
             raise ConfigError(f"--arm {name.strip()!r}: given twice; use another name")
         arms[name.strip()] = settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -16,7 +17,7 @@ EVERY = 10.0
 
 
 class Progress:
-    """Hears of every cell, keeps what becomes of it, and tells the user.
+    """Notified of every cell; keeps its outcome and prints a line.
 
     Args:
         folder: Where failures are noted and checkpoints pruned.
@@ -34,7 +35,8 @@ class Progress:
         say: Callable[[str], None],
         refresh: Callable[[], str],
     ) -> None:
-        self.folder, self.total, self.keep, self.say, self.refresh = folder, total, keep, say, refresh
+        self.folder, self.total, self.keep, self.refresh = folder, total, keep, refresh
+        self._print = say
         self.running: dict[str, float] = {}
         self.ended_cells = self.failed_cells = 0
         self.seconds: dict[str, float] = {}
@@ -46,11 +48,10 @@ class Progress:
     def began(self, cell: Cell) -> None:
         """A cell starts or resumes."""
         with self._lock:
-            self.folder.forget_failure(cell)
             self.running[cell.folder.name] = time.monotonic()
 
     def ended(self, cell: Cell, result: dict[str, Any]) -> None:
-        """Keep what became of a cell, and say it."""
+        """Keep the outcome of a cell, and print it."""
         with self._lock:
             self.running.pop(cell.folder.name, None)
             status = result["status"]
@@ -61,6 +62,7 @@ class Progress:
                 self.folder.note_failure(cell, str(result.get("reason")))
                 self.failed_cells += 1
             elif status in ENDED:
+                self.folder.forget_failure(cell)
                 self.folder.prune(cell, self.keep)
             self.ended_cells += 1
             answer = self.refresh()
@@ -71,19 +73,27 @@ class Progress:
             if answer:
                 self.say(f"  {answer}")
 
+    def say(self, line: str) -> None:
+        """A line for the user; a terminal that is gone ends no run."""
+        with contextlib.suppress(OSError, ValueError):
+            self._print(line)
+
     def close(self) -> None:
         """No further lines."""
         self._closed.set()
 
     def timings(self, cells: Sequence[Cell]) -> str:
         """timings.json: seconds, images per second and memory of each cell, which may differ between two runs."""
+        before = self.folder.timings()
         rows = {}
         for cell in cells:
             status = self.folder.status(cell)
             if status.get("status") in ENDED:
                 rows[cell.folder.name] = {
                     "training_seconds": status.get("seconds"),
-                    "wall_seconds": self.seconds.get(cell.folder.name),
+                    "wall_seconds": self.seconds.get(
+                        cell.folder.name, before.get(cell.folder.name, {}).get("wall_seconds")
+                    ),
                     "images_per_second": self._rate(cell),
                     "peak_memory": status.get("peak_memory"),
                 }
@@ -102,28 +112,29 @@ class Progress:
         return f" {measured['top1']:.2f} %" if measured else ""
 
     def _count(self) -> str:
-        return f"[{self.ended_cells}/{self.total}]"
+        failed = f", {self.failed_cells} failed" if self.failed_cells else ""
+        return f"[{self.ended_cells}/{self.total}{failed}]"
 
     def _left(self) -> str:
         left = self.total - self.ended_cells
-        if not left:
+        if left <= 0:
             return ""
         spent = time.monotonic() - self._began
-        return f"  about {_span(spent / self.ended_cells * left)} left"
+        return f"  about {span(spent / self.ended_cells * left)} left"
 
     def _tick(self) -> None:
         while not self._closed.wait(EVERY):
             with self._lock:
                 if self.running:
                     now = time.monotonic()
-                    names = ", ".join(f"{name} {_span(now - since)}" for name, since in self.running.items())
+                    names = ", ".join(f"{name} {span(now - since)}" for name, since in self.running.items())
                     self.say(f"{self._count()} running: {names}")
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
     """A time as people say it.
 
-    >>> _span(75.0)
+    >>> span(75.0)
     '1 min 15 s'
     """
     if seconds < 60:

@@ -40,7 +40,7 @@ def row_of(
         "top1": None if measured is None else measured["top1"],
         "loss": None if measured is None else measured["loss"],
         "reason": status.get("reason"),
-        "run": str(cell.folder.relative_to(folder.path)),
+        "run": str(cell.folder.relative_to(folder.path)) if cell.folder.is_dir() else None,
     }
     if row["status"] == "done" and is_stalled(row["top1"], plan["classes"], plan["images"]):
         row["status"] = "stalled"
@@ -162,7 +162,7 @@ def write_results(folder: ComparisonFolder, results: Mapping[str, Any]) -> None:
 def load_results(folder: str | Path) -> list[dict[str, Any]]:
     """The cells of a comparison as plain rows, for pandas or a loop.
 
-    Each has its arm's options by name, beside `arm_name`, `seed`, `status`, `split`, `top1`, `loss` and `run`.
+    Each has its arm's options by name, and `arm_name`, `seed`, `status`, `split`, `top1`, `loss`, `reason` and `run`.
     """
     path = Path(folder) / "results.json"
     if not path.is_file():

@@ -6,25 +6,43 @@ printed goes to standard error, which the parent keeps in a log.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import os
+import resource
+import select
 import sys
 import threading
 import time
-from typing import Any, TextIO
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fathoms.compare.cells import job_from_json
-from fathoms.errors import FathomsError
+from fathoms.errors import ConfigError, FathomsError
+from fathoms.train.job import Job
+from fathoms.untrusted_files import read_json
+
+if TYPE_CHECKING:
+    from fathoms.train.loop import Trainer
 
 PARENT_POLL = 1.0
 """Seconds between looks at whether the parent is still there."""
+LOCK_WAIT = 30.0
+"""Seconds to wait for a run folder that the worker of a killed comparison still holds."""
+GROWTH = 1 << 30
+"""Bytes that a worker may grow beyond twice its first cell's memory before it is renewed."""
 
 
 def watch_parent(parent: int) -> None:
     """End this process once its parent is gone, as a kill would: the run resumes from its checkpoint."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL)
+    pipe = select.poll()
+    # A hang-up is reported at once; the parent's id is for systems that do not report one.
+    pipe.register(0, select.POLLHUP)
+    while os.getppid() == parent and not pipe.poll(1000 * PARENT_POLL):
+        pass
     os._exit(1)
 
 
@@ -39,55 +57,123 @@ def forget_compiled() -> None:
     """Reset compiler and allocator, so that a new architecture starts as in a new process."""
     import torch
 
-    torch._dynamo.reset()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def train(task: dict[str, Any]) -> dict[str, Any]:
-    """Train one cell to its end: its status, and why it failed where it did."""
+def prepare(job: Job) -> None:
+    """Make this process ready for one cell: peak memory counted anew, a recompile limit that fails."""
     import torch
 
-    from fathoms.train.distributed import World, choose_device
-    from fathoms.train.loop import Trainer
+    from fathoms.train.distributed import choose_device
 
-    job = job_from_json(task["job"])
     device = choose_device(job.run.device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+    if job.recipe.torchcompile is not None:
+        import torch._dynamo
+
+        # Beyond its limit the compiler would fall back to eager code in silence.
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
+def make_trainer(job: Job) -> Trainer:
+    """The trainer of a cell; a checkpoint made where the same data had another path is accepted."""
+    from fathoms.train.distributed import World, choose_device
+    from fathoms.train.loop import Trainer
+
+    prepare(job)
+    trainer = Trainer(job, World(0, 1, choose_device(job.run.device)), show=False)
+    if moved(job, trainer.context.data.fingerprint):
+        run = replace(job.run, allow_change=("data",))
+        trainer.context = trainer.context._replace(job=replace(job, run=run))
+    return trainer
+
+
+def moved(job: Job, fingerprint: str) -> bool:
+    """Whether the newest checkpoint is of the same data under another path."""
+    from fathoms.train.checkpoint import folder as checkpoints
+
+    newest = checkpoints.newest(job.folder / "checkpoints")
+    state = {} if newest is None else read_json(newest / "state.json", ConfigError)
+    there = state.get("identity", {}).get("data")
+    return state.get("data") == fingerprint and there != job.identity()["data"]
+
+
+def wait_until_free(folder: Path) -> None:
+    """Wait for the lock of a run folder, which a worker that is about to end may still hold."""
+    deadline = time.monotonic() + LOCK_WAIT
+    while (folder / ".lock").is_file() and time.monotonic() < deadline:
+        with (folder / ".lock").open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.2)
+            else:
+                return
+
+
+def reason_of(error: Exception) -> str:
+    """Why a cell failed, on one line."""
+    import torch
+
+    text = " ".join(str(error).split())[:300]
+    memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in text
+    return f"out of memory: {text}" if memory else f"{type(error).__name__}: {text}"
+
+
+def train(job: Job) -> dict[str, Any]:
+    """Train one cell to its end: its status, and why it diverged."""
+    wait_until_free(job.folder)
+    summary = make_trainer(job).run().summary
+    return {"status": summary["status"], "reason": summary["reason"]}
+
+
+def answer(task: dict[str, Any]) -> dict[str, Any]:
+    """The result of a task, which is a cell or its pilot; its reason where it fails."""
     try:
-        outcome = Trainer(job, World(0, 1, device), show=False).run()
+        job = job_from_json(task["job"])
+        if "pilot" in task:
+            from fathoms.compare.pilot import time_updates
+
+            return time_updates(job, task["pilot"])
+        return train(job)
     except FathomsError as error:
         return {"status": "failed", "reason": str(error)}
-    except torch.OutOfMemoryError as error:
-        return {
-            "status": "failed",
-            "reason": f"out of memory: {' '.join(str(error).split())[:300]}",
-            "renew": True,
-        }
-    except torch.AcceleratorError as error:
-        # A CUDA error outlives the call that caused it: this process cannot be trusted any more.
-        return {"status": "failed", "reason": f"{' '.join(str(error).split())[:300]}", "renew": True}
-    return {"status": outcome.summary["status"], "reason": outcome.summary["reason"]}
+    except Exception as error:  # noqa: BLE001
+        # A CUDA error outlives the call that caused it, and others may: this process cannot be trusted any more.
+        traceback.print_exc()
+        return {"status": "failed", "reason": reason_of(error), "broken": True}
+
+
+def resident() -> int:
+    """Bytes of memory of this process, on the host."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def main() -> int:
     """Serve until standard input ends."""
     channel = own_stdout()
     threading.Thread(target=watch_parent, args=(os.getppid(),), daemon=True).start()
-    architecture = None
+    architecture, first = None, 0
     for line in sys.stdin:
         task = json.loads(line)
         began = time.monotonic()
         if architecture not in (None, task["architecture"]):
             forget_compiled()
         architecture = task["architecture"]
-        result = train(task)
-        result["wall_seconds"] = time.monotonic() - began
+        result = answer(task)
+        gc.collect()
+        first = first or resident()
+        result |= {"wall_seconds": time.monotonic() - began, "grown": resident() > 2 * first + GROWTH}
         channel.write(json.dumps(result) + "\n")
         channel.flush()
-        gc.collect()
     return 0
 
 

@@ -1,0 +1,137 @@
+"""SIGKILLs at random moments of a comparison: its results must be those of an undisturbed one, bit for bit.
+
+    python benchmarks/compare_kills.py --kills 10 --out results/compare_kills.json
+
+A 12-cell comparison of tiny models on two workers is killed again and again (its whole process group, its parent
+alone, or one worker) and given again, until it has ended; then results.json is compared with that of the same
+comparison left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+WORDS = (
+    *("--axis", "norm=layernorm,dyt", "--axis", "residual=none,rezero", "--seeds", "3", "--jobs", "2"),
+    *("--depth", "2", "--dim", "16", "--heads", "2", "--epochs", "12", "--warmup-epochs", "0"),
+    *("--batch-size", "96", "--recovery-interval", "5", "--device", "cpu"),
+)
+KINDS = ("group", "parent", "worker")
+ENDED = 100
+"""Attempts after which the comparison should have ended."""
+
+
+def command(folder: Path) -> list[str]:
+    """The comparison in a folder."""
+    place = ("--output", str(folder.parent), "--experiment", folder.name)
+    return [sys.executable, "-m", "fathoms", "compare", *WORDS, *place]
+
+
+def start(folder: Path) -> subprocess.Popen[bytes]:
+    """The comparison as a process in a session of its own, its output in a log."""
+    with (folder.parent / f"{folder.name}.log").open("ab") as log:
+        return subprocess.Popen(command(folder), stdout=log, stderr=log, start_new_session=True)
+
+
+def workers_of(pid: int) -> list[int]:
+    """The children of a process."""
+    try:
+        return [int(word) for task in Path(f"/proc/{pid}/task").iterdir()
+                for word in (task / "children").read_text().split()]  # fmt: skip
+    except OSError:
+        return []
+
+
+def kill(process: subprocess.Popen[bytes], kind: str, rng: random.Random) -> bool:
+    """Kill as `kind` says; False where there was nothing to kill."""
+    workers = workers_of(process.pid)
+    if process.poll() is not None or not workers:
+        return False
+    victims = {"group": [process.pid, *workers], "parent": [process.pid], "worker": [rng.choice(workers)]}
+    for victim in victims[kind]:
+        try:
+            os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+    return True
+
+
+def states(folder: Path) -> tuple[int, int]:
+    """Cells that ended, and cells that were begun and have not."""
+    begun = [path.parent for path in folder.glob("cells/*/metrics.jsonl")]
+    done = [run for run in begun if (run / "summary.json").is_file()]
+    return len(done), len(begun) - len(done)
+
+
+def disturbed(folder: Path, kills: int, seed: int, span: float) -> list[dict[str, object]]:
+    """Run the comparison to its end through kills at random moments; each kill with what it met."""
+    rng, met = random.Random(seed), list[dict[str, object]]()
+    for _ in range(ENDED):
+        process = start(folder)
+        while process.poll() is None and len(met) < kills:
+            kind = KINDS[len(met) % len(KINDS)]
+            before = states(folder)
+            # A kill meets cells in work, not the start of Python.
+            while process.poll() is None and states(folder) == before and not workers_of(process.pid):
+                time.sleep(0.05)
+            time.sleep(rng.uniform(0.2, span))
+            if kill(process, kind, rng):
+                ended, cut = states(folder)
+                met.append({"kind": kind, "cells_ended": ended, "cells_cut": cut})
+        if process.wait() == 0:
+            return met
+    raise SystemExit("the comparison did not end")
+
+
+def main() -> int:
+    """Run both, compare, and write the result."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--span", type=float, default=9.0, help="most seconds from a worker's start to a kill"
+    )
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory() as scratch:
+        alone, killed = Path(scratch) / "alone", Path(scratch) / "killed"
+        began = time.monotonic()
+        if start(alone).wait() != 0:
+            raise SystemExit((Path(scratch) / "alone.log").read_text()[-2000:])
+        undisturbed = time.monotonic() - began
+        met = disturbed(killed, args.kills, args.seed, args.span)
+        files = [(folder / "results.json").read_bytes() for folder in (alone, killed)]
+        rows = json.loads(files[0])["cells"]
+    result = {
+        "command": f"python benchmarks/compare_kills.py --kills {args.kills} --seed {args.seed}",
+        "cells": len(rows),
+        "statuses": {status: sum(row["status"] == status for row in rows) for status in {r["status"] for r in rows}},
+        "kills": met,
+        "seconds_undisturbed": round(undisturbed, 1),
+        "seconds_disturbed": round(time.monotonic() - began - undisturbed, 1),
+        "sha256": [hashlib.sha256(file).hexdigest() for file in files],
+        "equal": files[0] == files[1],
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+    }  # fmt: skip
+    text = json.dumps(result, indent=1)
+    print(text)
+    if args.out is not None:
+        args.out.write_text(text + "\n")
+    return 0 if result["equal"] and len(met) == args.kills else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

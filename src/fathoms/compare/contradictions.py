@@ -1,0 +1,33 @@
+"""Runs that contradict themselves, found before anything runs: every model is built once, without memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fathoms.errors import ConfigError, FathomsError
+from fathoms.train.job import Job
+
+
+def refuse_contradictions(runs: Iterable[tuple[str, Job]], classes: int) -> None:
+    """Refuse the first named run whose model or schedule cannot be built."""
+    import torch
+
+    from fathoms.train.build import build_model, build_schedule
+
+    built: set[str] = set()
+    for name, job in runs:
+        try:
+            build_schedule(job)
+            job.image_sizes  # noqa: B018
+            config = None if job.config is None else job.config.to_dict()
+            model = json.dumps([job.model, config, job.run.swap_norms, job.recipe.freeze], sort_keys=True)
+            if model not in built:
+                built.add(model)
+                # Weights to start from are read by the run itself.
+                run = replace(job.run, initial_checkpoint=None, initial_head="load")
+                with torch.device("meta"):
+                    build_model(replace(job, run=run), classes)
+        except FathomsError as error:
+            raise ConfigError(f"arm {name!r}: {error}") from error

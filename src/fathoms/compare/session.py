@@ -1,0 +1,122 @@
+"""One command's work on a comparison: tuning trials, then cells, on workers; results after each of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fathoms.compare.cells import Cell
+from fathoms.compare.folder import stale
+from fathoms.compare.progress import Progress
+from fathoms.compare.results import gather, judged, write_results
+from fathoms.compare.runner import Runner, order
+from fathoms.compare.signals import PassSignals
+from fathoms.compare.tuning import choose, tuning_file, tuning_lines
+
+if TYPE_CHECKING:
+    from fathoms.compare.comparison import Comparison
+
+UNFINISHED = 75
+"""Exit code where the time is used up and cells are left: give the same command again."""
+
+
+class Session:
+    """Runs the missing cells of a comparison whose folder is held.
+
+    Args:
+        comparison: What is compared, and how.
+        plan: The plan, as plan.json holds it.
+        say: Takes a line for the user.
+    """
+
+    def __init__(self, comparison: Comparison, plan: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        self.comparison, self.plan = comparison, plan
+        self.folder, self.options = comparison.folder, comparison.options
+        self.trials = comparison.trials()
+        self.cells = comparison.cells()
+        self.tuned: list[dict[str, Any]] = []
+        self.progress = Progress(
+            self.folder, 0, self.options.keep, say, lambda: str(self.refresh()["answer"])
+        )
+        seconds = self.options.seconds
+        deadline = None if seconds is None else time.monotonic() + seconds
+        self.runner = Runner(comparison.slots(), self.folder.path / "logs", self.progress, deadline)
+
+    def run(self) -> tuple[dict[str, Any], int]:
+        """The results and the exit code."""
+        tried = [trial.cell for trial in self.trials]
+        try:
+            with PassSignals(self.runner) as signals:
+                self._tune()
+                self._work(tried, more=len(self.cells))
+                if self._tune():
+                    for line in tuning_lines(self.tuned):
+                        self.progress.say(line)
+                    self._work(self.cells)
+                elif not self.runner.stopping.is_set():
+                    self.progress.say(
+                        "trials of other shards are missing: the runs follow once they are there"
+                    )
+        finally:
+            self.progress.close()
+        results = self.refresh()
+        self.folder.write("timings.json", self.progress.timings([*tried, *self.cells]))
+        return results, self._exit_code(tried, signals)
+
+    def refresh(self) -> dict[str, Any]:
+        """Gather and judge what is there, and write it."""
+        results = judged(gather(self.cells, self.folder, self.plan), self.plan)
+        if self.tuned:
+            results["tuning"] = [{key: arm[key] for key in ("name", "best", "edge")} for arm in self.tuned]
+        write_results(self.folder, results)
+        return results
+
+    def _work(self, cells: Sequence[Cell], more: int = 0) -> None:
+        """Run the cells of this shard that are missing; `more` are to follow."""
+        if not cells:
+            return
+        missing = stale(cells, self.folder)
+        if len(cells) > len(missing):
+            self.progress.say(f"{len(cells) - len(missing)} of {len(cells)} runs are there already")
+            if self.plan["keep"] == self.options.keep:
+                # A comparison that was killed may not have come to it.
+                for cell in set_apart(cells, missing):
+                    self.folder.prune(cell, self.options.keep)
+        ours = self._share(missing, cells)
+        self.progress.total = self.progress.ended_cells + len(ours) + more
+        if not self.runner.stopping.is_set():
+            self.runner.run(order(ours))
+
+    def _share(self, missing: Sequence[Cell], cells: Sequence[Cell]) -> list[Cell]:
+        """The missing cells of this shard, which is the same share of all cells whatever is missing."""
+        share, shares = self.options.shard
+        own = {cell.folder for cell in cells[share - 1 :: shares]}
+        return [cell for cell in missing if cell.folder in own]
+
+    def _tune(self) -> bool:
+        """Choose each arm's values once all trials ended or failed; whether that is so."""
+        tuning, metric = self.comparison.tuning, self.options.metric
+        if tuning is None:
+            return True
+        if any(not self.folder.status(trial.cell) for trial in self.trials):
+            return False
+        self.tuned = choose(self.trials, self.folder, metric)
+        self.folder.write("tuning.json", tuning_file(self.tuned, tuning, metric))
+        self.cells = self.comparison.cells({arm["name"]: arm["best"] for arm in self.tuned})
+        return True
+
+    def _exit_code(self, tried: Sequence[Cell], signals: Sequence[int]) -> int:
+        """0 once every cell of this shard ended, 1 if one failed, 75 if cells are left."""
+        if signals:
+            return 128 + signals[0]
+        left = [*self._share(stale(tried, self.folder), tried)]
+        left += self._share(stale(self.cells, self.folder), self.cells)
+        failed = [cell for cell in left if self.folder.status(cell).get("status") == "failed"]
+        return UNFINISHED if len(left) > len(failed) else 1 if failed else 0
+
+
+def set_apart(cells: Sequence[Cell], missing: Sequence[Cell]) -> list[Cell]:
+    """The cells that are not missing."""
+    left = {cell.folder for cell in missing}
+    return [cell for cell in cells if cell.folder not in left]

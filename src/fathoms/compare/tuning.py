@@ -1,0 +1,138 @@
+"""Tuning of each arm before its seeds: the same grid and the same trials for all, measured on val, never on test."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fathoms.compare.cells import Cell, make_cell
+from fathoms.compare.folder import VERSION, ComparisonFolder
+from fathoms.train.job import Job
+
+FIRST_SEED = 1000
+"""Seed of the trials; apart from those of the final runs, which are counted from 0."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice of values for one arm, and the run that tries it."""
+
+    arm: str
+    choice: Mapping[str, str]
+    cell: Cell
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A grid that is tried for every arm.
+
+    Args:
+        grid: Option names and the values to try.
+        epochs: Epochs of a trial; None for those of a run.
+        job: The run of an arm's settings.
+    """
+
+    grid: Mapping[str, Sequence[str]]
+    epochs: int | None
+    job: Callable[[Mapping[str, str]], Job]
+
+    def choices(self) -> list[dict[str, str]]:
+        """Every combination of the grid's values."""
+        names = list(self.grid)
+        return [dict(zip(names, values, strict=True)) for values in itertools.product(*self.grid.values())]
+
+    def trials(
+        self, arms: Mapping[str, Mapping[str, str]], fingerprint: str, folder: ComparisonFolder
+    ) -> list[Trial]:
+        """The trials of all arms."""
+        shorter = {} if self.epochs is None else {"epochs": str(self.epochs)}
+        made: list[Trial] = []
+        for (arm, settings), choice in itertools.product(arms.items(), self.choices()):
+            tried = {**settings, **choice}
+            name = ", ".join([arm, *(f"{key}={value}" for key, value in choice.items())])
+            job = self.job({**tried, **shorter})
+            made.append(
+                Trial(arm, choice, make_cell(name, tried, FIRST_SEED, job, fingerprint, folder.tuning))
+            )
+        return made
+
+
+def choose(trials: Sequence[Trial], folder: ComparisonFolder, metric: str) -> list[dict[str, Any]]:
+    """For each arm its trials and the best choice on val; of equal ones the first, None where none has a score."""
+    found: list[dict[str, Any]] = []
+    for arm in dict.fromkeys(trial.arm for trial in trials):
+        rows = [_row(trial, folder) for trial in trials if trial.arm == arm]
+        scored = [row for row in rows if row["status"] == "done" and row[metric] is not None]
+        sign = 1 if metric == "top1" else -1
+        best = max(scored, key=lambda row: sign * row[metric])["choice"] if scored else None
+        edge = [] if best is None else _edges(best, [row["choice"] for row in rows])
+        found.append({"name": arm, "best": best, "edge": edge, "trials": rows})
+    return found
+
+
+def _row(trial: Trial, folder: ComparisonFolder) -> dict[str, Any]:
+    """One trial: its last evaluation on val, and val by epoch."""
+    status, cell = folder.status(trial.cell), trial.cell
+    last = status.get("last") or {}
+    return {
+        "choice": dict(trial.choice),
+        "seed": cell.seed,
+        "status": status.get("status", "pending"),
+        "reason": status.get("reason"),
+        "top1": last.get("top1"),
+        "loss": last.get("loss"),
+        "curve": _curve(cell.folder),
+        "run": str(cell.folder.relative_to(folder.path)),
+    }
+
+
+def _curve(run: Path) -> list[dict[str, Any]]:
+    path = run / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    keys = ("epoch", "top1", "loss")
+    return [{key: row.get(key) for key in keys} for row in rows if row.get("split") == "val"]
+
+
+def _edges(best: Mapping[str, str], choices: Sequence[Mapping[str, str]]) -> list[str]:
+    """Options whose best value is the least or the greatest of the grid, where values are numbers."""
+    edges: list[str] = []
+    for name, value in best.items():
+        try:
+            numbers = [float(choice[name]) for choice in choices]
+        except ValueError:
+            continue
+        if float(value) in (min(numbers), max(numbers)):
+            edges.append(name)
+    return edges
+
+
+def tuning_file(found: Sequence[Mapping[str, Any]], tuning: Tuning, metric: str) -> str:
+    """tuning.json: the grid, and each arm's trials with their curves."""
+    table = {
+        "version": VERSION,
+        "metric": metric,
+        "split": "val",
+        "grid": {name: list(values) for name, values in tuning.grid.items()},
+        "epochs": tuning.epochs,
+        "arms": list(found),
+    }
+    return json.dumps(table, indent=1) + "\n"
+
+
+def tuning_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What tuning found, a line an arm; a best value at the edge of the grid is named."""
+    lines: list[str] = []
+    for arm in found:
+        if arm["best"] is None:
+            lines.append(f"tuning {arm['name']}: no trial has a score; it keeps the settings of all arms")
+            continue
+        chosen = ", ".join(f"{name}={value}" for name, value in arm["best"].items())
+        edge = (
+            f"; {', '.join(arm['edge'])} is at the edge of the grid: try more values" if arm["edge"] else ""
+        )
+        lines.append(f"tuning {arm['name']}: {chosen}{edge}")
+    return lines

@@ -1,0 +1,92 @@
+"""Cells that crash, run out of memory or diverge are kept with their reason, and the others finish."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fathoms.compare import folder as comparison_folder
+from tiny_comparisons import sabotage
+
+# Real faults of the worker process: a segmentation fault for seed 1, an allocation that fails for seed 2.
+FAULTS = """
+import os, signal, sys
+from pathlib import Path
+if "-m" in sys.orig_argv and "fathoms.compare.worker" in sys.orig_argv:
+    import torch
+    from fathoms.train.loop import Trainer
+    run = Trainer.run
+    def faulty(self):
+        seed = self.context.job.run.seed
+        with Path(os.environ["ATTEMPTS"]).open("a") as file:
+            print(self.context.job.folder.name, file=file)
+        if seed == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if seed == 2:
+            torch.empty(1 << 55)
+        return run(self)
+    Trainer.run = faulty
+"""
+
+
+@pytest.mark.slow
+def test_a_crash_want_of_memory_and_divergence_are_reported_and_the_rest_finishes(
+    comparisons, monkeypatch, tmp_path, capsys
+):
+    attempts = tmp_path / "attempts"
+    monkeypatch.setenv("ATTEMPTS", str(attempts))
+    words = ("--arm", "calm: lr=1e-3", "--arm", "wild: lr=1e30,opt=sgd", "--seeds", "3", "--jobs", "2")
+    with monkeypatch.context() as faulty:
+        sabotage(tmp_path / "faults", faulty, FAULTS)
+        assert comparisons.run(*words) == 1
+    rows = {(row["name"], row["seed"]): row for row in comparisons.rows()}
+    assert rows["calm", 0]["status"] in ("done", "stalled")
+    assert rows["wild", 0]["status"] == "diverged"
+    assert "finite" in rows["wild", 0]["reason"]
+    for arm in ("calm", "wild"):
+        assert rows[arm, 1]["status"] == rows[arm, 2]["status"] == "failed"
+        assert "killed by SIGSEGV" in rows[arm, 1]["reason"]
+        assert "out of memory" in rows[arm, 2]["reason"]
+    arms = {arm["name"]: arm for arm in comparisons.read("results.json")["arms"]}
+    assert [(arms[a]["failed"], arms[a]["diverged"]) for a in ("calm", "wild")] == [(2, 0), (2, 1)]
+    tried = attempts.read_text().split()
+    # Once among others, once alone.
+    assert all(tried.count(name) == 2 for name in tried if "seed1" in name or "seed2" in name)
+    assert all(tried.count(name) == 1 for name in tried if "seed0" in name)
+    failures = list(comparisons.folder().glob("cells/*/failed.json"))
+    assert len(failures) == 4
+    capsys.readouterr()
+    # Given again, without the fault: only the failed ones run, and their failure is forgotten.
+    assert comparisons.run(*words) == 0
+    assert "2 of 6 runs are there already" in capsys.readouterr().out
+    assert not list(comparisons.folder().glob("cells/*/failed.json"))
+    after = {(row["name"], row["seed"]): row for row in comparisons.rows()}
+    assert not [row for row in after.values() if row["status"] == "failed"]
+    assert {key: after[key] for key in (("calm", 0), ("wild", 0))} == {
+        key: rows[key] for key in (("calm", 0), ("wild", 0))
+    }
+
+
+def test_a_full_disk_ends_the_comparison_in_one_line(comparisons, monkeypatch, capsys):
+    """The results cannot be written after the first cell: an error of a thread, reported by the command."""
+
+    def full(path, _data):
+        if path.name == "results.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(comparison_folder, "write_atomic", full)
+    assert comparisons.run("--axis", "norm=layernorm,dyt", "--seeds", "1", "--jobs", "2") == 2
+    said = capsys.readouterr().err
+    assert "No space left on device" in said
+    assert said.count("\n") == 1
+
+
+def test_neither_a_worker_nor_the_runner_loads_scipy_or_sklearn():
+    code = (
+        "import sys, fathoms.compare.worker, fathoms.compare.runner, fathoms.train.loop\n"
+        "print([name for name in ('scipy', 'sklearn') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
