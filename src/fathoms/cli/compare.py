@@ -22,6 +22,7 @@ import tyro
 from fathoms.cli import train as train_command
 from fathoms.cli.parse import Switches, given, parse
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
+from fathoms.compare.slurm import SlurmOptions, check_installed, parse_slurm
 from fathoms.errors import ConfigError
 from fathoms.models.config import FIELDS
 from fathoms.registry import check_name
@@ -32,6 +33,7 @@ EXAMPLES = """
 fathoms compare
 fathoms compare cifar10.npz --recipe cifar --axis norm=layernorm,learnable_scaler --axis depth=12,24 --seeds 5
 fathoms compare photos/ --preset residual --epochs 20 --budget 8h
+fathoms compare photos/ --preset norms --slurm partition=gpu,gpus=1,time=4h
 fathoms compare photos/ --arm "ln: norm=layernorm" --arm "ones: norm=learnable_scaler,norm_init=ones" --dry-run
 """
 ALIASES = train_command.ALIASES
@@ -71,6 +73,11 @@ class Args:
     """Runs that share a GPU."""
     shard: str | None = None
     """Run only the K-th of N equal shares of the cells, written K/N, for schedulers other than Slurm."""
+    slurm: str | None = None
+    """Submit the runs as a Slurm job array: partition=NAME,gpus=1,time=4h, and cpus, mem, account, qos, constraint,
+    cells. The same command later gathers results and submits only what is missing."""
+    wait: bool = False
+    """With --slurm: wait until no job of this comparison is queued or running."""
     keep: Literal["none", "last", "all"] = "last"
     """Checkpoints of a finished run that stay."""
     dry_run: bool = False
@@ -152,6 +159,7 @@ def run(args: Args) -> int:
     """Run what is missing, and say what the results support."""
     from fathoms.compare.comparison import UNFINISHED, Comparison, Options, shared_settings
 
+    slurm = slurm_options(args)
     if args.run.seed != RunOptions().seed:
         raise ConfigError("--seed: a comparison counts its seeds from 0; use --seeds")
     plan = make_plan(args)
@@ -163,6 +171,7 @@ def run(args: Args) -> int:
         command=("compare", *sys.argv[2:]),
         shard=parse_shard(args.shard),
         seconds=parse_budget(args.budget),
+        slurm=slurm,
         **{name: getattr(args, name) for name in names},
     )
     comparison = Comparison(arms, plan.seeds, folder, options)
@@ -174,6 +183,20 @@ def run(args: Args) -> int:
     if code == UNFINISHED:
         print("runs are left; give the same command again to continue", file=sys.stderr)
     return code
+
+
+def slurm_options(args: Args) -> SlurmOptions | None:
+    """The options of --slurm; flags that it leaves without effect are errors."""
+    if args.slurm is None:
+        if args.wait:
+            raise ConfigError("--wait would not be used: it needs --slurm; leave it out")
+        return None
+    if args.budget is not None:
+        raise ConfigError("--budget would not be used with --slurm; write the time limit there: time=4h")
+    options = parse_slurm(args.slurm, args.wait)
+    if not args.dry_run:
+        check_installed()
+    return options
 
 
 def parse_budget(text: str | None) -> float | None:

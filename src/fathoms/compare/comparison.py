@@ -15,6 +15,8 @@ from fathoms.compare.folder import ComparisonFolder, Settings, stale
 from fathoms.compare.progress import Progress
 from fathoms.compare.results import gather, judged, write_results
 from fathoms.compare.runner import Runner, make_slots, order
+from fathoms.compare.slurm import SlurmOptions, Submission
+from fathoms.compare.slurm_task import Task
 from fathoms.data.sources.splits import open_splits
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
@@ -40,6 +42,7 @@ class Options:
     per_gpu: int = 1
     shard: tuple[int, int] = (1, 1)
     seconds: float | None = None
+    slurm: SlurmOptions | None = None
 
 
 class Comparison:
@@ -134,7 +137,10 @@ class Comparison:
             progress = Progress(folder, len(todo), self.options.keep, say, lambda: str(refresh()["answer"]))
             gpus = count_gpus(ours[0].job.run.device) if ours else 0
             slots = make_slots(self.options.jobs, gpus, self.options.per_gpu)
-            runner = Runner(slots, folder.path / "logs", progress, self.options.seconds)
+            runner: Runner | Submission = Runner(slots, folder.path / "logs", progress, self.options.seconds)
+            if self.options.slurm is not None:
+                task = Task(str(folder.path), self.options.keep, self.options.jobs, self.options.per_gpu)
+                runner = Submission(folder, self.options.slurm, task, say)
             with PassSignals(runner) as signals:
                 runner.run(todo)
             progress.close()
@@ -180,7 +186,7 @@ def count_gpus(device: str) -> int:
 class PassSignals:
     """Pass SIGINT, SIGTERM and SIGHUP on to the workers, so that they save; gives the list of those that came."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner | Submission) -> None:
         self.runner, self.came = runner, list[int]()
 
     def __enter__(self) -> list[int]:
