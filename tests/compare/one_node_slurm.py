@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -58,17 +59,30 @@ def one_node_slurm(folder: Path) -> Iterator[dict[str, str]]:
         wait_for(lambda: "idle" in node_state(environment), daemons, folder)
         yield environment
     finally:
-        cancel = ["scancel", "--user", "root", "--signal", "KILL", "--full"]
-        if len(daemons) == 3:
-            subprocess.run(cancel, env=environment, check=False, capture_output=True, timeout=20)
+        # slurmd first: it starts nothing more; munged last: the others need it to the end.
         for daemon in reversed(daemons):
             daemon.terminate()
-        for daemon in reversed(daemons):
             try:
-                daemon.wait(10)
+                daemon.wait(5)
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+        # A job outlives slurmd.
+        for pid in processes(config):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def processes(config: Path, *variables: str) -> dict[int, int]:
+    """Processes of this cluster, each with its parent; those that also have `variables`, such as "A=1"."""
+    wanted = {variable.encode() for variable in (f"SLURM_CONF={config}", *variables)}
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        # It may end at this moment.
+        with contextlib.suppress(OSError):
+            if wanted <= set((entry / "environ").read_bytes().split(b"\0")):
+                found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    return found
 
 
 def write_config(folder: Path) -> Path:
@@ -97,6 +111,7 @@ def write_config(folder: Path) -> Path:
         "JobAcctGatherType": "jobacct_gather/none",
         "AccountingStorageType": "accounting_storage/none",
         "ReturnToService": 2,
+        "KillWait": 10,
         "SchedulerParameters": "sched_interval=2,batch_sched_delay=1",
         # More CPUs than the machine may have.
         "SlurmdParameters": "config_overrides",

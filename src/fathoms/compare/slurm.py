@@ -7,7 +7,9 @@ Slurm, which cells a job holds is in `slurm/jobs.json`, and results are gathered
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import re
@@ -232,7 +234,8 @@ class Submission:
         for cell in cells:
             self.folder.forget_failure(cell)
         try:
-            with executor.batch():
+            # submitit prints what sbatch says, and raises it too.
+            with contextlib.redirect_stderr(io.StringIO()), executor.batch():
                 jobs = [executor.submit(self.task.of(own)) for own in groups]
         except FailedJobError as error:
             raise FathomsError(f"--slurm: sbatch refused the job ({_one_line(str(error))})") from error
