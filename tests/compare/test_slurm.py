@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from fathoms.compare.slurm import JobBook, SlurmOptions, group, parameters, pars
 from fathoms.errors import FathomsError
 
 TINY = [
-    *("--seeds", "2", "--depth", "2", "--dim", "16", "--heads", "2", "--epochs", "5", "--batch-size", "96"),
+    *("--seeds", "2", "--depth", "2", "--dim", "16", "--heads", "2", "--epochs", "4", "--batch-size", "96"),
     *("--device", "cpu", "--axis", "norm=layernorm,dyt,learnable_scaler,rmsnorm"),
 ]
 
@@ -133,22 +134,6 @@ def test_a_queue_that_cannot_be_asked_is_an_error_and_not_an_empty_one(tmp_path,
         JobBook(ComparisonFolder(tmp_path)).active()
 
 
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    """The environment of a cluster of one node."""
-    pytest.importorskip("submitit", reason="submitit is not installed")
-    # Started here so that only a failing start skips, never a failing test.
-    cluster = one_node_slurm(tmp_path_factory.mktemp("slurm"))
-    try:
-        environment = cluster.__enter__()
-    except CannotStartError as error:
-        pytest.skip(str(error))
-    try:
-        yield {**environment, "OMP_NUM_THREADS": "1"}
-    finally:
-        cluster.__exit__(None, None, None)
-
-
 def until(ready, what: str, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not ready():
@@ -159,16 +144,20 @@ def until(ready, what: str, seconds: float = 60) -> None:
 class Cluster:
     """One comparison on the cluster, and the task processes of its jobs."""
 
-    def __init__(self, environment: dict[str, str], root: Path) -> None:
-        self.environment, self.root, self.folder = environment, root, root / "cluster"
+    def __init__(self, config: Path, root: Path, capsys) -> None:
+        self.config, self.root, self.folder, self.capsys = config, root, root / "cluster", capsys
 
-    def compare(self, *flags: str, name: str = "cluster") -> subprocess.CompletedProcess[str]:
-        words = ["compare", *TINY, "--output", str(self.root), "--experiment", name, *flags]
-        command = [sys.executable, "-m", "fathoms", *words]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+    def words(self, *flags: str, name: str = "cluster") -> list[str]:
+        return ["compare", *TINY, "--output", str(self.root), "--experiment", name, *flags]
+
+    def submit(self, *flags: str) -> tuple[int, str, str]:
+        """The command's exit code and what it printed."""
+        self.capsys.readouterr()
+        code = main(self.words("--slurm", "partition=test,cpus=1,time=10m", *flags))
+        return code, *self.capsys.readouterr()
 
     def slurm(self, *words: str) -> str:
-        return subprocess.run(words, env=self.environment, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
     def queued(self) -> set[str]:
         return set(self.slurm("squeue", "--noheader", "--array", "--format", "%i").split())
@@ -185,9 +174,8 @@ class Cluster:
 
     def processes(self, task: int) -> dict[int, int]:
         """Processes that train in an array task, each with its parent."""
-        config = Path(self.environment["SLURM_CONF"])
         # SLURM_STEP_ID is set in what srun started, not in the batch script.
-        return processes(config, f"SLURM_ARRAY_TASK_ID={task}", "SLURM_STEP_ID=0")
+        return processes(self.config, f"SLURM_ARRAY_TASK_ID={task}", "SLURM_STEP_ID=0")
 
     def task_process(self, task: int) -> int:
         """The process that Slurm started for an array task; its children are the workers."""
@@ -202,12 +190,28 @@ class Cluster:
         return parent
 
 
+@pytest.fixture
+def cluster(tmp_path, monkeypatch, capsys):
+    """A comparison on a cluster of one node, which this process's environment points to."""
+    pytest.importorskip("submitit", reason="submitit is not installed")
+    with contextlib.ExitStack() as stack:
+        try:
+            environment = stack.enter_context(one_node_slurm(tmp_path / "slurm"))
+        except CannotStartError as error:
+            pytest.skip(str(error))
+        for name in [name for name in os.environ if name.startswith("SLURM")]:
+            monkeypatch.delenv(name)
+        for name in ("SLURM_CONF", "PATH"):
+            monkeypatch.setenv(name, environment[name])
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        yield Cluster(Path(environment["SLURM_CONF"]), tmp_path, capsys)
+
+
 @pytest.mark.slow
-def test_eight_cells_with_a_cancelled_a_killed_and_a_requeued_task_equal_a_local_run(slurm, tmp_path):
-    cluster = Cluster(slurm, tmp_path)
-    first = cluster.compare("--slurm", "partition=test,cpus=1,time=10m")
-    assert first.returncode == 75, first.stderr
-    assert "submitted 8 runs in 4 tasks as job 1;" in first.stdout
+def test_eight_cells_with_a_cancelled_a_killed_and_a_requeued_task_equal_a_local_run(cluster):
+    code, printed, errors = cluster.submit()
+    assert code == 75, errors
+    assert "submitted 8 runs in 4 tasks as job 1;" in printed
     actions = {
         "layernorm": lambda: cluster.slurm("scancel", "1_0"),
         "dyt": lambda: os.kill(cluster.task_process(1), signal.SIGKILL),
@@ -232,30 +236,29 @@ def test_eight_cells_with_a_cancelled_a_killed_and_a_requeued_task_equal_a_local
     assert cluster.summary("layernorm")["status"] == "interrupted"
     assert cluster.summary("learnable_scaler")["status"] == "interrupted"
 
-    second = cluster.compare("--slurm", "partition=test,cpus=1,time=10m", "--wait")
-    assert second.returncode == 0, second.stdout + second.stderr
-    assert "in 3 tasks as job" in second.stdout
-    assert "queued or running already" in second.stdout
+    # At the same time: on its own it takes as long as the rest.
+    command = [sys.executable, "-m", "fathoms", *cluster.words("--jobs", "1", name="local")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as local:
+        code, printed, errors = cluster.submit("--wait")
+        said, _ = local.communicate()
+    assert (code, local.returncode) == (0, 0), printed + errors + said
+    assert "in 3 tasks as job" in printed
+    assert "queued or running already" in printed
     assert cluster.queued() == set()
-
-    third = cluster.compare("--slurm", "partition=test,cpus=1,time=10m")
-    assert third.returncode == 0
-    assert "submitted" not in third.stdout
-    local = cluster.compare("--jobs", "1", name="local")
-    assert local.returncode == 0, local.stdout + local.stderr
     for name in ("results.json", "table.md", "results.csv"):
-        assert (cluster.folder / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
-    assert {row["status"] for row in json.loads((cluster.folder / "results.json").read_text())["cells"]} <= {
-        "done",
-        "stalled",
-    }
+        assert (cluster.folder / name).read_bytes() == (cluster.root / "local" / name).read_bytes()
+    rows = json.loads((cluster.folder / "results.json").read_text())["cells"]
+    assert {row["status"] for row in rows} <= {"done", "stalled"}
+
+    code, printed, _ = cluster.submit()
+    assert (code, "submitted" in printed) == (0, False)
 
 
 @pytest.mark.slow
-def test_a_job_that_slurm_refuses_is_one_line(slurm, tmp_path):
-    cluster = Cluster(slurm, tmp_path)
-    refused = cluster.compare("--slurm", "partition=nowhere")
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("fathoms compare: --slurm: sbatch refused the job (")
-    assert "invalid partition" in refused.stderr
-    assert refused.stderr.count("\n") == 1
+def test_a_job_that_slurm_refuses_is_one_line(cluster):
+    # The last one given counts.
+    code, _, errors = cluster.submit("--slurm", "partition=nowhere")
+    assert code == 2
+    assert errors.startswith("fathoms compare: --slurm: sbatch refused the job (")
+    assert "invalid partition" in errors
+    assert errors.count("\n") == 1
