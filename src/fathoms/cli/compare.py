@@ -22,6 +22,7 @@ import tyro
 from fathoms.cli import train as train_command
 from fathoms.cli.parse import Switches, given, parse
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
+from fathoms.compare.slurm import SlurmOptions, check_installed, parse_slurm
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.models.config import FIELDS
 from fathoms.registry import check_name
@@ -35,6 +36,7 @@ EXAMPLES = """
 fathoms compare
 fathoms compare cifar10.npz --recipe cifar --axis norm=layernorm,learnable_scaler --axis depth=12,24 --seeds 5
 fathoms compare photos/ --preset residual --epochs 20 --budget 8h
+fathoms compare photos/ --preset norms --slurm partition=gpu,gpus=1,time=4h
 fathoms compare photos/ --arm "ln: norm=layernorm" --arm "ones: norm=learnable_scaler,norm_init=ones" --dry-run
 """
 ALIASES = train_command.ALIASES
@@ -74,6 +76,11 @@ class Args:
     """Runs that share a GPU."""
     shard: str | None = None
     """Run only the K-th of N equal shares of the cells, written K/N, for schedulers other than Slurm."""
+    slurm: str | None = None
+    """Submit the runs as a Slurm job array: partition=NAME,gpus=1,time=4h, and cpus, mem, account, qos, constraint,
+    cells. The same command later gathers results and submits only what is missing."""
+    wait: bool = False
+    """With --slurm: wait until no job of this comparison is queued or running."""
     keep: Literal["none", "last", "all"] = "last"
     """Checkpoints of a finished run that stay."""
     tune: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
@@ -216,13 +223,13 @@ def make_comparison(args: Args) -> Comparison:
     from fathoms.compare.folder import ComparisonFolder
 
     refuse_unused(args)
-    args = with_val_share(args)
+    slurm, args = slurm_options(args), with_val_share(args)
     shard, seconds, plan = parse_shard(args.shard), parse_budget(args.budget), make_plan(args)
     folder = Path(args.run.output) / (args.run.experiment or default_name(args, plan))
     earlier = ComparisonFolder(folder).plan() or {}
     names = ("metric", "smallest_difference", "baseline", "paired", "keep", "jobs", "per_gpu")
     chosen = {name: getattr(args, name) for name in names}
-    options = Options(command=("compare", *sys.argv[2:]), shard=shard, seconds=seconds, **chosen)
+    options = Options(command=("compare", *sys.argv[2:]), shard=shard, seconds=seconds, slurm=slurm, **chosen)
     seeds = max(plan.seeds, earlier.get("seeds", 0))
     return Comparison(
         make_jobs(args, plan, earlier), seeds, folder, options, make_tuning(args, plan, earlier)
@@ -245,6 +252,20 @@ def run(args: Args) -> int:
     if code == UNFINISHED:
         print("runs are left; give the same command again to continue", file=sys.stderr)
     return code
+
+
+def slurm_options(args: Args) -> SlurmOptions | None:
+    """The options of --slurm; flags that it leaves without effect are errors."""
+    if args.slurm is None:
+        if args.wait:
+            raise ConfigError("--wait would not be used: it needs --slurm; leave it out")
+        return None
+    if args.budget is not None:
+        raise ConfigError("--budget would not be used with --slurm; write the time limit there: time=4h")
+    options = parse_slurm(args.slurm, args.wait)
+    if not args.dry_run:
+        check_installed()
+    return options
 
 
 def parse_budget(text: str | None) -> float | None:

@@ -15,6 +15,7 @@ from fathoms.compare.progress import span
 from fathoms.compare.runner import make_slots
 from fathoms.compare.session import UNFINISHED as UNFINISHED
 from fathoms.compare.session import Session
+from fathoms.compare.slurm import SlurmOptions
 from fathoms.compare.tuning import FIRST_SEED, Trial, Tuning
 from fathoms.data.sources.splits import open_roles
 from fathoms.errors import ConfigError
@@ -39,6 +40,7 @@ class Options:
     per_gpu: int = 1
     shard: tuple[int, int] = (1, 1)
     seconds: float | None = None
+    slurm: SlurmOptions | None = None
 
 
 class Comparison:

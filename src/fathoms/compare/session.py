@@ -12,6 +12,8 @@ from fathoms.compare.progress import Progress
 from fathoms.compare.results import gather, judged, write_results
 from fathoms.compare.runner import Runner, order
 from fathoms.compare.signals import PassSignals
+from fathoms.compare.slurm import Submission
+from fathoms.compare.slurm_task import Task
 from fathoms.compare.tuning import choose, tuning_file, tuning_lines
 
 if TYPE_CHECKING:
@@ -41,7 +43,12 @@ class Session:
         )
         seconds = self.options.seconds
         deadline = None if seconds is None else time.monotonic() + seconds
-        self.runner = Runner(comparison.slots(), self.folder.path / "logs", self.progress, deadline)
+        self.runner: Runner | Submission
+        if self.options.slurm is not None:
+            task = Task(str(self.folder.path), self.options.keep, self.options.jobs, self.options.per_gpu)
+            self.runner = Submission(self.folder, self.options.slurm, task, say)
+        else:
+            self.runner = Runner(comparison.slots(), self.folder.path / "logs", self.progress, deadline)
 
     def run(self) -> tuple[dict[str, Any], int]:
         """The results and the exit code."""

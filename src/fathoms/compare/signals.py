@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 from fathoms.compare.runner import Runner
+from fathoms.compare.slurm import Submission
 
 HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -19,7 +20,7 @@ class PassSignals:
     One that is ignored from the start, as `nohup` does with SIGHUP, stays ignored.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner | Submission) -> None:
         self.runner, self.came = runner, list[int]()
         self._before: dict[int, Any] = {}
 
