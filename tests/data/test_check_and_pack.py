@@ -155,7 +155,7 @@ def test_packing_keeps_the_image(photo_folder, tmp_path, capsys):
         assert pack.labels[by_number[number]] == original.labels[number]
 
 
-def test_an_interrupted_pack_goes_on_where_it_stopped(photo_folder, tmp_path, capsys):
+def test_an_interrupted_pack_resumes_where_it_stopped(photo_folder, tmp_path, capsys):
     target = tmp_path / "packed"
     words = (photo_folder, target, "--shard-samples", 10, "--json")
     call(data_pack, capsys, *words)

@@ -248,7 +248,7 @@ def test_training_leaves_the_page_in_the_run_folder(tmp_path):
     assert "Norms by layer" in made.text("h2")
 
 
-def test_a_browser_runs_our_script_and_not_a_strangers(folder):
+def test_a_browser_runs_our_script_and_not_an_untrusted_one(folder):
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         pytest.skip("no Chromium on this machine")

@@ -193,7 +193,7 @@ def test_it_learns(name):
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_a_saved_state_goes_on_bit_for_bit(name, tmp_path):
+def test_a_saved_state_continues_bit_for_bit(name, tmp_path):
     """Five steps, a save through safetensors and JSON, five more: the same as ten."""
     straight = vit(attention="talking_heads")
     train(straight, build(straight, name), 10)
@@ -214,7 +214,7 @@ def test_a_saved_state_goes_on_bit_for_bit(name, tmp_path):
         assert torch.equal(a, b), key
 
 
-def test_a_sharded_state_is_saved_whole_and_goes_on_bit_for_bit(name):
+def test_a_sharded_state_is_saved_whole_and_continues_bit_for_bit(name):
     """FSDP2 in one process: its parameters and moments are DTensors as in many."""
     straight = vit()
     train(straight, build(straight, name), 6)

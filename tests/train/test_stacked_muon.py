@@ -252,7 +252,7 @@ def test_a_held_step_keeps_every_bit():
         assert torch.equal(a.detach().view(torch.int32), b.view(torch.int32))
 
 
-def test_a_checkpoint_of_torchs_muon_goes_on(monkeypatch):
+def test_a_checkpoint_of_torchs_muon_is_resumed(monkeypatch):
     """Before there were stacks, checkpoints were written by torch's Muon: the same names, the same numbers."""
 
     def part(model, optimizer, start, end):

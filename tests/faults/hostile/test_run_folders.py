@@ -160,7 +160,7 @@ def test_a_config_that_no_run_wrote_is_refused_in_one_line(kind, run, refused):
 
 
 @pytest.mark.usefixtures("run")
-def test_the_folder_as_it_was_goes_on_and_is_measured(capsys):
+def test_the_folder_as_it_was_resumes_and_is_measured(capsys):
     assert main([*WORDS, "--output", "runs"]) == 0
     assert main(["validate", "--checkpoint", "runs/run", "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["results"]["digits"]["images"] == 359
