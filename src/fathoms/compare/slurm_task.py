@@ -71,7 +71,7 @@ class Task:
         from fathoms.compare.comparison import count_gpus
 
         # Without it, cells would go on after a kill of Slurm's own process, while Slurm takes the job for dead.
-        threading.Thread(target=watch_parent, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=watch_parent, args=(os.getppid(), False), daemon=True).start()
         signal.signal(signal.SIGTERM, self._hear)
         os.chdir(self.directory)
         if "SLURM_CPUS_PER_TASK" in os.environ:

@@ -36,11 +36,16 @@ GROWTH = 1 << 30
 """Bytes that a worker may grow beyond twice its first cell's memory before it is renewed."""
 
 
-def watch_parent(parent: int) -> None:
-    """End this process once its parent is gone, as a kill would: the run resumes from its checkpoint."""
+def watch_parent(parent: int, stdin: bool = True) -> None:
+    """End this process once its parent is gone, as a kill would: the run resumes from its checkpoint.
+
+    Args:
+        parent: The parent's id.
+        stdin: Whether standard input is a pipe from the parent, whose hang-up is reported at once.
+    """
     pipe = select.poll()
-    # A hang-up is reported at once; the parent's id is for systems that do not report one.
-    pipe.register(0, select.POLLHUP)
+    if stdin:
+        pipe.register(0, select.POLLHUP)
     while os.getppid() == parent and not pipe.poll(1000 * PARENT_POLL):
         pass
     os._exit(1)
