@@ -234,6 +234,7 @@ def test_eight_cells_with_a_cancelled_a_killed_and_a_requeued_task_equal_a_local
     assert "1_2" in cluster.queued()
     # Both had the time to save; neither had the time to end.
     assert cluster.summary("layernorm")["status"] == "interrupted"
+    assert "Exited with exit code 143" in (cluster.folder / "slurm" / "1_0_0_log.err").read_text()
     assert cluster.summary("learnable_scaler")["status"] == "interrupted"
 
     # At the same time: on its own it takes as long as the rest.
