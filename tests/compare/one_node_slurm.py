@@ -111,7 +111,7 @@ def write_config(folder: Path) -> Path:
         "JobAcctGatherType": "jobacct_gather/none",
         "AccountingStorageType": "accounting_storage/none",
         "ReturnToService": 2,
-        "KillWait": 10,
+        "KillWait": 15,
         "SchedulerParameters": "sched_interval=2,batch_sched_delay=1",
         # More CPUs than the machine may have.
         "SlurmdParameters": "config_overrides",

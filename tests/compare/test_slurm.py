@@ -43,15 +43,15 @@ def test_every_key_reaches_sbatch_under_its_own_name():
 
 
 def test_a_short_time_limit_is_not_all_warning():
-    assert parameters(SlurmOptions(time=2), "name")["signal_delay_s"] == 30
+    assert parameters(SlurmOptions(time=5), "name")["signal_delay_s"] == 75
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
         ("gpu=1", "no key is called 'gpu'; did you mean 'gpus'?"),
-        ("time=4", "--slurm time=4: write a time, such as 30m, 4h or 1-12:00"),
-        ("time=0m", "--slurm time=0m: write a time"),
+        ("time=4", "--slurm time=4: write a time of 5m or more, such as 30m, 4h or 1-12:00"),
+        ("time=4m", "--slurm time=4m: write a time"),
         ("time=0-25:00", "--slurm time=0-25:00: write a time"),
         ("gpus=one", "--slurm gpus=one: use a whole number"),
         ("mem=lots", "--slurm mem=lots: write a size"),
@@ -234,6 +234,7 @@ def test_eight_cells_with_a_cancelled_a_killed_and_a_requeued_task_equal_a_local
     assert "1_2" in cluster.queued()
     # Both had the time to save; neither had the time to end.
     assert cluster.summary("layernorm")["status"] == "interrupted"
+    assert "Exited with exit code 143" in (cluster.folder / "slurm" / "1_0_0_log.err").read_text()
     assert cluster.summary("learnable_scaler")["status"] == "interrupted"
 
     # At the same time: on its own it takes as long as the rest.

@@ -34,6 +34,8 @@ MAX_TIMEOUTS = 1000
 """Times that a task may be requeued at its time limit; each time it resumes, so it always gets further."""
 WARNING = 90
 """Seconds before the time limit at which Slurm signals a task, which then saves and is requeued."""
+LEAST = 5
+"""Shortest time limit in minutes: Slurm's signal comes up to a minute early, and a task must get further each time."""
 POLL = 5.0
 """Seconds between looks at the queue."""
 UNITS = {"m": 1, "h": 60, "d": 1440}
@@ -118,9 +120,9 @@ def parse_minutes(text: str) -> int:
         minutes = int(short[1]) * UNITS[short[2]]
     elif long and int(long[2]) < 24 and int(long[3]) < 60:
         minutes = int(long[1]) * 1440 + int(long[2]) * 60 + int(long[3])
-    if minutes < 1:
+    if minutes < LEAST:
         raise ConfigError(
-            f"--slurm time={text}: write a time, such as 30m, 4h or 1-12:00 (days-hours:minutes)"
+            f"--slurm time={text}: write a time of {LEAST}m or more, such as 30m, 4h or 1-12:00"
         )
     return minutes
 
@@ -272,7 +274,7 @@ def parameters(options: SlurmOptions, name: str) -> dict[str, Any]:
     chosen: dict[str, Any] = {
         "job_name": name,
         "time": options.time,
-        # A short limit leaves most of its time to training.
+        # A quarter of a short limit: most of the time is for training.
         "signal_delay_s": min(WARNING, options.time * 15),
         "partition": options.partition,
         "gpus_per_node": options.gpus,
