@@ -151,6 +151,7 @@ def default_name(args: Args, plan: Plan, base: Mapping[str, Any]) -> str:
 def run(args: Args) -> int:
     """Run what is missing, and say what the results support."""
     from fathoms.compare.comparison import UNFINISHED, Comparison, Options, shared_settings
+    from fathoms.report.page import write_report
 
     if args.run.seed != RunOptions().seed:
         raise ConfigError("--seed: a comparison counts its seeds from 0; use --seeds")
@@ -170,6 +171,7 @@ def run(args: Args) -> int:
     if args.dry_run:
         return 0
     results, code = comparison.run(lambda line: print(line, flush=True))
+    write_report(folder)
     print((folder / "table.md").read_text() if not args.json else json_format.dumps(results))
     if code == UNFINISHED:
         print("runs are left; give the same command again to continue", file=sys.stderr)
