@@ -49,10 +49,10 @@ def run(args: Args) -> int:
         raise ConfigError(
             f"--host {args.host} --port {args.port}: {reason}; use --port 0 for a free one"
         ) from error
-    if not is_loopback(args.host):
-        print(f"warning: anyone who reaches {args.host} can read this page", file=sys.stderr, flush=True)
-    print(f"serving {server.url} until Ctrl-C", flush=True)
     try:
+        if not is_loopback(args.host):
+            print(f"warning: anyone who reaches {args.host} can read this page", file=sys.stderr, flush=True)
+        print(f"serving {server.url} until Ctrl-C", flush=True)
         server.serve_forever()
     except KeyboardInterrupt:
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,7 @@ class Cell:
     record: RunRecord
     timing: dict[str, Any] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def epoch(self) -> int:
         """Epochs done."""
         return max((int(number(row.get("epoch"), -1)) + 1 for row in self.record.metrics), default=0)
@@ -58,11 +59,13 @@ class Cell:
         """Peak memory on the device, in bytes."""
         return number(self.timing.get("peak_memory"), number(self.record.summary.get("peak_memory")))
 
-    @property
+    @functools.cached_property
     def speed(self) -> float | None:
         """Images per second of the last epoch."""
+        if (rate := number(self.timing.get("images_per_second"))) is not None:
+            return rate
         rates = [rate for _, rate in self.record.series("train", "images_per_second") if rate is not None]
-        return number(self.timing.get("images_per_second"), rates[-1] if rates else None)
+        return rates[-1] if rates else None
 
     def score(self, metric: str) -> float | None:
         """Its top1 or loss, if it counts in the mean."""

@@ -37,8 +37,9 @@ function drawCurves(data) {
   if (!curves.charts.length) return;
   page.state.shown ??= new Set(data.order.slice(0, 8));
   for (const id of ["every-seed", "log-scale"]) byId(id).onchange = () => drawCurves(data);
-  byId("show-all").onclick = () => { page.state.shown = new Set(data.order); drawCurves(data); };
-  byId("show-best").onclick = () => { page.state.shown = new Set(data.order.slice(0, 8)); drawCurves(data); };
+  const show = (arms) => { page.state.shown = new Set(arms); drawCurves(data); drawDepth(data); };
+  byId("show-all").onclick = () => show(data.order);
+  byId("show-best").onclick = () => show(data.order.slice(0, 8));
   drawLegend(data);
   const paint = { ink: colour("soft"), rule: colour("rule"), arms: Array.from({ length: 7 }, (_, i) => colour("c" + i)) };
   const holder = byId("curves");
@@ -58,6 +59,7 @@ function drawLegend(data) {
       const place = [...legend.children].indexOf(button);
       if (!page.state.shown.delete(index)) page.state.shown.add(index);
       drawCurves(data);
+      drawDepth(data);
       byId("curves-legend").children[place].focus();
     };
     legend.append(button);

@@ -10,13 +10,14 @@ function drawDepth(data) {
   const depth = data.depth, field = byId("depth-field"), holder = byId("depth");
   byId("depth-section").hidden = !depth.maps.length;
   if (!depth.maps.length) return;
+  const maps = depth.maps.filter((map) => !page.state.shown || page.state.shown.has(map.arm));
   if (!field.options.length) {
     for (const [value, title] of depth.fields) { const option = element("option", "", title); option.value = value; field.append(option); }
     field.value = page.state.field || depth.fields[0][0];
   }
   field.onchange = () => { page.state.field = field.value; drawDepth(data); };
   page.state.field = field.value;
-  const values = depth.maps.map((map) => floats(map.fields[field.value]));
+  const values = maps.map((map) => floats(map.fields[field.value]));
   let low = Infinity, high = -Infinity;
   for (const list of values) for (const value of list) if (value > 0) { low = Math.min(low, value); high = Math.max(high, value); }
   const shade = shades(depth.ramp), known = high > 0, span = Math.log(high / low) || 1;
@@ -25,7 +26,7 @@ function drawDepth(data) {
   if (known) scale.append(element("span", "", low.toPrecision(3)), gradient(shade), element("span", "", high.toPrecision(3)));
   else scale.append(element("span", "", "nothing was measured"));
   holder.textContent = "";
-  depth.maps.forEach((map, i) => holder.append(depthMap(data.arms[map.arm], map, values[i], (value) => shade(Math.log(value / low) / span))));
+  maps.forEach((map, i) => holder.append(depthMap(data.arms[map.arm], map, values[i], (value) => shade(Math.log(value / low) / span))));
 }
 function gradient(shade) {
   const canvas = element("canvas", "ramp"), context = canvas.getContext("2d");
