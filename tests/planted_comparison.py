@@ -21,7 +21,7 @@ def write_run(
     (folder / "config.toml").write_text(
         to_toml({**config, "recipe": {"lr": float(options.get("lr", 0.003))}})
     )
-    versions = {"torch": "2.15", "fathoms": "0.1"}
+    versions = {"torch": "2.15", "fathoms": "0.1", "commit": "0123456789abcdef" * 2 + "01234567"}
     (folder / "environment.json").write_text(
         json.dumps({"python": "3.11", "gpu": "H200", "versions": versions})
     )

@@ -265,3 +265,30 @@ def test_two_hundred_runs_of_three_hundred_epochs_make_a_page_in_time(tmp_path):
     size = write_report(folder).stat().st_size
     assert time.monotonic() - began < 20
     assert size < 15_000_000
+
+
+@pytest.mark.slow
+def test_comparing_leaves_the_page_in_the_folder(tmp_path, capsys):
+    words = [
+        "--depth",
+        "1",
+        "--dim",
+        "16",
+        "--heads",
+        "2",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "400",
+        "--seeds",
+        "1",
+    ]
+    words += ["--axis", "norm=layernorm,dyt", "--device", "cpu", "--jobs", "1", "--probe-interval", "2"]
+    assert main(["compare", *words, "--output", str(tmp_path), "--experiment", "pair"]) == 0
+    page = Elements((tmp_path / "pair" / "report.html").read_text())
+    assert "2 runs ended" in page.text
+    assert "norm=layernorm" in page.text
+    # The same numbers as on the terminal.
+    answer = json.loads((tmp_path / "pair" / "results.json").read_text())["answer"]
+    assert answer in capsys.readouterr().out
+    assert answer in page.text

@@ -174,14 +174,15 @@ WORDS_IN_TWO = """(() => {
 })()"""
 
 
-def test_at_390_pixels_nothing_breaks_inside_a_word(browser, address, run_address):
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_breaks_inside_a_word(browser, address, run_address, width):
     for page in (address, run_address):
         browser.open(
-            page, 390, ready="'ready' in document.body.dataset || document.querySelector('[data-live]')"
+            page, width, ready="'ready' in document.body.dataset || document.querySelector('[data-live]')"
         )
         browser.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         assert browser.evaluate(WORDS_IN_TWO) == []
-        assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_every_row_of_a_runs_maps_has_its_label_and_they_do_not_touch(browser, run_address):

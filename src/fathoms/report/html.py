@@ -58,7 +58,14 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"href": quote, "size": file_size, "soft": soft, "clip": clipped, "shown": shown}
+    environment.filters |= {
+        "href": quote,
+        "size": file_size,
+        "soft": soft,
+        "words": words,
+        "clip": clipped,
+        "shown": shown,
+    }
     return environment
 
 
@@ -80,6 +87,13 @@ def soft(text: Any) -> Markup:
     """
     pieces = re.split(r"(?<=\w[_/-])(?=\w)|(?<=\w[.,:])(?=[^\W\d])", str(text))
     return Markup("<wbr>").join(escape(piece) for piece in pieces)
+
+
+def words(command: Any) -> Markup:
+    """A command whose words stay whole where lines are broken; browsers break after a hyphen."""
+    return Markup(" ").join(
+        Markup('<span class="w">{}</span>').format(word) for word in str(command).split(" ")
+    )
 
 
 def embedded(value: Any) -> str:
