@@ -225,6 +225,15 @@ def test_it_prints_light_and_whole(browser, address):
     browser.open(address, scheme="dark", ready=f"{READY} && {DRAWN}")
     printed = browser.call("Page.printToPDF", printBackground=True)["data"]
     assert len(printed) > 50_000
+    # A4 without its margins, as the printer lays it out.
+    browser.open(address, 720, scheme="dark", ready=f"{READY} && {DRAWN}")
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    browser.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    browser.wait(DRAWN)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 720
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(252, 252, 250)"
+    assert browser.evaluate("document.querySelector('.filter').checkVisibility()") is False
+    browser.call("Emulation.setEmulatedMedia", media="")
     assert browser.complaints == []
 
 
