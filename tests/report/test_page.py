@@ -15,7 +15,9 @@ import pytest
 from fathoms import FathomsError
 from fathoms.cli.main import main
 from fathoms.report import chart, heatmap
-from fathoms.report.page import count, duration, embedded, file_size, write_report
+from fathoms.report.html import embedded
+from fathoms.report.page import write_report
+from fathoms.report.quantities import count, duration, file_size
 from fathoms.report.run_files import read_run
 from fathoms.train.record.toml import to_toml
 
@@ -27,20 +29,31 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.elements, self.texts, self.open = [], {}, []
+        self.elements, self.texts, self.open, self.joined = [], {}, [], False
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
         self.elements.append((tag, dict(attributes)))
-        if tag not in ("meta", "img"):
+        # A place to break a line, or an isolated direction, does not end a text.
+        self.joined = tag in ("wbr", "bdi")
+        if tag not in ("meta", "img", "input", "wbr", "bdi"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
+        if tag == "bdi":
+            return
+        self.joined = False
         assert self.open.pop() == tag, f"</{tag}> closes something else"
 
     def handle_data(self, data):
-        if self.open:
-            self.texts.setdefault(self.open[-1], []).append(data)
+        if not self.open:
+            return
+        texts = self.texts.setdefault(self.open[-1], [])
+        if self.joined and texts:
+            texts[-1] += data
+        else:
+            texts.append(data)
+        self.joined = True
 
     def named(self, tag):
         return [attributes for name, attributes in self.elements if name == tag]

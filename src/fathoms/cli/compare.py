@@ -239,6 +239,7 @@ def make_comparison(args: Args) -> Comparison:
 def run(args: Args) -> int:
     """Run what is missing, and say what the results support."""
     from fathoms.compare.comparison import UNFINISHED
+    from fathoms.report.page import write_report
 
     comparison = make_comparison(args)
     comparison.check()
@@ -248,6 +249,7 @@ def run(args: Args) -> int:
             print(comparison.estimate())
         return 0
     results, code = comparison.run(lambda line: print(line, flush=True))
+    write_report(comparison.folder.path)
     print((comparison.folder.path / "table.md").read_text() if not args.json else json_format.dumps(results))
     if code == UNFINISHED:
         print("runs are left; give the same command again to continue", file=sys.stderr)

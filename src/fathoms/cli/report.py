@@ -1,7 +1,7 @@
-"""Write report.html, the report page of a run: curves, settings, norms by layer.
+"""Write report.html, the page of a run, a comparison, or several runs together.
 
-The page is one file, for light and dark screens, and loads nothing from the network. `fathoms train` writes it at
-the end; this command writes it again, also during a run.
+The page is one file, for light and dark screens, and loads nothing from the network. `fathoms train` and `fathoms
+compare` write it at the end; this command writes it again, also during a run.
 """
 
 from __future__ import annotations
@@ -14,26 +14,31 @@ import tyro
 
 EXAMPLES = """
 fathoms report runs/vit_digits-digits-1a2b3c4d
-fathoms report runs/NAME --output page.html
+fathoms report runs/compare-digits-1a2b3c4d --output page.html
+fathoms report runs/ln-12 runs/ln-24 runs/dyt-24
 """
 
 
 @dataclass(frozen=True)
 class Args:
-    """Run folder and output."""
+    """Folders and output."""
 
-    run: tyro.conf.Positional[str]
-    """The run folder."""
+    folders: tyro.conf.Positional[tuple[str, ...]]
+    """A run folder, a comparison, or several of them."""
     output: str | None = None
-    """File to write; default: report.html in the run folder."""
+    """File to write; default: report.html in the folder, or in the working folder for several."""
     json: bool = False
     """Print one JSON object."""
 
 
 def run(args: Args) -> int:
     """Write the page, and print its path."""
+    from fathoms.errors import ConfigError
     from fathoms.report.page import write_report
 
-    target = write_report(Path(args.run), None if args.output is None else Path(args.output))
+    if not args.folders:
+        raise ConfigError("no folder is given; give a run folder or a comparison")
+    output = None if args.output is None else Path(args.output)
+    target = write_report([Path(folder) for folder in args.folders], output)
     print(json_format.dumps({"report": str(target)}) if args.json else f"written: {target}")
     return 0

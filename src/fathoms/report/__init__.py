@@ -1,4 +1,4 @@
-"""The report page of a run: curves, settings, norms by layer."""
+"""Report pages of runs and comparisons, written to a file or served on this machine."""
 
 from fathoms.report.page import write_report
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from fathoms.report.quantities import clipped
 from fathoms.report.run_files import number
 
 COLUMNS = 60
@@ -64,7 +65,7 @@ def draw(title: str, field: str, probes: list[dict[str, Any]]) -> HeatMap | None
         return None
     low, high = math.log(min(found)), math.log(max(found))
     width = (WIDTH - LEFT) / len(table)
-    height = min(16.0, max(4.0, 320 / len(names)))
+    height = 16.0 if len(names) <= 32 else 13.0
     cells = []
     for column, (row, line) in enumerate(zip(rows, table, strict=True)):
         for place, (name, value) in enumerate(line[: len(names)]):
@@ -72,8 +73,7 @@ def draw(title: str, field: str, probes: list[dict[str, Any]]) -> HeatMap | None
             shown = "not a finite number above zero" if value is None else f"{value:.4g}"
             text = f"{name}, update {number(row.get('step'), 0):g}: {shown}"
             cells.append(Cell(round(LEFT + column * width, 2), round(TOP + place * height, 2), shade, text))
-    every = max(1, math.ceil(14 / height))
-    labels = [(round(TOP + (i + 0.5) * height, 2), name) for i, name in enumerate(names) if i % every == 0]
+    labels = [(round(TOP + (i + 0.5) * height, 2), name) for i, name in enumerate(names)]
     jump = max(1, math.ceil(len(rows) / 6))
     updates = [
         (round(LEFT + (i + 0.5) * width, 2), f"{number(row.get('step'), 0):g}")
@@ -91,5 +91,10 @@ def _site(site: Any, field: str) -> tuple[str, float | None]:
     if not isinstance(site, dict):
         return "?", None
     value = number(site.get(field))
-    name = f"{str(site.get('block', '?')).removeprefix('blocks.')} {site.get('branch', '?')}"
-    return name, value if value is not None and value > 0 else None
+    return site_name(site), value if value is not None and value > 0 else None
+
+
+def site_name(site: dict[str, Any]) -> str:
+    """Block and branch of a site."""
+    block = str(site.get("block", "?")).removeprefix("blocks.")
+    return f"{clipped(block, 24)} {clipped(str(site.get('branch', '?')), 12)}"

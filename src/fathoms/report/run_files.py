@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ class RunRecord:
     """The files of a run folder; those that do not exist yet are empty."""
 
     name: str
-    config: dict[str, Any]
-    summary: dict[str, Any]
-    environment: dict[str, Any]
-    metrics: list[Row]
-    probes: list[Row]
-    files: list[tuple[str, int]]
+    config: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    metrics: list[Row] = field(default_factory=list)
+    probes: list[Row] = field(default_factory=list)
+    files: list[tuple[str, int]] = field(default_factory=list)
+    folder: Path | None = None
 
     @property
     def status(self) -> str:
@@ -56,28 +57,31 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def read_run(folder: Path) -> RunRecord:
-    """Read a run folder."""
+def read_run(folder: Path, light: bool = False) -> RunRecord:
+    """Read a run folder; a light record leaves out its probes and the list of its files."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder}: is not a run folder, it has no config.toml; give a run folder")
     hidden = (".", "report.html")
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(hidden))
+    every = () if light else folder.rglob("*")
+    files = sorted(path for path in every if path.is_file() and not path.name.startswith(hidden))
     return RunRecord(
         name=folder.resolve().name,
         config=read_toml(folder / "config.toml", ConfigError),
-        summary=_json(folder / "summary.json"),
-        environment=_json(folder / "environment.json"),
-        metrics=_lines(folder / "metrics.jsonl"),
-        probes=_lines(folder / "probe.jsonl"),
+        summary=read_json_file(folder / "summary.json"),
+        environment=read_json_file(folder / "environment.json"),
+        metrics=read_lines(folder / "metrics.jsonl"),
+        probes=[] if light else read_lines(folder / "probe.jsonl"),
         files=[(str(path.relative_to(folder)), path.stat().st_size) for path in files],
+        folder=folder,
     )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json_file(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where there is no file."""
     return read_json(path, ConfigError) if path.is_file() else {}
 
 
-def _lines(path: Path) -> list[Row]:
+def read_lines(path: Path) -> list[Row]:
     """The objects of a .jsonl file; a last line without a newline is still being written."""
     if not path.is_file():
         return []

@@ -1,0 +1,119 @@
+"""One HTML file that loads nothing: a template with its style, script and data, and a policy that runs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup, escape
+
+from fathoms.report.quantities import clipped, file_size, shown
+
+TEMPLATES = Path(__file__).parent / "templates"
+VENDOR = Path(__file__).parent / "vendor"
+
+
+def fill(
+    template: str, *, styles: Sequence[str], scripts: Sequence[str], data: Any, live: bool, **values: Any
+) -> str:
+    """A template with its style sheets, scripts and data, each joined into one element.
+
+    Args:
+        template: Its file name.
+        styles: Style sheets, by file name.
+        scripts: Scripts, by file name.
+        data: What the scripts read, as JSON.
+        live: Whether the page fetches itself again while it is served.
+        values: Names in the template.
+    """
+    style, script = _joined(styles), _joined(scripts)
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            style=Markup(style),
+            script=Markup(script),
+            policy=policy(style, script, live),
+            data=Markup(embedded(data)),
+            live=live,
+            **values,
+        )
+    )
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "href": quote,
+        "size": file_size,
+        "soft": soft,
+        "words": words,
+        "clip": clipped,
+        "shown": shown,
+    }
+    return environment
+
+
+@functools.cache
+def _file(name: str) -> str:
+    folder = VENDOR if name.startswith("uPlot") else TEMPLATES
+    return (folder / name).read_text(encoding="utf-8").strip()
+
+
+def _joined(names: Sequence[str]) -> str:
+    return "\n".join(_file(name) for name in names)
+
+
+def soft(text: Any) -> Markup:
+    """A text that may be broken after its separators, so that it is never broken inside a word.
+
+    >>> soft("drop_path<")
+    Markup('drop_<wbr>path&lt;')
+    """
+    pieces = re.split(r"(?<=\w[_/-])(?=\w)|(?<=\w[.,:])(?=[^\W\d])", str(text))
+    return Markup("<wbr>").join(escape(piece) for piece in pieces)
+
+
+def words(command: Any) -> Markup:
+    """A command whose words stay whole where lines are broken; browsers break after a hyphen."""
+    return Markup(" ").join(
+        Markup('<span class="w">{}</span>').format(word) for word in str(command).split(" ")
+    )
+
+
+def embedded(value: Any) -> str:
+    """JSON that cannot close the script element around it."""
+    return (
+        json.dumps(value, allow_nan=False, separators=(",", ":"))
+        .replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+        .replace("&", "\\u0026")
+    )
+
+
+def policy(style: str, script: str, live: bool = False) -> str:
+    """A content security policy under which this style and this script run and nothing is loaded."""
+
+    def digest(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    return (
+        f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; "
+        + ("connect-src 'self'; " if live else "")
+        + "base-uri 'none'; form-action 'none'"
+    )

@@ -1,0 +1,100 @@
+"""The report page of one run: headline, curves, norms by layer, settings and files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fathoms.report import chart, heatmap
+from fathoms.report.html import fill
+from fathoms.report.quantities import count, duration, file_size, shown
+from fathoms.report.run_files import RunRecord, listed, number, table
+
+
+def render_run(run: RunRecord, live: bool = False) -> str:
+    """The page as HTML; a live one refreshes itself and links to no files."""
+    charts = [made for made in _charts(run) if made is not None]
+    maps = [
+        heatmap.draw("Gradient on the stream", "gradient", run.probes),
+        heatmap.draw("Gradient of the weights", "weights", run.probes),
+        heatmap.draw("Activations of the stream", "stream", run.probes),
+        heatmap.draw("Branch over stream", "ratio", run.probes),
+    ]
+    return fill(
+        "run.html",
+        styles=("page.css",),
+        scripts=("live.js", "run.js"),
+        data={made.key: hover(made) for made in charts},
+        live=live,
+        run=run,
+        reason=run.summary.get("reason"),
+        headline=headline(run),
+        charts=charts,
+        maps=[made for made in maps if made is not None],
+        ramp=heatmap.RAMP,
+        tables=tables(run),
+        classes=[str(name) for name in listed(run.config.get("classes"))],
+        geometry=chart,
+    )
+
+
+def _charts(run: RunRecord) -> list[chart.Chart | None]:
+    def lines(field: str, train: str, val: str) -> dict[str, tuple[str, chart.Points]]:
+        return {train: ("train", run.series("train", field)), val: ("val", run.series("val", field))}
+
+    accuracy = lines("top1", "train top-1", "test top-1") | {
+        "test top-5": ("other", run.series("val", "top5"))
+    }
+    rate = {"learning rate": ("train", run.series("train", "lr"))}
+    speed = {"images per second": ("train", run.series("train", "images_per_second"))}
+    return [
+        chart.draw("loss", "Loss", lines("loss", "train", "test")),
+        chart.draw("accuracy", "Accuracy", accuracy, " %"),
+        chart.draw("lr", "Learning rate", rate, floor=0.0),
+        chart.draw("speed", "Images per second", speed, floor=0.0),
+    ]
+
+
+def hover(made: chart.Chart) -> dict[str, Any]:
+    """Data for the tooltips of a chart."""
+    return {
+        "x": made.x_range,
+        "left": chart.LEFT / chart.WIDTH,
+        "right": 1 - chart.RIGHT / chart.WIDTH,
+        "unit": made.unit,
+        "series": [
+            {"name": line.name, "style": line.style, "points": made.points[line.name]} for line in made.lines
+        ],
+    }
+
+
+def headline(run: RunRecord) -> list[tuple[str, str, str]]:
+    """The numbers at the top: label, value and remark."""
+    summary = run.summary
+    best, last = table(summary.get("best")), table(summary.get("last"))
+    rows: list[tuple[str, str, str]] = []
+    if (top1 := number(best.get("top1"))) is not None:
+        rows.append(("best test accuracy", f"{top1:.2f} %", f"epoch {number(best.get('epoch'), 0) + 1:g}"))
+    if (top1 := number(last.get("top1"))) is not None:
+        rows.append(("last test accuracy", f"{top1:.2f} %", f"{number(last.get('images'), 0):,.0f} images"))
+    if (loss := number(last.get("loss"))) is not None:
+        calibration = number(last.get("calibration_error"))
+        remark = "" if calibration is None else f"calibration error {calibration:.2f}\u00a0%"
+        rows.append(("last test loss", f"{loss:.4f}", remark))
+    if (parameters := number(summary.get("parameters"))) is not None:
+        rows.append(("parameters", count(parameters), str(table(run.config.get("model")).get("name", ""))))
+    if (seconds := number(summary.get("seconds"))) is not None:
+        epochs, updates = number(summary.get("epoch"), 0), number(summary.get("updates"), 0)
+        rows.append(("training", duration(seconds), f"{epochs:g} epochs, {updates:,.0f} updates"))
+    if (peak := number(summary.get("peak_memory"))) is not None:
+        rows.append(("peak memory", file_size(peak), "on the device"))
+    return rows
+
+
+def tables(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Every setting by section, and the environment of the run."""
+    plain = {k: v for k, v in run.config.items() if not isinstance(v, dict) and k != "classes"}
+    sections = [("Run", plain | table(run.config.get("run")))]
+    sections += [(name.capitalize(), table(run.config.get(name))) for name in ("model", "recipe")]
+    machine = {k: v for k, v in run.environment.items() if not isinstance(v, dict) and v is not None}
+    sections.append(("Environment", machine | table(run.environment.get("versions"))))
+    return [(name, [(str(k), shown(v)) for k, v in rows.items()]) for name, rows in sections if rows]

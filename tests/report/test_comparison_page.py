@@ -1,0 +1,298 @@
+"""The page of a comparison or a set of runs: it shows what the folders hold, and names in them stay text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import fathoms.report
+from fathoms.cli import train as train_cli
+from fathoms.cli.main import main
+from fathoms.cli.parse import parse
+from fathoms.report.arms import arms_of, leading
+from fathoms.report.comparison_files import read_comparison, read_runs
+from fathoms.report.html import soft
+from fathoms.report.page import write_report
+from fathoms.report.provenance import train_command
+from fathoms.report.strips import score_strips
+from planted_comparison import GRID, write_comparison, write_run
+
+HOSTILE = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'{{7*7}}&"
+
+
+class Elements(HTMLParser):
+    """Names and attributes of all elements, and all text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.names, self.attributes, self.text = set(), set(), ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.names.add(tag)
+        self.attributes |= {name for name, _ in attributes}
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture
+def folder(tmp_path):
+    lost = [("norm=dyt, depth=24", 1, "diverged"), ("norm=dyt, depth=12", 2, "failed")]
+    return write_comparison(tmp_path / "deep", GRID, lost=lost)
+
+
+def seen(folder):
+    return Elements(write_report(folder).read_text())
+
+
+def test_the_page_says_the_answer_the_command_and_every_cell(folder):
+    page = seen(folder)
+    assert "norm=ln, depth=24 leads with a mean top1 of 84.00 over 3 seeds." in page.text
+    assert "fathoms train photos --epochs 4 --norm ln --depth 24" in page.text
+    assert "11 of 12 ended, 1 failed" in page.text
+    assert "first in the output of blocks.1.mlp" in page.text
+    text = (folder / "report.html").read_text()
+    assert text.count('data-status="done"') == 10
+    assert text.count('class="seed"') == 10, "a dot for every run that has a score"
+    for heading in (
+        "Accuracy by seed",
+        "Differences between arms",
+        "Two axes",
+        "Accuracy against cost",
+        "Provenance",
+    ):
+        assert f"<h2>{heading}</h2>" in text
+
+
+def test_the_same_folder_gives_the_same_page(folder):
+    first = write_report(folder).read_bytes()
+    assert write_report(folder).read_bytes() == first
+
+
+def test_means_leave_diverged_runs_out_and_intervals_need_three_seeds(folder):
+    comparison = read_comparison(folder)
+    arms = {arm.name: arm for arm in arms_of(comparison)}
+    arm = arms["norm=dyt, depth=24"]
+    assert (len(arm.scores), arm.having("diverged"), arm.interval) == (2, 1, None)
+    full = arms["norm=ln, depth=24"]
+    low, high = full.interval
+    # t of 2 degrees of freedom at 97.5 %.
+    assert (high - low) / 2 == pytest.approx(4.302653 * full.sd / 3**0.5, rel=1e-5)
+    assert leading(list(arms.values()), comparison) is full
+    strips = score_strips(list(arms.values()), "top1")
+    assert [row.remark for row in strips.rows] == ["", "", "1 failed", "1 diverged"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [
+        (["--axis", "norm=ln,dyt", "--seeds=3", "--epochs", "4"], ["--epochs", "4"]),
+        (["my photos", "--paired", "--json", "--lr", "1e-3"], ["my photos", "--lr", "1e-3", "--epochs", "9"]),
+        (["--budget", "2h", "--output", "x", "--keep=none", "--epochs=2"], ["--epochs=2"]),
+    ],
+)
+def test_the_command_of_the_leading_arm_is_one_that_train_takes(tmp_path, flags, kept):
+    folder = write_comparison(
+        tmp_path / "c", {"a": ({"norm": "dyt"}, 80.0), "b": ({"norm": "rmsnorm"}, 90.0)}
+    )
+    plan = json.loads((folder / "plan.json").read_text())
+    plan |= {"command": ["compare", *flags], "base": {"recipe": {"epochs": 9}}}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    comparison = read_comparison(folder)
+    words = shlex.split(train_command(arms_of(comparison)[1], comparison))
+    assert words[:2] == ["fathoms", "train"]
+    assert sorted(words[2:]) == sorted([*kept, "--norm", "rmsnorm"])
+    assert parse(train_cli, "train", words[2:]).switches.norm == "rmsnorm"
+
+
+def test_tuned_values_are_drawn_used_and_marked_at_the_edge(tmp_path):
+    trials = [
+        {"value": value, "seed": 100, "top1": top1} for value, top1 in ((1e-4, 60), (1e-3, 70), (3e-3, 80))
+    ]
+    tuning = {"option": "lr", "arms": {"norm=ln, depth=24": {"best": 3e-3, "trials": trials}}}
+    page = seen(write_comparison(tmp_path / "t", GRID, tuning=tuning))
+    assert "Tuning of lr" in page.text
+    assert "norm=ln, depth=24: the best lr, 0.003, is at the edge of the grid; extend it" in page.text
+    assert "--norm ln --depth 24 --lr 0.003" in page.text
+
+
+def test_a_plan_that_grew_is_said_to_have_grown(tmp_path):
+    grown = [{"command": ["compare"], "arms": ["norm=dyt, depth=24"], "seeds": 3}]
+    page = seen(write_comparison(tmp_path / "g", GRID, grown=grown))
+    assert "A later command added arms norm=dyt, depth=24" in page.text
+
+
+def test_a_comparison_has_a_page_before_its_first_result_and_while_runs_go_on(tmp_path):
+    folder = write_comparison(tmp_path / "new", GRID, lost=[("norm=ln, depth=12", 0, "pending")])
+    assert {cell.status for cell in read_comparison(folder).cells} == {"done", "running"}
+    (folder / "results.json").unlink()
+    assert "No run has ended yet." in seen(folder).text
+    for path in sorted((folder / "cells").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert "No run has ended yet." in seen(folder).text
+
+
+def test_a_damaged_cell_is_shown_and_the_rest_stays(folder):
+    (folder / "cells" / "arm0-seed0" / "metrics.jsonl").write_text("nonsense\n")
+    (folder / "cells" / "arm0-seed1" / "probe.jsonl").write_text("nonsense\n")
+    assert "12" in seen(folder).text
+    assert len(read_comparison(folder).cells) == 12
+
+
+def test_a_row_cannot_point_outside_its_folder(folder, tmp_path):
+    write_run(tmp_path / "elsewhere", score=1.0)
+    results = json.loads((folder / "results.json").read_text())
+    results["cells"][0]["run"] = "../elsewhere"
+    (folder / "results.json").write_text(json.dumps(results))
+    assert not read_comparison(folder).cells[0].record.metrics
+
+
+def test_values_of_the_wrong_kind_are_left_out(folder):
+    odd = [None, 3, "x", [], {}, True]
+    for name in ("results.json", "plan.json", "timings.json"):
+        whole = json.loads((folder / name).read_text())
+        for key in whole:
+            for value in odd:
+                (folder / name).write_text(json.dumps({**whole, key: value}))
+                write_report(folder)
+        (folder / name).write_text(json.dumps(whole))
+    results = json.loads((folder / "results.json").read_text())
+    for key in results["cells"][0]:
+        for value in odd:
+            first = {**results["cells"][0], key: value}
+            (folder / "results.json").write_text(
+                json.dumps({**results, "cells": [first, 7, *results["cells"][1:]]})
+            )
+            write_report(folder)
+
+
+@pytest.mark.parametrize(
+    "name", [HOSTILE, "x" * 10_000, "\u202egnp.exe\u202c <b>", "ערבית عربي", "\ud800", "a\0b"]
+)
+def test_hostile_names_stay_text(tmp_path, name):
+    arms = {name: ({"norm": name, name: "1"}, 80.0), f"{name}2": ({"norm": "b", name: "2"}, 70.0)}
+    page = seen(write_comparison(tmp_path / "h", {"plain": ({"norm": "a", "depth": "1"}, 60.0), **GRID}))
+    results = json.loads((tmp_path / "h" / "results.json").read_text())
+    for row, (arm, (options, _)) in zip(results["cells"], [*arms.items()] * 3, strict=False):
+        row |= {
+            "name": arm,
+            "arm": options,
+            "reason": name,
+            "status": "diverged" if row["seed"] == 2 else "done",
+        }
+    results |= {"answer": name, "verdicts": [{"a": name, "b": name, "low": 1, "high": 2, "verdict": name}]}
+    (tmp_path / "h" / "results.json").write_text(json.dumps(results))
+    hostile = seen(tmp_path / "h")
+    assert hostile.names <= page.names | {"details", "ul", "li", "summary"}
+    assert not [key for key in hostile.attributes if key.startswith("on")]
+    assert not {"style", "src"} & hostile.attributes
+    assert "49" not in hostile.text.split("fathoms comparison")[1][:300]
+    assert (tmp_path / "h" / "report.html").stat().st_size < 1_000_000
+
+
+def test_several_runs_share_a_page_and_seeds_of_one_setting_share_an_arm(tmp_path, monkeypatch, capsys):
+    runs = [
+        write_run(tmp_path / f"{norm}-{seed}", options={"norm": norm}, seed=seed, score=score)
+        for norm, score in (("ln", 80.0), ("dyt", 70.0))
+        for seed in range(3)
+    ]
+    arms = arms_of(read_runs(runs))
+    assert [(arm.name, len(arm.cells)) for arm in arms] == [("norm=ln", 3), ("norm=dyt", 3)]
+    assert [arm.mean for arm in arms] == [80.0, 70.0]
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *map(str, runs)]) == 0
+    assert capsys.readouterr().out == "written: report.html\n"
+    page = Elements((tmp_path / "report.html").read_text())
+    assert "not planned as a comparison" in page.text
+    assert main(["report", str(tmp_path), "--output", "all.html"]) == 0, (
+        "a folder of runs stands for its runs"
+    )
+    same = [write_run(tmp_path / "again" / name, seed=1) for name in ("one", "two")]
+    assert [arm.name for arm in arms_of(read_runs(same))] == ["one", "two"], "equal runs keep their own names"
+
+
+def test_a_folder_without_runs_is_an_error_of_one_line(tmp_path, capsys):
+    for words in ([str(tmp_path)], [str(tmp_path), str(tmp_path)], [str(tmp_path / "none")], []):
+        assert main(["report", *words]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_text_breaks_after_separators_and_not_inside_numbers():
+    assert soft("norm_init/a-b 1.21 1,234") == "norm_<wbr>init/<wbr>a-<wbr>b 1.21 1,234"
+
+
+def test_the_vendored_library_is_the_published_one():
+    vendor = Path(fathoms.report.__file__).parent / "vendor"
+    # sha256 of the files in the package uplot 1.6.32 of the npm registry.
+    published = {
+        "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+        "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+        "uPlot.LICENSE": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
+    }
+    assert {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in vendor.iterdir()
+    } == published
+    assert "MIT License" in (vendor / "uPlot.LICENSE").read_text()
+
+
+def test_the_policy_fits_the_page_and_nothing_is_loaded(folder):
+    text = write_report(folder).read_text()
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
+    assert policy.startswith("default-src &#39;none&#39;; style-src &#39;sha256-")
+    assert "unsafe" not in policy
+    outside = set(re.findall(r"https?:[^\s\"'`)]*", text))
+    assert outside <= {"https://github.com/leeoniya/uPlot"}, "the library's own name is all"
+
+
+@pytest.mark.clock
+@pytest.mark.slow
+def test_two_hundred_runs_of_three_hundred_epochs_make_a_page_in_time(tmp_path):
+    arms = {
+        f"norm={norm}, depth={depth}": ({"norm": f"n{norm}", "depth": str(depth)}, 60.0 + norm)
+        for norm in range(8)
+        for depth in range(1, 6)
+    }
+    folder = write_comparison(tmp_path / "large", arms, seeds=5, epochs=300, probes=60)
+    began = time.monotonic()
+    size = write_report(folder).stat().st_size
+    assert time.monotonic() - began < 20
+    assert size < 15_000_000
+
+
+@pytest.mark.slow
+def test_comparing_leaves_the_page_in_the_folder(tmp_path):
+    words = [
+        "--depth",
+        "1",
+        "--dim",
+        "16",
+        "--heads",
+        "2",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "400",
+        "--seeds",
+        "1",
+    ]
+    words += ["--axis", "norm=layernorm,dyt", "--device", "cpu", "--jobs", "1", "--probe-interval", "2"]
+    words += ["--output", str(tmp_path), "--experiment", "pair"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fathoms", "compare", *words], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    page = Elements((tmp_path / "pair" / "report.html").read_text())
+    assert "2 runs ended" in page.text
+    answer = json.loads((tmp_path / "pair" / "results.json").read_text())["answer"]
+    assert answer in done.stdout, "the same words as on the terminal"
+    assert answer in page.text
