@@ -24,7 +24,7 @@ from pathlib import Path
 
 WORDS = (
     *("--axis", "norm=layernorm,dyt", "--axis", "residual=none,rezero", "--seeds", "3", "--jobs", "2"),
-    *("--depth", "2", "--dim", "16", "--heads", "2", "--epochs", "12", "--warmup-epochs", "0"),
+    *("--depth", "2", "--dim", "16", "--heads", "2", "--epochs", "8", "--lr", "3e-3", "--warmup-epochs", "0"),
     *("--batch-size", "96", "--recovery-interval", "5", "--device", "cpu"),
 )
 KINDS = ("group", "parent", "worker")
@@ -74,21 +74,26 @@ def states(folder: Path) -> tuple[int, int]:
     return len(done), len(begun) - len(done)
 
 
+def is_training(folder: Path, since: float) -> bool:
+    """Whether a cell has written a row since a time."""
+    return any(path.stat().st_mtime > since for path in folder.glob("cells/*/metrics.jsonl"))
+
+
 def disturbed(folder: Path, kills: int, seed: int, span: float) -> list[dict[str, object]]:
     """Run the comparison to its end through kills at random moments; each kill with what it met."""
     rng, met = random.Random(seed), list[dict[str, object]]()
     for _ in range(ENDED):
-        process = start(folder)
+        process, since = start(folder), time.time()
         while process.poll() is None and len(met) < kills:
-            kind = KINDS[len(met) % len(KINDS)]
-            before = states(folder)
-            # A kill meets cells in work, not the start of Python.
-            while process.poll() is None and states(folder) == before and not workers_of(process.pid):
+            # A kill is to meet runs under way, not the start of Python.
+            while process.poll() is None and not is_training(folder, since):
                 time.sleep(0.05)
-            time.sleep(rng.uniform(0.2, span))
+            time.sleep(rng.uniform(0.0, span))
+            kind = KINDS[len(met) % len(KINDS)]
             if kill(process, kind, rng):
                 ended, cut = states(folder)
                 met.append({"kind": kind, "cells_ended": ended, "cells_cut": cut})
+            since = time.time()
         if process.wait() == 0:
             return met
     raise SystemExit("the comparison did not end")
@@ -100,7 +105,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--span", type=float, default=9.0, help="most seconds from a worker's start to a kill"
+        "--span", type=float, default=4.0, help="most seconds from a run's first row to a kill"
     )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

@@ -117,9 +117,11 @@ def test_the_command_of_the_leading_arm_is_one_that_train_takes(tmp_path, flags,
 
 def test_tuned_values_are_drawn_used_and_marked_at_the_edge(tmp_path):
     trials = [
-        {"value": value, "seed": 100, "top1": top1} for value, top1 in ((1e-4, 60), (1e-3, 70), (3e-3, 80))
+        {"choice": {"lr": value}, "seed": 1000, "top1": top1}
+        for value, top1 in (("1e-4", 60), ("1e-3", 70), ("3e-3", 80))
     ]
-    tuning = {"option": "lr", "arms": {"norm=ln, depth=24": {"best": 3e-3, "trials": trials}}}
+    arm = {"name": "norm=ln, depth=24", "best": {"lr": "0.003"}, "edge": ["lr"], "trials": trials}
+    tuning = {"grid": {"lr": ["1e-4", "1e-3", "3e-3"]}, "arms": [arm]}
     page = seen(write_comparison(tmp_path / "t", GRID, tuning=tuning))
     assert "Tuning of lr" in page.text
     assert "norm=ln, depth=24: the best lr, 0.003, is at the edge of the grid; extend it" in page.text

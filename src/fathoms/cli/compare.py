@@ -42,6 +42,8 @@ fathoms compare photos/ --arm "ln: norm=layernorm" --arm "ones: norm=learnable_s
 ALIASES = train_command.ALIASES
 DEMO = Plan({"norm": ["layernorm", "dyt"], "residual": ["none", "rezero"]}, seeds=3)
 DEMO_EPOCHS = 8
+DEMO_JOBS = 2
+"""Models this small do not gain from a second thread."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Args:
     budget: str | None = None
     """Stop cleanly after this time, such as 25m or 8h; the same command continues."""
     jobs: int = 0
-    """Runs at a time on a CPU; 0: one for two cores."""
+    """Runs at a time on a CPU; 0: one for two cores, on the digits two."""
     per_gpu: int = 1
     """Runs that share a GPU."""
     shard: str | None = None
@@ -229,6 +231,7 @@ def make_comparison(args: Args) -> Comparison:
     earlier = ComparisonFolder(folder).plan() or {}
     names = ("metric", "smallest_difference", "baseline", "paired", "keep", "jobs", "per_gpu")
     chosen = {name: getattr(args, name) for name in names}
+    chosen["jobs"] = args.jobs or (DEMO_JOBS if args.data is None else 0)
     options = Options(command=("compare", *sys.argv[2:]), shard=shard, seconds=seconds, slurm=slurm, **chosen)
     seeds = max(plan.seeds, earlier.get("seeds", 0))
     return Comparison(

@@ -6,12 +6,20 @@ import os
 import signal
 import threading
 from types import FrameType
-from typing import Any
-
-from fathoms.compare.runner import Runner
-from fathoms.compare.slurm import Submission
+from typing import Any, Protocol, runtime_checkable
 
 HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@runtime_checkable
+class Stoppable(Protocol):
+    """Work that a signal stops."""
+
+    def stop(self) -> None:
+        """Start nothing further; what is under way saves and ends."""
+
+    def kill(self) -> None:
+        """End everything at once."""
 
 
 class PassSignals:
@@ -20,7 +28,7 @@ class PassSignals:
     One that is ignored from the start, as `nohup` does with SIGHUP, stays ignored.
     """
 
-    def __init__(self, runner: Runner | Submission) -> None:
+    def __init__(self, runner: Stoppable) -> None:
         self.runner, self.came = runner, list[int]()
         self._before: dict[int, Any] = {}
 

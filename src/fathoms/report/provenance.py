@@ -10,6 +10,7 @@ from fathoms.report.arms import Arm
 from fathoms.report.comparison_files import Comparison
 from fathoms.report.quantities import clipped, shown
 from fathoms.report.run_files import listed, number, table
+from fathoms.report.tuning import arms_of
 
 Rows = list[tuple[str, str]]
 
@@ -37,9 +38,8 @@ def train_command(arm: Arm, comparison: Comparison) -> str:
         else:
             kept.append(word)
     options = dict(arm.options)
-    tuned = table(table(comparison.tuning.get("arms")).get(arm.name)).get("best")
-    if tuned is not None:
-        options[str(comparison.tuning.get("option", "lr"))] = shown(tuned)
+    tuned = table(arms_of(comparison.tuning).get(arm.name, {}).get("best"))
+    options |= {str(name): shown(value) for name, value in tuned.items()}
     if not any(word.partition("=")[0] == "--epochs" for word in kept) and "epochs" not in options:
         # The demonstration is shorter than the recipe.
         epochs = number(table(table(comparison.plan.get("base")).get("recipe")).get("epochs"))

@@ -70,16 +70,20 @@ def hover(made: chart.Chart) -> dict[str, Any]:
 def headline(run: RunRecord) -> list[tuple[str, str, str]]:
     """The numbers at the top: label, value and remark."""
     summary = run.summary
-    best, last = table(summary.get("best")), table(summary.get("last"))
+    best, last, test = (table(summary.get(key)) for key in ("best", "last", "test"))
     rows: list[tuple[str, str, str]] = []
+    if (top1 := number(test.get("top1"))) is not None:
+        rows.append(
+            ("test accuracy", f"{top1:.2f} %", f"{number(test.get('images'), 0):,.0f} images, last weights")
+        )
     if (top1 := number(best.get("top1"))) is not None:
-        rows.append(("best test accuracy", f"{top1:.2f} %", f"epoch {number(best.get('epoch'), 0) + 1:g}"))
+        rows.append(("best val accuracy", f"{top1:.2f} %", f"epoch {number(best.get('epoch'), 0) + 1:g}"))
     if (top1 := number(last.get("top1"))) is not None:
-        rows.append(("last test accuracy", f"{top1:.2f} %", f"{number(last.get('images'), 0):,.0f} images"))
+        rows.append(("last val accuracy", f"{top1:.2f} %", f"{number(last.get('images'), 0):,.0f} images"))
     if (loss := number(last.get("loss"))) is not None:
         calibration = number(last.get("calibration_error"))
         remark = "" if calibration is None else f"calibration error {calibration:.2f}\u00a0%"
-        rows.append(("last test loss", f"{loss:.4f}", remark))
+        rows.append(("last val loss", f"{loss:.4f}", remark))
     if (parameters := number(summary.get("parameters"))) is not None:
         rows.append(("parameters", count(parameters), str(table(run.config.get("model")).get("name", ""))))
     if (seconds := number(summary.get("seconds"))) is not None:

@@ -21,28 +21,36 @@ def tuning_curves(
 ) -> tuple[Scatter | None, list[str]]:
     """Mean score by tuned value, a line an arm, and remarks on values chosen at the edge of the grid.
 
-    tuning.json holds {"option": "lr", "arms": {NAME: {"best": value, "trials": [{"value", "seed", "top1", "loss"}]}}}.
+    A grid over more than one option has no curve.
     """
-    option = clipped(str(tuning.get("option", "lr")), 40)
+    grid = list(table(tuning.get("grid")))
+    if len(grid) != 1:
+        return None, []
+    option, found = clipped(str(grid[0]), 40), arms_of(tuning)
     tried: list[tuple[Arm, Trials]] = []
     remarks = []
     for arm in arms:
-        own = table(table(tuning.get("arms")).get(arm.name))
-        trials = _trials(own, metric)
+        own = found.get(arm.name, {})
+        trials = _trials(own, metric, grid[0])
         if not trials:
             continue
         tried.append((arm, trials))
-        best = tuned_value(own.get("best"))
+        best = tuned_value(table(own.get("best")).get(grid[0]))
         if len(trials) > 1 and best in (min(trials), max(trials)):
             remarks.append(f"{arm.label}: the best {option}, {best:g}, is at the edge of the grid; extend it")
     return (_curves(option, tried, metric) if tried else None), remarks
 
 
-def _trials(own: dict[str, Any], metric: str) -> Trials:
+def arms_of(tuning: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What tuning.json says of each arm, by its name: `best`, its values by option, and `trials`."""
+    return {str(own.get("name")): own for own in map(table, listed(tuning.get("arms")))}
+
+
+def _trials(own: dict[str, Any], metric: str, option: str) -> Trials:
     """Scores by tuned value."""
     found: Trials = {}
     for trial in map(table, listed(own.get("trials"))):
-        value, reached = tuned_value(trial.get("value")), number(trial.get(metric))
+        value, reached = tuned_value(table(trial.get("choice")).get(option)), number(trial.get(metric))
         if value is not None and reached is not None:
             found.setdefault(value, []).append(reached)
     return found

@@ -1,0 +1,78 @@
+"""The comparison folder's locks, its checkpoints, and the plan's estimate."""
+
+import pytest
+
+from fathoms.compare.comparison import Options
+from fathoms.compare.folder import ComparisonFolder
+from fathoms.compare.pilot import expected
+from fathoms.compare.session import Session
+from fathoms.errors import ConfigError
+
+NORMS = ("--axis", "norm=layernorm,dyt", "--seeds", "5")
+
+
+def refused(folder, *shard):
+    with pytest.raises(ConfigError, match="another comparison holds this folder"), folder.locked(*shard):
+        pass
+
+
+def test_shards_share_a_folder_and_nobody_else_does(tmp_path):
+    folder = ComparisonFolder(tmp_path)
+    with folder.locked((1, 3)), folder.locked((2, 3)):
+        refused(folder)
+        refused(folder, (2, 3))
+    with folder.locked():
+        refused(folder)
+        refused(folder, (1, 3))
+
+
+def test_the_shards_are_all_cells_once_whatever_is_missing(comparisons):
+    comparison = comparisons.make(*NORMS)
+    cells, found = comparison.cells(), []
+    for share in (1, 2, 3):
+        comparison.options = Options(command=(), shard=(share, 3))
+        session = Session(comparison, {}, print)
+        session.progress.close()
+        all_of_it, part = session._share(cells, cells), session._share(cells[5:], cells)
+        assert part == [cell for cell in all_of_it if cell in cells[5:]]
+        found += all_of_it
+    assert sorted(cell.folder.name for cell in found) == sorted(cell.folder.name for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [("none", []), ("last", ["last"]), ("all", ["best", "last", "previous"])]
+)
+def test_only_the_checkpoints_that_were_asked_for_stay(comparisons, keep, left):
+    comparison = comparisons.make(*NORMS)
+    cell = comparison.cells()[0]
+    for name in ("last", "previous", "best"):
+        (cell.folder / "checkpoints" / name).mkdir(parents=True)
+        (cell.folder / "checkpoints" / name / "state.json").write_text("{}")
+    comparison.folder.prune(cell, keep)
+    assert sorted(path.name for path in (cell.folder / "checkpoints").iterdir()) == left
+
+
+def test_a_failure_is_kept_until_the_cell_ends(comparisons):
+    comparison = comparisons.make(*NORMS)
+    folder, cell = comparison.folder, comparison.cells()[0]
+    folder.note_failure(cell, "no reason")
+    assert folder.status(cell) == {"status": "failed", "reason": "no reason"}
+    (cell.folder / "summary.json").write_text('{"status": "interrupted"}')
+    assert folder.status(cell)["status"] == "failed"
+    (cell.folder / "summary.json").write_text('{"status": "done"}')
+    assert folder.status(cell)["status"] == "done"
+
+
+def test_a_dry_run_times_each_architecture_and_writes_nothing(comparisons, capsys):
+    assert comparisons.run("--axis", "depth=1,2", "--seeds", "3", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "6 runs are missing: about" in said
+    assert "MB of checkpoints kept" in said
+    assert not comparisons.root.exists()
+
+
+def test_the_expected_time_follows_epochs_and_workers(comparisons):
+    cells = comparisons.make(*NORMS, "--epochs", "10").cells()
+    pilots = {cell.architecture: {"start": 1.0, "epoch": 2.0, "bytes": 100} for cell in cells}
+    assert expected(cells, pilots, 1) == (10 * 21.0, 1000)
+    assert expected(cells, pilots, 2) == (5 * 21.0, 1000)
