@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from fathoms.cli.train import closing
 
-SUMMARY = {"status": "interrupted", "epoch": 2, "seconds": 3.0, "reason": None, "best": None, "last": None, "test": None}
+SUMMARY = {
+    "status": "interrupted",
+    "epoch": 2,
+    "seconds": 3.0,
+    "reason": None,
+    "best": None,
+    "last": None,
+    "test": None,
+}
 
 
 def test_only_files_that_are_there_are_named(tmp_path):
