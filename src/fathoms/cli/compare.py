@@ -48,7 +48,7 @@ DEMO_JOBS = 2
 
 @dataclass(frozen=True)
 class Args:
-    """What to compare, on what, and how."""
+    """Options of `fathoms compare`."""
 
     data: tyro.conf.Positional[str | None] = None
     """Where the data is; without it, the handwritten digits."""

@@ -202,7 +202,7 @@ class Comparison:
 
 
 def shared_settings(jobs: Sequence[Job]) -> dict[str, Any]:
-    """What all arms have in common, by name, without data and seed."""
+    """Settings that all arms share, by name, without data and seed."""
     shared = _common([job.identity() for job in jobs])
     return {key: value for key, value in shared.items() if key not in ("data", "seed")}
 

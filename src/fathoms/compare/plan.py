@@ -51,7 +51,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "optimizers": {"axes": {"opt": ["adamw", "lamb", "muon"]}},
 }
-"""What the field argues about, ready to run."""
+"""Comparisons that the field argues about, ready to run."""
 
 
 @dataclass(frozen=True)

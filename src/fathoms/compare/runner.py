@@ -176,7 +176,7 @@ class Runner:
 
 
 def task_of(cell: Cell) -> dict[str, Any]:
-    """What a worker is told of a cell."""
+    """The message to a worker that starts a cell."""
     return {"job": job_to_json(cell.job), "architecture": cell.architecture}
 
 

@@ -124,7 +124,7 @@ def tuning_file(found: Sequence[Mapping[str, Any]], tuning: Tuning, metric: str)
 
 
 def tuning_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What tuning found, a line an arm; a best value at the edge of the grid is named."""
+    """The chosen values, a line an arm; a best value at the edge of the grid is named."""
     lines: list[str] = []
     for arm in found:
         if arm["best"] is None:

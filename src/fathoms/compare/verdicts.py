@@ -31,7 +31,7 @@ POOLED_DF = 8
 
 @dataclass(frozen=True)
 class Metric:
-    """What arms are compared by.
+    """The score that arms are compared by.
 
     Args:
         name: Its key in results.json.
@@ -241,7 +241,7 @@ def _more_seeds(n: int, needed: int | None, rules: Rules) -> str:
 
 
 def _divergence(a: Arm, b: Arm) -> str:
-    """What may be said of how often the two diverge; empty where neither did."""
+    """A clause on how often the two diverge; empty where neither did."""
     if not a.diverged and not b.diverged:
         return ""
     p = divergence_p((a.diverged, a.ended), (b.diverged, b.ended))
@@ -281,4 +281,6 @@ def leader(arms: Sequence[Arm], verdicts: Sequence[Verdict], metric: Metric) -> 
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} others"
+    """Names in a row; those of several options, which have commas themselves, in quotes."""
+    shown = [repr(name) if "," in name else name for name in names]
+    return ", ".join(shown) if len(shown) <= 4 else f"{', '.join(shown[:3])} and {len(shown) - 3} others"

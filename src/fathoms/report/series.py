@@ -35,7 +35,7 @@ MAP_ARMS = 40
 
 
 def page_data(arms: Sequence[Arm]) -> dict[str, Any]:
-    """What the page's script draws."""
+    """The data of the curves, for the page's script."""
     return {
         "arms": [
             {"name": arm.label, "colour": arm.index % COLOURS, "dash": arm.index // COLOURS} for arm in arms

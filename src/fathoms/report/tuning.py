@@ -42,7 +42,7 @@ def tuning_curves(
 
 
 def arms_of(tuning: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What tuning.json says of each arm, by its name: `best`, its values by option, and `trials`."""
+    """The entry of each arm in tuning.json, by its name: `best`, its values by option, and `trials`."""
     return {str(own.get("name")): own for own in map(table, listed(tuning.get("arms")))}
 
 
