@@ -1,11 +1,14 @@
 """The roles of splits: train, val and test of every kind of data set."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
 from fathoms.data.sources.splits import open_held_out, open_roles, open_splits
 from fathoms.data.sources.subset import stratified
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, FathomsError
 
 
 def arrays(path, **counts):
@@ -94,3 +97,37 @@ def test_the_digits_are_built_in():
     roles = open_roles(None)
     assert (len(roles.train), len(roles.val), len(roles.test)) == (1367, 71, 359)
     assert open_held_out("digits").fingerprint() == roles.test.fingerprint()
+
+
+@pytest.mark.parametrize("spoil", ["missing", "other length"])
+def test_a_training_split_that_cannot_be_read_is_an_error_and_the_test_split_is_not_trained_on(
+    tmp_path, spoil
+):
+    path = tmp_path / "data.npz"
+    arrays(path, train=80, test=12)
+    kept = dict(np.load(path))
+    if spoil == "missing":
+        kept["X_train"] = kept.pop("x_train")
+    else:
+        kept["y_train"] = kept["y_train"][:50]
+    np.savez(path, **kept)
+    with pytest.raises(FathomsError, match=r"no x_train with y_train|80 images for 50 labels"):
+        open_roles(str(path))
+
+
+def test_a_folder_of_test_images_alone_is_not_trained_on(photo_folder):
+    shutil.rmtree(photo_folder / "train")
+    (photo_folder / "val").rename(photo_folder / "test")
+    with pytest.raises(FathomsError, match="there is no split 'train'; it has test"):
+        open_roles(str(photo_folder))
+
+
+def test_measuring_takes_the_val_split_that_the_run_carved(photo_folder, tmp_path):
+    whole = str(photo_folder / "train")
+    roles = open_roles(whole)
+    (tmp_path / "split.json").write_text(json.dumps(roles.split()))
+    measured = open_held_out(whole, run=tmp_path)
+    assert (len(measured), measured.fingerprint()) == (len(roles.val), roles.val.fingerprint())
+    (tmp_path / "split.json").write_text('{"val_indices": [100000]}')
+    with pytest.raises(FathomsError, match="does not belong to this data"):
+        open_held_out(whole, run=tmp_path)

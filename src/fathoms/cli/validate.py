@@ -106,7 +106,10 @@ def measure_all(
     if data is None:
         raise ConfigError("the checkpoint does not record its data; give DATA")
     places = (data, *args.robustness)
-    sources = {place: open_held_out(place, args.split if place == data else None) for place in places}
+    # The split that a run carved belongs to the run's own data.
+    run = loaded.run if args.data is None else None
+    sources = {place: open_held_out(place) for place in args.robustness}
+    sources = {data: open_held_out(data, args.split, run), **sources}
     loaders = {place: make_loader(args, loaded, source, world) for place, source in sources.items()}
     maps: dict[str, Any] = dict.fromkeys(places)
     if loaded.classes is not None:

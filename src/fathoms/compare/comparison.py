@@ -74,7 +74,9 @@ class Comparison:
         if held_out is None:
             raise ConfigError("--val-share 0: nothing is held out to compare on; use a share above zero")
         classes, images = len(held_out.classes), len(held_out)
-        floor = (100.0 if options.metric == "top1" else 1.0) * noise_floor(ASSUMED_ERROR, images)
+        if options.metric == "loss" and options.smallest_difference is None:
+            raise ConfigError("--metric loss: the noise floor is one of accuracy; give --smallest-difference")
+        floor = 100.0 * noise_floor(ASSUMED_ERROR, images) if options.metric == "top1" else 0.0
         margin = 2 * floor if options.smallest_difference is None else options.smallest_difference
         if margin <= 0:
             raise ConfigError(f"--smallest-difference {margin}: use a number above zero")
@@ -160,12 +162,12 @@ class Comparison:
             lines.append(
                 f"first {len(names)} x {len(choices)} trials of {values}, measured on val, seed {FIRST_SEED}"
             )
-        lines += [
-            f"held out: {settings.images} images of {settings.classes} classes; noise floor"
-            f" {settings.floor:.2f} {unit} (at {ASSUMED_ERROR:.0%} error)",
-        ]
+        lines.append(f"held out: {settings.images} images of {settings.classes} classes")
         if not pairs or seeds < MIN_SEEDS:
             return "\n".join([*lines, f"fewer than {MIN_SEEDS} seeds or two arms: there will be no verdict"])
+        if not settings.floor:
+            return "\n".join(lines)
+        lines[-1] += f"; noise floor {settings.floor:.2f} {unit} (at {ASSUMED_ERROR:.0%} error)"
         least = detectable(settings.floor, seeds, ALPHA / pairs)
         pair = "1 pair" if pairs == 1 else f"{pairs} pairs"
         lines.append(f"smallest difference these seeds show after correction for {pair}: {least:.2f} {unit}")

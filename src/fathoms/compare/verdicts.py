@@ -168,7 +168,9 @@ def judge(arms: Iterable[Arm], rules: Rules) -> list[Verdict]:
     differences = {pair: value for pair, value in found.items() if value is not None}
     ps = [value.p for value in differences.values()]
     corrected = dict(zip(differences, zip(holm_levels(ps), holm(ps), strict=True), strict=True))
-    needed = seeds_for(rules.margin, _planning_sd(known.values(), rules), ALPHA / max(len(pairs), 1))
+    needed = None
+    if differences:
+        needed = seeds_for(rules.margin, _planning_sd(known.values(), rules), ALPHA / len(pairs))
     made: list[Verdict] = []
     for pair in pairs:
         a, b = known[pair[0]], known[pair[1]]
@@ -192,7 +194,7 @@ def _difference(a: Arm, b: Arm, rules: Rules) -> Difference | None:
 def _planning_sd(arms: Iterable[Arm], rules: Rules) -> float:
     """The deviation that the number of further seeds is reckoned with: pooled over arms, or the noise floor."""
     sd, df = pooled_sd([arm.values for arm in arms])
-    return sd if df >= POOLED_DF else max(rules.floor, 1e-12)
+    return sd if df >= POOLED_DF or not rules.floor else rules.floor
 
 
 def _too_few(a: Arm, b: Arm) -> Verdict:

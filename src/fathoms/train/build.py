@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,10 +89,13 @@ def build_data(job: Job, size: int, world: World) -> Data:
 
 def open_data(job: Job) -> Roles:
     """The data of a job by its roles; a run that began before there were roles keeps its two splits."""
-    config = job.folder / "config.toml"
-    if config.is_file() and "roles" not in read_toml(config, ConfigError):
-        return Roles(*open_splits(job.data), None)
-    return open_roles(job.data, job.recipe.val_share)
+    config, begun = job.folder / "config.toml", job.folder / "checkpoints"
+    known = "roles" in read_toml(config, ConfigError) if config.is_file() else not _holds_any(begun)
+    return open_roles(job.data, job.recipe.val_share) if known else Roles(*open_splits(job.data), None)
+
+
+def _holds_any(checkpoints: Path) -> bool:
+    return any(checkpoints.glob("*/state.json"))
 
 
 def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:

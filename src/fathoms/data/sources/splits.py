@@ -13,13 +13,18 @@ its name, is the test set.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from fathoms.data.errors import DataError
 from fathoms.data.sources.base import SPLIT_NAMES
 from fathoms.data.sources.detect import AnySource, list_splits, open_source
 from fathoms.data.sources.digits import digit_sources
 from fathoms.data.sources.subset import stratified, subset
 from fathoms.errors import ConfigError
+from fathoms.untrusted_files import read_json
 
 SPLIT_SEED = 0
 """Seed of the val split; apart from the run's, so that all seeds of a comparison share it."""
@@ -84,7 +89,9 @@ def open_roles(path: str | None, val_share: float | None = None) -> Roles:
     held_out = [name for name in splits if name not in _TRAIN + _WHOLE]
     val_name = next((name for name in held_out if name in _VAL), None)
     test_name = next((name for name in held_out if name not in _VAL), None)
-    train = open_source(path, next((name for name in splits if name in _TRAIN), splits[0]))
+    # Without a training split only a set without splits will do: opening "train" then gives the reason.
+    named = next((name for name in splits if name in _TRAIN), None)
+    train = open_source(path, named or next((name for name in splits if name in _WHOLE), "train"))
     val = None if val_name is None else open_source(path, val_name)
     test = None if test_name is None else open_source(path, test_name)
     return _carve(train, val, test, val_share)
@@ -115,7 +122,7 @@ def _carve(train: AnySource, val: AnySource | None, test: AnySource | None, shar
         return Roles(train, None, test)
     kept, out = stratified(train.labels, share, SPLIT_SEED)
     if not len(out):
-        raise ConfigError("--val-share: every class has a single image; nothing can be held out")
+        raise ConfigError("every class has a single image, so none can be held out; give --val-share 0")
     return Roles(subset(train, kept, "train"), subset(train, out, "val"), test, share)
 
 
@@ -132,12 +139,26 @@ def open_splits(path: str | None) -> tuple[AnySource, AnySource]:
     return open_source(path, "train"), open_source(path, held_out)
 
 
-def open_held_out(path: str, split: str | None = None) -> AnySource:
-    """The split to measure: `split`, else test, else val, else data without splits; "digits" are built in."""
+def open_held_out(path: str, split: str | None = None, run: Path | None = None) -> AnySource:
+    """The split to measure: `split`, else test, else val, else data without splits; "digits" are built in.
+
+    Where nothing was held out and a run carved its val split from the data, it is that split.
+    """
     if path == "digits":
         return digit_sources()[1]
     if split is not None:
         return open_source(path, split)
     names = [name for name in list_splits(path) if name not in _TRAIN]
+    if not set(names) - set(_WHOLE) and run is not None and (run / "split.json").is_file():
+        return _carved_by(run, open_source(path, names[0] if names else "train"))
     best = next((name for name in names if name not in _VAL + _WHOLE), names[0] if names else "all")
     return open_source(path, best)
+
+
+def _carved_by(run: Path, whole: AnySource) -> AnySource:
+    """The val split that a run carved from a set without splits."""
+    indices = read_json(run / "split.json", DataError).get("val_indices")
+    last = len(whole) - 1
+    if not isinstance(indices, list) or not all(type(i) is int and 0 <= i <= last for i in indices):
+        raise DataError(f"{run / 'split.json'}: does not belong to this data; give --split")
+    return subset(whole, np.array(indices, np.int64), "val")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
@@ -78,8 +79,8 @@ def check_same_run(context: RunContext, checkpoint: Checkpoint) -> None:
         )
     if saved["data"] != context.data.fingerprint and "data" not in allowed:
         raise ConfigError(
-            f"{where}: the data set has changed since this run began ({saved['data'][:12]} -> "
-            f"{context.data.fingerprint[:12]}); bring it back, choose another --experiment, or --allow-change data"
+            f"{where}: the data set has changed since this run began ({_short(saved['data'])} -> "
+            f"{_short(context.data.fingerprint)}); bring it back, choose another --experiment, or --allow-change data"
         )
 
 
@@ -161,3 +162,8 @@ def roll_back(context: RunContext, learner: Learner, state: TrainState, guard: G
     for name, length in checkpoint.state["lines"].items():
         if name != "guard.jsonl":
             context.folder.cut(name, length)
+
+
+def _short(fingerprint: str) -> str:
+    """A few letters that differ as soon as any split does."""
+    return hashlib.sha256(fingerprint.encode()).hexdigest()[:12]
