@@ -24,7 +24,6 @@ from fathoms import ViT, ViTConfig
 from fathoms.data import choose_decoder, open_source
 from fathoms.data.tools.manifest import verify_manifest
 from fathoms.report.page import render
-from fathoms.report.run_files import read_run
 from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.guard.policy import GUARD_COUNTS
 from fathoms.train.recipe.files import read_recipe, recipe_names, recipe_options
@@ -373,7 +372,7 @@ class Reports:
         """Make the report."""
         for name, content in split(data).items():
             (self.folder / name).write_bytes(content)
-        render(read_run(self.folder))
+        render([self.folder])
 
 
 TARGETS: dict[str, Callable[[Path], Any]] = {

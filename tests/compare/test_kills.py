@@ -10,6 +10,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "compare_kills.py"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_ten_kills_leave_the_results_bit_for_bit_as_they_were(tmp_path):
     out = tmp_path / "kills.json"

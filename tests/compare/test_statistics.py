@@ -95,8 +95,8 @@ def test_divergence_is_fishers_or_too_few():
 
 
 def test_shares():
-    assert win_share([3, 4], [1, 2]) == 1.0
-    assert win_share([1, 2], [1, 2]) == 0.5
+    assert win_share([3.0, 4.0], [1.0, 2.0]) == 1.0
+    assert win_share([1.0, 2.0], [1.0, 2.0]) == 0.5
     low, high = wilson(0, 5)
     assert low == pytest.approx(0, abs=1e-12)
     assert high == pytest.approx(0.434, abs=1e-3)

@@ -247,9 +247,19 @@ def test_the_command_writes_the_page_and_says_where(folder, tmp_path, capsys):
 
 
 def test_quantities_are_said_as_people_say_them():
-    assert [duration(value) for value in (3, 119, 600, 9000)] == ["3 s", "119 s", "10 min", "2 h 30 min"]
-    assert [count(value) for value in (12, 9_500, 21.5e6, 1.2e9)] == ["12", "9.5 k", "21.5 M", "1.2 G"]
-    assert [file_size(value) for value in (12, 9_500, 21.5e6, 3e9)] == ["12 B", "9.5 kB", "21.5 MB", "3.0 GB"]
+    assert [duration(value) for value in (3.0, 119.0, 600.0, 9000.0)] == [
+        "3 s",
+        "119 s",
+        "10 min",
+        "2 h 30 min",
+    ]
+    assert [count(value) for value in (12.0, 9_500.0, 21.5e6, 1.2e9)] == ["12", "9.5 k", "21.5 M", "1.2 G"]
+    assert [file_size(value) for value in (12.0, 9_500.0, 21.5e6, 3e9)] == [
+        "12 B",
+        "9.5 kB",
+        "21.5 MB",
+        "3.0 GB",
+    ]
 
 
 def test_training_leaves_the_page_in_the_run_folder(tmp_path):

@@ -143,5 +143,5 @@ def test_the_result_is_that_of_the_final_size(growing, capsys, precision):
     assert main(["validate", "--checkpoint", str(growing.checkpoint()), "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]["digits"]
     if precision == "fp32":
-        assert report["top1"] == summary["last"]["top1"]
-    assert report["images"] == summary["last"]["images"]
+        assert report["top1"] == summary["test"]["top1"]
+    assert report["images"] == summary["test"]["images"]

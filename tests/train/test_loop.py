@@ -31,6 +31,7 @@ def test_a_run_leaves_the_folder_that_everything_else_reads(digit_runs):
         (0, "val"),
         (1, "train"),
         (1, "val"),
+        (1, "test"),
     ]
     assert all({"step", "loss", "top1", "top5", "lr"} <= row.keys() for row in metrics)
     summary = json.loads((folder / "summary.json").read_text())
@@ -131,7 +132,7 @@ def test_a_resume_that_forgets_its_place_does_not_match(digit_runs):
 def test_a_finished_run_gives_the_same_summary_again(digit_runs):
     first, again = digit_runs.train(), digit_runs.train()
     assert again.summary == first.summary
-    assert len(digit_runs.metrics("run")) == 4
+    assert len(digit_runs.metrics("run")) == 5
 
 
 def test_a_run_that_must_be_new_refuses_an_old_folder(digit_runs):
@@ -162,7 +163,9 @@ def test_twenty_updates_on_fixed_data_give_the_stored_losses(digit_runs):
     golden = [2.30854, 2.29921, 2.27230]
     losses = []
     for name in ("one", "two"):
-        digit_runs.train("--epochs", "3", "--batch-size", "200", "--lr", "0.003", name=name)
+        digit_runs.train(
+            *("--epochs", "3", "--batch-size", "200", "--lr", "0.003", "--val-share", "0"), name=name
+        )
         losses.append([row["loss"] for row in digit_runs.metrics(name) if row["split"] == "train"])
     assert losses[0] == losses[1]
     assert losses[0] == pytest.approx(golden, abs=1e-4)

@@ -98,7 +98,7 @@ def test_a_tracker_that_fails_is_dropped_with_a_line_and_the_run_continues(
         f"log: {name} failed and is dropped (the network is down); metrics.jsonl has everything"
     ]
     assert len(tracker.named(call)) == 1
-    assert len(digit_runs.metrics()) == 4
+    assert len(digit_runs.metrics()) == 5
 
 
 def test_one_that_fails_does_not_take_another_with_it(digit_runs, monkeypatch):
@@ -106,7 +106,7 @@ def test_one_that_fails_does_not_take_another_with_it(digit_runs, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", broken)
     monkeypatch.setitem(sys.modules, "mlflow", sound)
     assert train(digit_runs, "wandb,mlflow").code == 0
-    assert len(sound.named("log_metrics")) == 4
+    assert len(sound.named("log_metrics")) == 5
 
 
 def test_one_that_hangs_is_abandoned(digit_runs, monkeypatch, capsys):

@@ -84,13 +84,18 @@ class EpochEnd:
             row["image_size"] = job.image_sizes.at(state.epoch)
         return row
 
-    def test(self) -> dict[str, Any] | None:
+    def test(self, lr: float) -> dict[str, Any] | None:
         """Evaluate the last weights once on the test split; None without one."""
         if self.context.data.test is None:
             return None
         result = self._evaluate(self.context.data.test)
         self._keep_correct(result)
-        row = {"epoch": self.state.epoch - 1, "step": self.state.updates, "split": "test", **result.summary()}
+        row = {
+            "epoch": self.state.epoch - 1,
+            "step": self.state.updates,
+            "split": "test",
+            **result.summary(),
+        } | {"lr": lr}
         self._record(row)
         self.say(f"test loss {result.loss:.4f}  top1 {result.top1:.2f}, of the last weights")
         return {**result.summary(), "checkpoint": "last"}

@@ -136,7 +136,7 @@ class Trainer:
                         self.saver.wait()
                         return self._end("interrupted", self.stop_code)
                 self.saver.wait()
-                test = self.epoch_end.test()
+                test = self.epoch_end.test(self._lr(back=1e-9))
             return self._end("done", 0, test=test)
         except DivergedError as error:
             progress.close()
