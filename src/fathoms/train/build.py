@@ -90,7 +90,11 @@ def build_data(job: Job, size: int, world: World) -> Data:
 def open_data(job: Job) -> Roles:
     """The data of a job by its roles; a run that began before there were roles keeps its two splits."""
     config, begun = job.folder / "config.toml", job.folder / "checkpoints"
-    known = "roles" in read_toml(config, ConfigError) if config.is_file() else not _holds_any(begun)
+    if config.is_symlink():
+        # A run folder with links is refused when it is opened, with the reason.
+        known = True
+    else:
+        known = "roles" in read_toml(config, ConfigError) if config.is_file() else not _holds_any(begun)
     return open_roles(job.data, job.recipe.val_share) if known else Roles(*open_splits(job.data), None)
 
 
