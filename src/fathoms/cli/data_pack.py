@@ -47,6 +47,7 @@ def run(args: Args) -> int:
     """Pack every split; returns 1 if files were left out."""
     from fathoms.cli.progress import progress_bar
     from fathoms.data import ArraySource, DataError, list_splits, open_source
+    from fathoms.data.sources.left_out import left_out_of
     from fathoms.data.tools.pack import PackOptions, pack_split, write_index
     from fathoms.data.workers.threads import available_cores
 
@@ -80,6 +81,9 @@ def run(args: Args) -> int:
             f"{result.bytes_in / 1e6:.1f} MB to {result.bytes_out / 1e6:.1f} MB; "
             f"{result.shards_written} shards written, {result.shards_kept} kept from an earlier run"
         )
+    beside = left_out_of(*sources).describe()
+    if beside:
+        print(printable(beside))
     for name, reason in skipped:
         print(printable(f"LEFT OUT {name!r}: {reason}"))
     if args.json:
