@@ -40,6 +40,8 @@ class Args:
     """auto, cpu or cuda."""
     workers: int = 0
     """Number of decoding threads; 0: one per core."""
+    max_bad: float = 0.01
+    """Share of the images that may be unreadable; they are left out of the metrics, and more end the command."""
     amp: bool = False
     """Mixed precision."""
     amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
@@ -100,7 +102,7 @@ def measure_all(
 
     from fathoms.data.sources.splits import open_held_out
     from fathoms.evaluate.metrics import FewerChannels
-    from fathoms.evaluate.robustness import match_classes
+    from fathoms.evaluate.robustness import class_note, match_classes
 
     data = args.data if args.data is not None else loaded.data
     if data is None:
@@ -114,6 +116,9 @@ def measure_all(
     maps: dict[str, Any] = dict.fromkeys(places)
     if loaded.classes is not None:
         maps = {place: match_classes(sources[place].classes, loaded.classes, place) for place in places}
+        note = class_note(sources[data].classes, loaded.classes, data)
+        if note is not None and world.is_main:
+            print(printable(note), file=sys.stderr)
     model = loaded.model.to(world.device)
     if args.torchcompile is not None:
         model = torch.compile(model, backend=args.torchcompile)
@@ -140,6 +145,7 @@ def make_loader(args: Args, loaded: Any, source: Any, world: Any) -> Any:
         workers=args.workers,
         device=world.device,
         share=(world.rank, world.size),
+        max_bad=args.max_bad,
     )
 
 

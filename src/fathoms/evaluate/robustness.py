@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fathoms.errors import ConfigError, reason
-from fathoms.registry import nearest
 
 
 def match_classes(data: Sequence[str], model: Sequence[str], where: str) -> list[int]:
@@ -30,8 +29,22 @@ def match_classes(data: Sequence[str], model: Sequence[str], where: str) -> list
         return [int(name) for name in data]
     unknown = next(name for name in data if name not in position)
     raise ConfigError(
-        f"{where}: the model has no class {unknown!r}; the nearest is {nearest(unknown, model)!r}"
+        f"{where}: the model has no class {unknown!r} among its {len(model)} ({_some(model)}); "
+        "give data of the classes that it was trained on"
     )
+
+
+def class_note(data: Sequence[str], model: Sequence[str], where: str) -> str | None:
+    """A line if the classes of a data set are not those that the model was trained on, and yet can be matched."""
+    if set(data) == set(model):
+        return None
+    if set(data) <= set(model):
+        return f"{where}: has {len(data)} of the model's {len(model)} classes; the others are not considered"
+    return f"{where}: its classes are numbers, and are taken for the model's by their order ({_some(model)})"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (", …" if len(names) > 3 else "")
 
 
 def read_real(path: str | Path) -> dict[int, tuple[int, ...]]:
