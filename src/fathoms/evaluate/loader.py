@@ -31,6 +31,7 @@ def eval_loader(
     workers: int = 0,
     device: torch.device | str = "cpu",
     share: tuple[int, int] = (0, 1),
+    max_bad: float = 0.01,
 ) -> AnyLoader:
     """A loader of every image of a split once, resized, cropped at the centre and normalised.
 
@@ -42,6 +43,7 @@ def eval_loader(
         workers: Decoding threads; 0 is one per core.
         device: Where batches go.
         share: This rank, and the number of ranks.
+        max_bad: Share of the images that may be bad; more are an error.
     """
     rank, world = share
     sampler = Sampler(len(source), batch_size, order="sequential", world=world, rank=rank)
@@ -55,4 +57,6 @@ def eval_loader(
             )
         return DeviceLoader(source, sampler, size, None, augment, device, preprocessing.interpolation)
     transform = EvalTransform(size, preprocessing.file_crop, preprocessing.interpolation)
-    return Loader(source, sampler, transform, augment, LoaderOptions(workers=workers), device)
+    return Loader(
+        source, sampler, transform, augment, LoaderOptions(workers=workers, max_bad=max_bad), device
+    )

@@ -31,6 +31,8 @@ class RunOptions:
     """Number of workers that decode images; 0: one per core."""
     worker_kind: Literal["auto", "threads", "processes"] = "auto"
     """Kind of the workers; auto: processes when training on a GPU, where threads would slow the loop, else threads."""
+    max_bad: float = 0.01
+    """Share of the images that may be unreadable; they are replaced, and more end the run."""
     resume: Literal["auto", "never"] = "auto"
     """auto: resume where the same command left off; never: refuse to touch an old run."""
     allow_change: tuple[str, ...] | None = None
@@ -75,6 +77,8 @@ class RunOptions:
         }.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: use {least} or more")
+        if not 0 <= self.max_bad <= 1:
+            raise ConfigError(f"--max-bad {self.max_bad}: is not a share; use 0 to 1")
         if self.allow_change and self.experiment is None:
             raise ConfigError("--allow-change: name the run to resume with --experiment")
         if self.initial_head == "new" and self.initial_checkpoint is None:

@@ -87,6 +87,10 @@ class Trainer:
             folder.write_config({**job.table(), "classes": list(data.classes), "roles": data.roles.sizes()})
             folder.write_split(data.roles.split())
             return self._train(notices)
+        except FathomsError:
+            self.saver.close()
+            folder.discard()
+            raise
         finally:
             self.saver.close()
             folder.close()
@@ -118,7 +122,7 @@ class Trainer:
             trackers.log,
         )
         sizes = data.roles.describe()
-        for line in (f"{data.train.describe()}; {sizes}; run folder {folder.path}", *notices):
+        for line in (f"{data.train.describe()}; {sizes}; run folder {folder.path}", *data.notices, *notices):
             progress.say(line)
         try:
             with naming_lost_ranks(world), self.stop:
@@ -198,14 +202,14 @@ class Trainer:
         self.progress.say(f"rolled back: {where}, learning rate x {self.guard.lr_factor}")
 
     def _run_epoch(self) -> None:
-        job, world, data, _ = self.context
+        job, _, data, _ = self.context
         batches, accumulate = self.context.batches_per_epoch, job.recipe.grad_accum_steps
         interval, progress, state = job.run.recovery_interval, self.progress, self.state
         first, began = state.batch, time.monotonic()
         since = began
 
         def rate() -> float:
-            images = (state.batch - first) * job.recipe.batch_size * world.size
+            images = (state.batch - first) * data.train.sampler.global_batch
             return images / max(since - began, 1e-9)
 
         self._set_size(state.epoch)
