@@ -198,9 +198,11 @@ def make_slots(jobs: int, gpus: int, per_gpu: int) -> list[dict[str, str]]:
     return [{**os.environ, **quiet} for _ in range(jobs)]
 
 
-def order(cells: Iterable[Cell]) -> list[Cell]:
+def order(cells: Iterable[Cell], gpus: int = 0) -> list[Cell]:
     """Cells in the order of work: compiled ones by architecture, which is then compiled once; others by seed."""
     listed = list(cells)
-    if any(cell.job.recipe.torchcompile is not None for cell in listed):
+    # Whether `auto` compiles is known to the workers alone; on a CPU it never does.
+    plain = {"none"} if gpus else {"none", "auto"}
+    if any(cell.job.recipe.torchcompile not in plain for cell in listed):
         return sorted(listed, key=lambda cell: (cell.architecture, cell.seed))
     return sorted(listed, key=lambda cell: cell.seed)

@@ -21,7 +21,7 @@ from fathoms.models.vit import ViT
 from fathoms.train.build import build_data, build_model, build_schedule
 from fathoms.train.checkpoint.async_saver import AsyncSaver
 from fathoms.train.checkpoint.disk_space import check_room, file_sizes
-from fathoms.train.checkpoint.resume import resume, roll_back
+from fathoms.train.checkpoint.resume import recorded_speed, resume, roll_back
 from fathoms.train.checkpoint.state_dict import counters, gather
 from fathoms.train.context import RunContext, TrainState
 from fathoms.train.distributed import World, check_agreement, naming_lost_ranks, raise_on_all
@@ -31,6 +31,7 @@ from fathoms.train.guard.policy import DivergedError, Guard, RollBack
 from fathoms.train.job import Job
 from fathoms.train.learner import build_learner
 from fathoms.train.objective.objective import Objective
+from fathoms.train.precision.machine import device_name, settle
 from fathoms.train.precision.policy import set_stream
 from fathoms.train.record.progress_bar import Progress
 from fathoms.train.record.run_folder import DIVERGED, FAILED, Outcome, RunFolder, dumps
@@ -53,9 +54,11 @@ class Trainer:
         self.model = build_model(job, len(data.classes)).to(world.device)
         if job.run.probe_interval and (job.run.fsdp or not isinstance(self.model, ViT)):
             raise ConfigError("--probe-interval works on fathoms models that are not sharded; leave it out")
-        set_stream(self.model, job.recipe.policy)
+        batches = math.ceil(self.schedule.total_epochs) * self.context.batches_per_epoch
+        speed, self.speed_lines = settle(job, world, batches, recorded_speed(folder.checkpoints))
+        set_stream(self.model, speed.precision)
         objective = Objective(job.recipe, self.model, data.classes, world.device)
-        self.learner = build_learner(job, world, self.model, objective)
+        self.learner = build_learner(job, world, self.model, objective, speed)
         self.stepper = Stepper(job, world, self.learner, objective, self.channels)
         self.state = TrainState(torch.zeros(4, dtype=torch.float64, device=world.device))
         self.guard = Guard(job.run, scaled=self.learner.scaler.is_enabled())
@@ -75,7 +78,8 @@ class Trainer:
     def run(self) -> Outcome:
         """Train to the end, or until a signal or a non-finite number ends the run."""
         job, world, data, folder = self.context
-        identity = dumps({"job": job.identity(), "data": data.fingerprint})
+        speed = {**vars(self.learner.speed), "device": device_name(world.device)}
+        identity = dumps({"job": job.identity(), "data": data.fingerprint, "speed": speed})
         check_agreement(world, hashlib.sha256(identity.encode()).hexdigest())
         state = self.state
         try:
@@ -84,7 +88,8 @@ class Trainer:
                 self._check_room()
             notices = resume(self.context, self.learner, state, self.guard)
             check_agreement(world, f"{state.epoch}/{state.batch}/{state.updates}", "another checkpoint")
-            folder.write_config({**job.table(), "classes": list(data.classes), "roles": data.roles.sizes()})
+            table = {**job.table(), "classes": list(data.classes), "roles": data.roles.sizes()}
+            folder.write_config({**table, "speed": speed})
             folder.write_split(data.roles.split())
             return self._train(notices)
         finally:
@@ -118,7 +123,8 @@ class Trainer:
             trackers.log,
         )
         sizes = data.roles.describe()
-        for line in (f"{data.train.describe()}; {sizes}; run folder {folder.path}", *notices):
+        first = f"{data.train.describe()}; {sizes}; run folder {folder.path}"
+        for line in (first, *self.speed_lines, *notices):
             progress.say(line)
         try:
             with naming_lost_ranks(world), self.stop:
