@@ -30,6 +30,7 @@ COMMANDS = {
     "parts": "list the parts that each model option selects from",
     "bench": "measure training and inference throughput, also against timm",
     "probe": "check signal propagation through the depth before training",
+    "completion": "print a completion script for bash or zsh",
 }
 
 USAGE_ERROR = 2
