@@ -56,8 +56,9 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
         name = " ".join(words[:length])
         if name in COMMANDS:
             return name, list(words[length:])
-    hint = nearest(words[0], COMMANDS)
-    raise FathomsError(f"no command is called {words[0]!r}; did you mean {hint!r}?")
+    near = nearest(words[0], COMMANDS)
+    advice = f"did you mean {near!r}?" if near else "see `fathoms --help`"
+    raise FathomsError(f"no command is called {words[0]!r}; {advice}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,14 +11,12 @@ from fathoms.atomic import write_atomic
 from fathoms.errors import ConfigError, WeightsError
 from fathoms.models import hub
 from fathoms.models.config import ViTConfig
+from fathoms.models.resolve import resolve_trained
 from fathoms.models.weights import build_for, load_weights, save_weights
 from fathoms.untrusted_files import read_json
 
 if TYPE_CHECKING:
     from fathoms.models.vit import ViT
-
-HUB = "hf-hub:"
-"""Prefix of a repository's name, as in timm."""
 
 
 def save_pretrained(model: ViT, folder: str | Path) -> Path:
@@ -32,10 +30,10 @@ def save_pretrained(model: ViT, folder: str | Path) -> Path:
 
 
 def from_pretrained(source: str | Path, **overrides: Any) -> ViT:
-    """Build a model from a folder of `save_pretrained`, or from "OWNER/NAME[@REVISION]" on the Hub.
+    """Build a model from a folder of `save_pretrained`, or from hf-hub:OWNER/NAME[@REVISION].
 
     Args:
-        source: The folder, or the repository, with or without the prefix "hf-hub:".
+        source: The folder, or the repository.
         **overrides: Fields of ViTConfig that leave the weights as they are, such as image_size or drop_path.
     """
     weights, card = _files(source)
@@ -48,25 +46,20 @@ def from_pretrained(source: str | Path, **overrides: Any) -> ViT:
 
 
 def push_to_hub(model: ViT, repo: str, *, public: bool = False) -> str:
-    """Upload a model as `save_pretrained` writes it, in one commit; returns OWNER/NAME@COMMIT."""
+    """Upload a model as `save_pretrained` writes it, in one commit; returns hf-hub:OWNER/NAME@COMMIT."""
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(model, folder)
         files = {name: Path(folder) / name for name in (hub.FILE, hub.CARD)}
-        return hub.push(repo.removeprefix(HUB), files, public=public)
+        return hub.push(repo.removeprefix(hub.PREFIX), files, public=public)
 
 
 def _files(source: str | Path) -> tuple[Path, Path]:
     """The weights and the card."""
-    text = str(source)
-    folder = Path(source)
-    if folder.is_dir():
-        for name in (hub.FILE, hub.CARD):
-            if not (folder / name).is_file():
-                raise WeightsError(f"{folder}: holds no {name}; a run folder is opened by fathoms.load_run")
-        return folder / hub.FILE, folder / hub.CARD
-    if text.startswith(HUB) or hub.is_hub_id(text):
-        weights, exact = hub.fetch(text.removeprefix(HUB))
+    found = resolve_trained(str(source))
+    if found.kind == "hub":
+        weights, exact = hub.fetch(found.text)
         return weights, hub.fetch(exact, hub.CARD)[0]
-    raise WeightsError(
-        f"{folder}: no such folder; give a folder of save_pretrained, or OWNER/NAME on the Hub"
-    )
+    for name in (hub.FILE, hub.CARD):
+        if not (found.path / name).is_file():
+            raise WeightsError(f"{source}: holds no {name}; a run folder is opened by fathoms.load_run")
+    return found.path / hub.FILE, found.path / hub.CARD

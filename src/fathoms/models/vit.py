@@ -137,7 +137,7 @@ class ViT(nn.Module):
         return save_pretrained(self, folder)
 
     def push_to_hub(self, repo: str, *, public: bool = False) -> str:
-        """Upload weights and config to OWNER/NAME on the Hub; returns OWNER/NAME@COMMIT."""
+        """Upload weights and config to OWNER/NAME on the Hub; returns hf-hub:OWNER/NAME@COMMIT."""
         from fathoms.models.pretrained import push_to_hub
 
         return push_to_hub(self, repo, public=public)
