@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fathoms import __version__
+from fathoms.cores import set_openmp
 from fathoms.errors import FathomsError, printable
 from fathoms.registry import nearest
 
@@ -101,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """Entry point of the process that a shell or a launcher starts."""
+    set_openmp()
     try:
         code = main()
     # As the interpreter would, and then leave the other ranks in order.
