@@ -93,8 +93,9 @@ class Disguised(argparse.Namespace):
 )
 def test_a_namespace_is_names_and_values_and_nothing_else(tmp_path, reduced):
     torch.save({"model": {"a": torch.ones(2)}, "args": Disguised(reduced)}, tmp_path / "odd.pth")
-    with torch.serialization.safe_globals(INERT), pytest.raises(
-        (pickle.UnpicklingError, TypeError, ValueError)
+    with (
+        torch.serialization.safe_globals(INERT),
+        pytest.raises((pickle.UnpicklingError, TypeError, ValueError)),
     ):
         torch.load(tmp_path / "odd.pth", weights_only=True)
 

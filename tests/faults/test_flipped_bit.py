@@ -27,9 +27,7 @@ def flip(path):
 
 @pytest.mark.parametrize("given", ["run", "checkpoint folder", "file"])
 @pytest.mark.parametrize("command", ["validate", "predict", "export"])
-def test_validate_predict_and_export_refuse_weights_with_a_flipped_bit(
-    run, tmp_path, command, given, capsys
-):
+def test_validate_predict_and_export_refuse_weights_with_a_flipped_bit(run, tmp_path, command, given, capsys):
     best = run / "checkpoints" / "best"
     place = str({"run": run, "checkpoint folder": best, "file": best / "model.safetensors"}[given])
     Image.new("L", (8, 8), 90).save(tmp_path / "digit.png")
