@@ -24,7 +24,7 @@ def store(tmp_path, monkeypatch):
 
 def pushed(run, tmp_path, capsys, *more):
     words = ["--format", "safetensors", "--output", str(tmp_path / "w.safetensors"), "--push", "me/digits"]
-    assert main(["export", str(run), *words, "--json", *more]) == 0
+    assert main(["export", str(run), *words, "--overwrite", "--json", *more]) == 0
     return json.loads(capsys.readouterr().out)["pushed"]
 
 

@@ -17,6 +17,7 @@ from fathoms.atomic import replacing
 from fathoms.errors import WeightsError, reason
 from fathoms.models import hub
 from fathoms.models.config import ViTConfig
+from fathoms.models.recorded_hash import check_recorded_hash
 from fathoms.models.resolve import resolve_weights
 from fathoms.models.safetensors_header import check_header
 from fathoms.models.timm_names import State, from_timm, layout_of, resize_positions, to_timm, unwrap
@@ -47,8 +48,9 @@ class LoadReport:
 
 
 def read_tensors(path: Path, name: str) -> State:
-    """The tensors of a safetensors file, called `name` in errors."""
+    """The tensors of a safetensors file, called `name` in errors; it must be what was saved."""
     check_header(path, name)
+    check_recorded_hash(path, name)
     try:
         return load_file(path)
     except (safetensors.SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
