@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fathoms.data import Batch, LoaderError
+from fathoms.data.sources.splits import Roles
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.models.build_timm import timm_size
 from fathoms.models.vit import ViT
@@ -41,13 +42,20 @@ from fathoms.train.step import Stepper
 
 
 class Trainer:
-    """One run from its job to its summary: `Trainer(job, world).run()`."""
+    """One run from its job to its summary: `Trainer(job, world).run()`.
 
-    def __init__(self, job: Job, world: World, show: bool = True) -> None:
+    Args:
+        job: The run.
+        world: Its ranks.
+        show: Whether progress is printed.
+        roles: The data by its roles, where it is open already; None opens it.
+    """
+
+    def __init__(self, job: Job, world: World, show: bool = True, roles: Roles | None = None) -> None:
         self.tracker_names = parse_trackers(job.run.log) if world.is_main else ()
         self.schedule, self.sizes = build_schedule(job), job.image_sizes
         size = timm_size(job.model) if job.config is None else job.config.image_size
-        data = build_data(job, size, world)
+        data = build_data(job, size, world, roles)
         folder = RunFolder(job.folder, writes=world.is_main)
         self.context = RunContext(job, world, data, folder)
         self.channels = 3 if job.config is None else job.config.in_channels
