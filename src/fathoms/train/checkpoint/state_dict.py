@@ -145,7 +145,8 @@ def load_optimizer_state(
 def _check_same(what: str, saved: set[str], expected: set[str]) -> None:
     """Refuse a state with other names than the optimizer's."""
     if missing := sorted(expected - saved):
-        hint = f" (it has {nearest(missing[0], sorted(saved))!r})" if saved else ""
+        near = nearest(missing[0], sorted(saved))
+        hint = f" (it has {near!r})" if near else ""
         raise WeightsError(
             f"optimizer state: {len(missing)} {what}s are missing, the first {missing[0]!r}{hint}; "
             "it belongs to another model"

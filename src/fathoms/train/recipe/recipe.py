@@ -127,7 +127,7 @@ class Recipe:
     attn_extra_loss_layers: int = 0
     """Number of first blocks that the attention penalty applies to."""
     teacher: str | None = None
-    """Teacher to distil from: timm/NAME, or NAME=WEIGHTS.safetensors."""
+    """Teacher to distil from: timm/NAME, NAME=WEIGHTS.safetensors, a run folder, or hf-hub:OWNER/NAME."""
     distillation_type: Literal["none", "hard", "soft"] = "none"
     """Learn the teacher's top class (hard) or its probabilities (soft)."""
     distillation_alpha: float = 0.5
