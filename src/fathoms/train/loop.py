@@ -101,7 +101,12 @@ class Trainer:
             notices = resume(self.context, self.learner, state, self.guard)
             check_agreement(world, f"{state.epoch}/{state.batch}/{state.updates}", "another checkpoint")
             notices = [*self._resumed(), *notices]
-            table = {**job.table(), "classes": list(data.classes), "roles": data.roles.sizes(), "speed": speed}
+            table = {
+                **job.table(),
+                "classes": list(data.classes),
+                "roles": data.roles.sizes(),
+                "speed": speed,
+            }
             folder.write_config(table, resumed=state.updates > 0)
             folder.write_split(data.roles.split())
             return self._train(notices)
