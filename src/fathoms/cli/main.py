@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fathoms import __version__
+from fathoms.cores import set_openmp
 from fathoms.errors import FathomsError, printable
 from fathoms.registry import nearest
 
@@ -30,6 +31,7 @@ COMMANDS = {
     "parts": "list the parts that each model option selects from",
     "bench": "measure training and inference throughput, also against timm",
     "probe": "check signal propagation through the depth before training",
+    "completion": "print a completion script for bash or zsh",
 }
 
 USAGE_ERROR = 2
@@ -65,7 +67,9 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
             return name, list(words[length:])
     # A word of a group is mistyped, or a command.
     typed = " ".join(words[:2]) if commands_of(words[0]) else words[0]
-    raise FathomsError(f"no command is called {typed!r}; did you mean {nearest(typed, COMMANDS)!r}?")
+    near = nearest(typed, COMMANDS)
+    advice = f"did you mean {near!r}?" if near else "see `fathoms --help`"
+    raise FathomsError(f"no command is called {typed!r}; {advice}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """Entry point of the process that a shell or a launcher starts."""
+    set_openmp()
     try:
         code = main()
     # As the interpreter would, and then leave the other ranks in order.

@@ -61,6 +61,7 @@ class ArraySource:
         self.kind, self.split = kind, split
         self.images, self.labels, self.classes = images, labels, classes
         self.left_out = left_out or LeftOut()
+        self._fingerprint: str | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -70,11 +71,13 @@ class ArraySource:
         return f"{self.split}[{index}]"
 
     def fingerprint(self) -> str:
-        """Hash of all pixels, labels and class names."""
-        digest = hashlib.sha256(np.ascontiguousarray(self.images).data)
-        digest.update(self.labels.tobytes())
-        digest.update("\n".join(self.classes).encode())
-        return digest.hexdigest()
+        """Hash of all pixels, labels and class names, computed once."""
+        if self._fingerprint is None:
+            digest = hashlib.sha256(np.ascontiguousarray(self.images).data)
+            digest.update(self.labels.tobytes())
+            digest.update("\n".join(self.classes).encode())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
 
 
 def as_rgb(images: np.ndarray, where: str) -> UInt8[np.ndarray, "N H W 3"]:

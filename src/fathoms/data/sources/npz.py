@@ -21,7 +21,7 @@ from fathoms.untrusted_files import MAX_CLASSES
 # Pixels never pack much better than this.
 MAX_RATIO = 200
 
-_SPLITS = ("train", "val", "valid", "validation", "test")
+_SPLITS = ("train", "val", "valid", "validation", "test", "all")
 _NAMES = {"train": ("train",), "val": ("val", "valid", "validation", "test"), "test": ("test",)}
 
 
