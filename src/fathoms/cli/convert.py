@@ -12,6 +12,7 @@ from pathlib import Path
 
 import tyro
 
+from fathoms.cli.early_checks import check_data
 from fathoms.errors import printable
 
 EXAMPLES = """
@@ -40,6 +41,7 @@ class Args:
 
 def run(args: Args) -> int:
     """Convert, and print the contents."""
+    check_data(args.source, "SOURCE", "give a .pth, .pt or .bin file")
     from fathoms.export.convert import convert
 
     converted = convert(args.source, args.target, key=args.key, max_gb=args.max_gb, seconds=args.seconds)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from fathoms.cli.early_checks import check_data, check_trained
 from fathoms.cli.parse import Switches, given
 from fathoms.errors import FathomsError, printable
 
@@ -63,11 +64,13 @@ def run(args: Args) -> int:
     for name, needed in {"max_drop": "int8", "visibility": "push"}.items():
         if getattr(args, name) is not None and getattr(args, needed) is None:
             raise FathomsError(f"--{name.replace('_', '-')} needs --{needed}; give both or neither")
+    check_data(args.int8, "--int8")
+    checkpoint = check_trained(args.checkpoint, args.model, where="CHECKPOINT")
     from fathoms.evaluate.load import load_run
     from fathoms.export.export import FORMATS, export_model
     from fathoms.export.publish import publish
 
-    loaded = load_run(args.checkpoint, args.model, **given(args.switches))
+    loaded = load_run(checkpoint, args.model, **given(args.switches))
     target = args.output or default_output(args.checkpoint, loaded, FORMATS[args.format])
     if target.resolve() == Path(loaded.source).resolve():
         raise FathomsError(f"{target}: this would overwrite the checkpoint; give another --output")

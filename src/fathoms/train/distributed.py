@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from fathoms.devices import check_device
 from fathoms.errors import ConfigError, FathomsError, reason
 
 
@@ -38,10 +39,9 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """The device of this rank: "auto" is a GPU where there is one; a missing device is an error."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"--device {name}: unknown device; use auto, cpu or cuda") from error
+    device = torch.device(check_device(name))
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"--device {name}: this machine has no Apple GPU; use --device cpu")
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"--device {name}: this machine has no usable GPU; use --device cpu")
