@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,54 +12,19 @@ from fathoms.cli.main import main
 from fathoms.evaluate.load import load_run
 from fathoms.models import hub
 
-huggingface_hub = pytest.importorskip("huggingface_hub")
-
-
-class Store:
-    """Repositories in a folder: what was uploaded, by repository and commit."""
-
-    def __init__(self, folder):
-        self.folder, self.heads, self.private, self.asked = folder, {}, {}, []
-
-    def create_repo(self, repo, *, private, exist_ok):
-        assert exist_ok
-        self.private.setdefault(repo, private)
-
-    def create_commit(self, repo, operations, *, commit_message):
-        assert commit_message.startswith("fathoms export: model.")
-        commit = hashlib.sha1(str((repo, self.heads.get(repo))).encode()).hexdigest()
-        for operation in operations:
-            target = self.folder / repo / commit / operation.path_in_repo
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(Path(operation.path_or_fileobj).read_bytes())
-        self.heads[repo] = commit
-        return SimpleNamespace(oid=commit)
-
-    def model_info(self, repo, *, revision):
-        assert revision in (None, "main")
-        return SimpleNamespace(sha=self.heads[repo])
-
-    def download(self, repo, file, *, revision, endpoint):
-        assert endpoint is None
-        self.asked.append((file, revision))
-        path = self.folder / repo / revision / file
-        if not path.is_file():
-            raise huggingface_hub.errors.EntryNotFoundError(file)
-        return str(path)
+pytest.importorskip("huggingface_hub")
 
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    store = Store(tmp_path / "hub")
-    monkeypatch.setattr("fathoms.hub_reach.reachable", lambda *_: True)
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda **_: store)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", store.download)
-    return store
+    from hub_store import stand_in
+
+    return stand_in(tmp_path / "hub", monkeypatch)
 
 
 def pushed(run, tmp_path, capsys, *more):
     words = ["--format", "safetensors", "--output", str(tmp_path / "w.safetensors"), "--push", "me/digits"]
-    assert main(["export", str(run), *words, "--json", *more]) == 0
+    assert main(["export", str(run), *words, "--overwrite", "--json", *more]) == 0
     return json.loads(capsys.readouterr().out)["pushed"]
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fathoms import __version__
+from fathoms.cli.streams import make_safe
+from fathoms.cores import set_openmp
 from fathoms.errors import FathomsError, printable
 from fathoms.registry import nearest
 
@@ -30,6 +32,7 @@ COMMANDS = {
     "parts": "list the parts that each model option selects from",
     "bench": "measure training and inference throughput, also against timm",
     "probe": "check signal propagation through the depth before training",
+    "completion": "print a completion script for bash or zsh",
 }
 
 USAGE_ERROR = 2
@@ -100,6 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """Entry point of the process that a shell or a launcher starts."""
+    make_safe()
+    set_openmp()
     try:
         code = main()
     # As the interpreter would, and then leave the other ranks in order.

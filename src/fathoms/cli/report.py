@@ -13,7 +13,7 @@ from pathlib import Path
 import tyro
 
 from fathoms.cli.early_checks import check_data
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, printable
 
 EXAMPLES = """
 fathoms report runs/vit_digits-digits-1a2b3c4d
@@ -44,5 +44,5 @@ def run(args: Args) -> int:
 
     output = None if args.output is None else Path(args.output)
     target = write_report([Path(folder) for folder in args.folders], output)
-    print(json_format.dumps({"report": str(target)}) if args.json else f"written: {target}")
+    print(json_format.dumps({"report": str(target)}) if args.json else printable(f"written: {target}"))
     return 0

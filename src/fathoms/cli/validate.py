@@ -9,10 +9,12 @@ from __future__ import annotations
 import json as json_format
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 
+from fathoms.atomic import check_absent
 from fathoms.cli.early_checks import check_counts, check_data, check_trained
 from fathoms.errors import ConfigError, printable
 
@@ -65,6 +67,8 @@ class Args:
     """Write the per-class accuracy to this .csv."""
     results_file: str | None = None
     """Write all metrics to this .json, or a row for each data set to this .csv."""
+    overwrite: bool = False
+    """Replace result files that are there already."""
     json: bool = False
     """Print one JSON object on the last line."""
 
@@ -84,6 +88,8 @@ def run(args: Args) -> int:
     check_target("--confusion", args.confusion, (".csv",))
     check_target("--per-class", args.per_class, (".csv",))
     check_target("--results-file", args.results_file, (".json", ".csv"))
+    files = (args.confusion, args.per_class, args.results_file)
+    check_absent([Path(file) for file in files if file is not None], args.overwrite)
     real = None if args.real_labels is None else read_real(args.real_labels)
     size = {} if args.image_size is None else {"image_size": args.image_size}
     loaded = load_run(checkpoint, args.model, ema=args.use_ema, **size)

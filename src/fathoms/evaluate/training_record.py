@@ -13,6 +13,10 @@ from fathoms.untrusted_files import check_names, read_json, read_toml
 
 # A card holds the names of all classes; a summary names every image that could not be read.
 MAX_CARD = 64 << 20
+DO_WITHOUT = (
+    "remove the file: the weights are not in it, and giving the training command again writes it anew"
+)
+"""Remedy for a damaged summary of a run."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,16 @@ def record_of_run(folder: Path) -> TrainingRecord | None:
 def _metrics(run: Path) -> dict[str, Any]:
     if not (run / "summary.json").is_file():
         return {}
-    summary = read_json(run / "summary.json", ConfigError, MAX_CARD)
+    summary = current_summary(read_json(run / "summary.json", ConfigError, MAX_CARD, DO_WITHOUT))
     return {key: summary[key] for key in ("status", "epoch", "best", "last", "test") if key in summary}
+
+
+def current_summary(summary: dict[str, Any]) -> dict[str, Any]:
+    """A summary.json of any version as today's: before version 2 the best epoch was counted from 0."""
+    best = summary.get("best")
+    if "version" in summary or not isinstance(best, dict) or not isinstance(best.get("epoch"), int):
+        return summary
+    return {**summary, "best": {**best, "epoch": best["epoch"] + 1}}
 
 
 def _checked(values: dict[str, Any], path: Path) -> TrainingRecord:
