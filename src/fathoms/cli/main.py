@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fathoms import __version__
+from fathoms.cli.streams import make_safe
 from fathoms.cores import set_openmp
 from fathoms.errors import FathomsError, printable
 from fathoms.registry import nearest
@@ -115,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """Entry point of the process that a shell or a launcher starts."""
+    make_safe()
     set_openmp()
     try:
         code = main()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from fathoms.atomic import check_absent
+from fathoms.cli.early_checks import check_counts, check_data, check_trained
 from fathoms.errors import FathomsError, printable
 
 if TYPE_CHECKING:
@@ -62,6 +63,11 @@ class Args:
 
 def run(args: Args) -> int:
     """Classify every image; 1 if some could not be read."""
+    check_counts(args, ("top", "batch_size"))
+    for image in args.images:
+        check_data(image)
+    check_data(args.classes, "--classes")
+    checkpoint = check_trained(args.checkpoint, args.model, args.device)
     from fathoms.cli.progress import progress_bar
     from fathoms.evaluate.load import load_run
     from fathoms.evaluate.predict import class_names, list_images, overlay, predict
@@ -69,7 +75,7 @@ def run(args: Args) -> int:
     from fathoms.train.distributed import choose_device
 
     files = list_images(args.images)
-    loaded = load_run(args.checkpoint, args.model)
+    loaded = load_run(checkpoint, args.model)
     changes = {name: getattr(args, name) for name in ("crop_pct", "interpolation", "mean", "std")}
     preprocessing = Preprocessing.of(loaded.recipe, **changes)
     classes = class_names(args.classes, loaded.classes, loaded.num_classes)

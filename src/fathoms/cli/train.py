@@ -17,6 +17,7 @@ from typing import Any
 
 import tyro
 
+from fathoms.cli.early_checks import check_job
 from fathoms.cli.parse import Switches, given, optional
 from fathoms.errors import printable
 from fathoms.models.build_timm import TIMM
@@ -39,7 +40,9 @@ ALIASES = {
     "--in-chans": "--in-channels",
     "-b": "--batch-size",
     "-j": "--workers",
-    "--data-dir": "--data",
+    # DATA has no flag.
+    "--data-dir": "",
+    "--data": "",
     "--grad-checkpoint": "--grad-checkpointing",
 }
 
@@ -89,10 +92,11 @@ def make_job(args: Args) -> Job:
 
 def run(args: Args) -> int:
     """Train, and print the result and its files."""
+    job = make_job(args)
+    check_job(job)
     from fathoms.train.distributed import gather_objects, join_world, leave_world, naming_lost_ranks
     from fathoms.train.loop import Trainer
 
-    job = make_job(args)
     world = join_world(job.run.device)
     try:
         with naming_lost_ranks(world):

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import tyro
 
 from fathoms.atomic import check_absent
+from fathoms.cli.early_checks import check_counts, check_data, check_trained
 from fathoms.errors import ConfigError, printable
 
 EXAMPLES = """
@@ -76,6 +77,11 @@ class Args:
 
 def run(args: Args) -> int:
     """Evaluate, and print the metrics."""
+    check_counts(args, ("batch_size",))
+    check_counts(args, ("workers",), least=0)
+    for place in (args.data, args.real_labels, *args.robustness):
+        check_data(place)
+    checkpoint = check_trained(args.checkpoint, args.model, args.device)
     from fathoms.evaluate.load import load_run
     from fathoms.evaluate.result_files import check_target
     from fathoms.evaluate.robustness import read_real
@@ -88,7 +94,7 @@ def run(args: Args) -> int:
     check_absent([Path(file) for file in files if file is not None], args.overwrite)
     real = None if args.real_labels is None else read_real(args.real_labels)
     size = {} if args.image_size is None else {"image_size": args.image_size}
-    loaded = load_run(args.checkpoint, args.model, ema=args.use_ema, **size)
+    loaded = load_run(checkpoint, args.model, ema=args.use_ema, **size)
     world = join_world(args.device)
     try:
         with naming_lost_ranks(world):

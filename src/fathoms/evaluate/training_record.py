@@ -13,6 +13,10 @@ from fathoms.untrusted_files import check_names, read_json, read_toml
 
 # A card holds the names of all classes; a summary names every image that could not be read.
 MAX_CARD = 64 << 20
+DO_WITHOUT = (
+    "remove the file: the weights are not in it, and giving the training command again writes it anew"
+)
+"""Remedy for a damaged summary of a run."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def record_of_run(folder: Path) -> TrainingRecord | None:
 def _metrics(run: Path) -> dict[str, Any]:
     if not (run / "summary.json").is_file():
         return {}
-    summary = current_summary(read_json(run / "summary.json", ConfigError, MAX_CARD))
+    summary = current_summary(read_json(run / "summary.json", ConfigError, MAX_CARD, DO_WITHOUT))
     return {key: summary[key] for key in ("status", "epoch", "best", "last", "test") if key in summary}
 
 

@@ -6,7 +6,7 @@ import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fathoms.models.config import ViTConfig
+from fathoms.models.config import FIELDS, ViTConfig
 from fathoms.registry import check_name
 
 if TYPE_CHECKING:
@@ -170,6 +170,8 @@ def create_model(
     >>> create_model("cait_xxs24_224", depth=2, norm="dyt").config.norm
     'dyt'
     """
+    for option in overrides:
+        check_name(option, (*FIELDS, "weights"), "option", "create_model")
     from fathoms.models.vit import ViT
     from fathoms.models.weights import load_weights
 

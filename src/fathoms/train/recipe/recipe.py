@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fathoms.config_checks import check_choices, check_types
+from fathoms.config_checks import check_choices, check_types, takes_off
 from fathoms.errors import ConfigError, flag_of
 from fathoms.registry import check_name
 from fathoms.train.recipe.unused import refuse_unused, without_idle
@@ -174,6 +175,12 @@ class Recipe:
         for name in (*base, *given):
             check_name(name, RECIPE_FIELDS, "option", "Recipe")
         return cls(**without_idle(DEFAULTS, base, given))
+
+    @classmethod
+    def can_be_off(cls) -> frozenset[str]:
+        """Options that `none` switches off; for the others zero, one, a name or --no-... does."""
+        hints = typing.get_type_hints(cls)
+        return frozenset(name for name, hint in hints.items() if takes_off(hint))
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name."""
