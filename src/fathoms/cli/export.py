@@ -67,11 +67,14 @@ def run(args: Args) -> int:
     for name, needed in {"max_drop": "int8", "visibility": "push"}.items():
         if getattr(args, name) is not None and getattr(args, needed) is None:
             raise FathomsError(f"--{name.replace('_', '-')} needs --{needed}; give both or neither")
+    from fathoms.evaluate.exported_file import exported_file
     from fathoms.evaluate.load import load_run
     from fathoms.export.card import card_files
     from fathoms.export.export import FORMATS, export_model
     from fathoms.export.publish import publish
 
+    if exported_file(args.checkpoint) is not None:
+        raise FathomsError(f"{args.checkpoint}: is an exported file already; give the run or the weights")
     loaded = load_run(args.checkpoint, args.model, **given(args.switches))
     ending = f".int8{FORMATS[args.format]}" if args.int8 is not None else FORMATS[args.format]
     target = args.output or default_output(args.checkpoint, loaded, ending)
@@ -110,10 +113,13 @@ def default_output(checkpoint: str, loaded: LoadedModel, ending: str) -> Path:
 
 def about(loaded: LoadedModel) -> dict[str, object]:
     """Entries of the card beyond the config."""
+    from fathoms.export.card import preprocessing_facts
+    from fathoms.surgery.inputs import image_shape
+
     return {
         "weights": loaded.source,
         "classes": loaded.classes,
-        "preprocessing": loaded.preprocessing.to_dict(),
+        "preprocessing": preprocessing_facts(loaded.preprocessing, image_shape(loaded.model)),
         "data": loaded.data,
         "recipe": loaded.recipe,
         "metrics": loaded.metrics,

@@ -13,6 +13,7 @@ from fathoms.untrusted_files import check_names, read_json, read_toml
 
 # A card holds the names of all classes; a summary names every image that could not be read.
 MAX_CARD = 64 << 20
+TABLES = ("config", "recipe", "preprocessing", "metrics")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class TrainingRecord:
         name: Name of the model.
         classes: Their names.
         recipe: How it was trained.
+        preprocessing: What evaluation does to its images; empty in records from before it was written down.
         metrics: What it achieved.
         data: What it was trained on.
         swap_norms: The norm that replaced the model's own before training.
@@ -34,6 +36,7 @@ class TrainingRecord:
     name: str | None = None
     classes: tuple[str, ...] | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
+    preprocessing: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     data: str | None = None
     swap_norms: str | None = None
@@ -76,7 +79,7 @@ def _metrics(run: Path) -> dict[str, Any]:
 
 def _checked(values: dict[str, Any], path: Path) -> TrainingRecord:
     """The record in a card or a config.toml, every value of its type."""
-    tables: dict[str, Any] = {key: values.get(key) or {} for key in ("config", "recipe", "metrics")}
+    tables: dict[str, Any] = {key: values.get(key) or {} for key in TABLES}
     for key, value in tables.items():
         if not isinstance(value, dict):
             raise ConfigError(f"{path}: {key} must be a table; make the file again")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from fathoms.data import (
 from fathoms.data.sources.splits import Roles, open_roles, open_splits
 from fathoms.data.tools.manifest import verify_sources
 from fathoms.errors import ConfigError
-from fathoms.evaluate.loader import AnyLoader, eval_loader
+from fathoms.evaluate.loader import AnyLoader, check_crop, eval_loader
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.models.build_timm import build_timm
 from fathoms.models.vit import ViT
@@ -49,6 +48,7 @@ class Data:
     classes: tuple[str, ...]
     fingerprint: str
     roles: Roles
+    preprocessing: Preprocessing
 
 
 def build_data(job: Job, size: int, world: World) -> Data:
@@ -69,6 +69,7 @@ def build_data(job: Job, size: int, world: World) -> Data:
         raise ConfigError(
             f"{job.data}: class {train.classes[empty[0]]!r} has no training images; fill or remove it"
         )
+    preprocessing = eval_preprocessing(job, size, train)
     val, test = (
         None
         if split is None
@@ -76,7 +77,7 @@ def build_data(job: Job, size: int, world: World) -> Data:
             split,
             size,
             job.recipe.batch_size,
-            Preprocessing.of(job.recipe.to_dict()),
+            preprocessing,
             workers=job.run.workers,
             device=world.device,
             share=(world.rank, world.size),
@@ -84,22 +85,38 @@ def build_data(job: Job, size: int, world: World) -> Data:
         for split in (roles.val, roles.test)
     )
     loader = train_loader(job, train, size, world)
-    return Data(loader, val, test, tuple(train.classes), roles.fingerprint(), roles)
+    return Data(loader, val, test, tuple(train.classes), roles.fingerprint(), roles, preprocessing)
+
+
+def eval_preprocessing(job: Job, size: int, source: Any) -> Preprocessing:
+    """What evaluation does to images, with the crop written out; a run that resumes keeps its crop."""
+    given, table = Preprocessing.of(job.recipe.to_dict()), recorded_config(job)
+    check_crop(given.crop_pct, source)
+    if isinstance(source, ArraySource):
+        return given.changed(crop_pct=1.0)
+    if given.crop_pct is None and table is not None:
+        kept = Preprocessing.recorded(job.recipe.to_dict(), table.get("preprocessing") or {})
+        return given.changed(crop_pct=kept.crop_pct)
+    return given.at(size)
+
+
+def recorded_config(job: Job) -> dict[str, Any] | None:
+    """The config.toml of the run that a job resumes, empty where it is missing; None for a new run."""
+    config, checkpoints = job.folder / "config.toml", job.folder / "checkpoints"
+    if config.is_symlink():
+        # A run folder with links is refused when it is opened, with the reason.
+        return None
+    if config.is_file():
+        return read_toml(config, ConfigError)
+    return {} if any(checkpoints.glob("*/state.json")) else None
 
 
 def open_data(job: Job) -> Roles:
     """The data of a job by its roles; a run that began before there were roles keeps its two splits."""
-    config, begun = job.folder / "config.toml", job.folder / "checkpoints"
-    if config.is_symlink():
-        # A run folder with links is refused when it is opened, with the reason.
-        known = True
-    else:
-        known = "roles" in read_toml(config, ConfigError) if config.is_file() else not _holds_any(begun)
-    return open_roles(job.data, job.recipe.val_share) if known else Roles(*open_splits(job.data), None)
-
-
-def _holds_any(checkpoints: Path) -> bool:
-    return any(checkpoints.glob("*/state.json"))
+    table = recorded_config(job)
+    if table is None or "roles" in table:
+        return open_roles(job.data, job.recipe.val_share)
+    return Roles(*open_splits(job.data), None)
 
 
 def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:

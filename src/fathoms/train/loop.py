@@ -84,7 +84,8 @@ class Trainer:
                 self._check_room()
             notices = resume(self.context, self.learner, state, self.guard)
             check_agreement(world, f"{state.epoch}/{state.batch}/{state.updates}", "another checkpoint")
-            folder.write_config({**job.table(), "classes": list(data.classes), "roles": data.roles.sizes()})
+            known = {"classes": list(data.classes), "roles": data.roles.sizes()}
+            folder.write_config({**job.table(), **known, "preprocessing": data.preprocessing.to_dict()})
             folder.write_split(data.roles.split())
             return self._train(notices)
         finally:
