@@ -35,7 +35,7 @@ class Args:
     """Model and format."""
 
     checkpoint: tyro.conf.Positional[str]
-    """A run folder, a checkpoint folder, a weights file, or OWNER/NAME[@REVISION] on the Hub."""
+    """A run folder, a checkpoint folder, a weights file, or hf-hub:OWNER/NAME[@REVISION]."""
     model: str | None = None
     """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
     format: Literal["onnx", "torch-export", "safetensors", "timm"] = "onnx"

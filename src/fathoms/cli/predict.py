@@ -22,7 +22,7 @@ EXAMPLES = """
 fathoms predict cat.jpg --checkpoint runs/NAME
 fathoms predict photos/ --checkpoint runs/NAME --top 3 --attention maps/
 fathoms predict photos/ --checkpoint weights.safetensors --model cait_xxs24_224 --classes names.txt --json
-fathoms predict photos/ --checkpoint OWNER/NAME
+fathoms predict photos/ --checkpoint hf-hub:OWNER/NAME
 """
 
 
@@ -33,8 +33,7 @@ class Args:
     images: tyro.conf.Positional[tuple[Path, ...]]
     """Images, or folders of images."""
     checkpoint: str
-    """A run folder, a checkpoint folder, a weights file, an exported file (.onnx), or OWNER/NAME[@REVISION] on the
-    Hub."""
+    """A run folder, a checkpoint folder, a weights file, an exported file (.onnx), or hf-hub:OWNER/NAME[@REVISION]."""
     model: str | None = None
     """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
     classes: Path | None = None

@@ -30,8 +30,7 @@ class Args:
     """Model and data."""
 
     checkpoint: str
-    """A run folder, a checkpoint folder, a weights file, an exported file (.onnx), or OWNER/NAME[@REVISION] on the
-    Hub."""
+    """A run folder, a checkpoint folder, a weights file, an exported file (.onnx), or hf-hub:OWNER/NAME[@REVISION]."""
     data: tyro.conf.Positional[str | None] = None
     """The data set; default: the one the model was trained on."""
     model: str | None = None
