@@ -22,6 +22,12 @@ from fathoms.evaluate.preprocessing import Preprocessing
 AnyLoader = Loader | DeviceLoader
 
 
+def check_crop(crop_pct: float | None, source: Source | ArraySource) -> None:
+    """Refuse a --crop-pct that would not be used."""
+    if isinstance(source, ArraySource) and crop_pct not in (None, 1.0):
+        raise ConfigError(f"--crop-pct {crop_pct}: arrays are evaluated whole; leave it out or use 1.0")
+
+
 def eval_loader(
     source: Source | ArraySource,
     size: int,
@@ -51,12 +57,8 @@ def eval_loader(
     options = AugmentOptions(mean=preprocessing.mean, std=preprocessing.std)
     augment = Augment(options, train=False, device=device, backend=backend)
     if isinstance(source, ArraySource):
-        if preprocessing.crop_pct not in (None, 1.0):
-            raise ConfigError(
-                f"--crop-pct {preprocessing.crop_pct}: arrays are evaluated whole; leave it out or use 1.0"
-            )
         return DeviceLoader(source, sampler, size, None, augment, device, preprocessing.interpolation)
-    transform = EvalTransform(size, preprocessing.file_crop, preprocessing.interpolation)
+    transform = EvalTransform(size, preprocessing.crop(size), preprocessing.interpolation)
     return Loader(
         source, sampler, transform, augment, LoaderOptions(workers=workers, max_bad=max_bad), device
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from fathoms.data.sources.splits import Roles, open_roles, open_splits
 from fathoms.data.tools.manifest import verify_sources
 from fathoms.data.tools.notices import notices
 from fathoms.errors import ConfigError
-from fathoms.evaluate.loader import AnyLoader, eval_loader
+from fathoms.evaluate.loader import AnyLoader, check_crop, eval_loader
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.models.build_timm import build_timm
 from fathoms.models.vit import ViT
@@ -52,6 +51,7 @@ class Data:
     classes: tuple[str, ...]
     fingerprint: str
     roles: Roles
+    preprocessing: Preprocessing
     notices: tuple[str, ...] = ()
     """What the user should know about the data, one line each."""
 
@@ -75,6 +75,7 @@ def build_data(job: Job, size: int, world: World, roles: Roles | None = None) ->
         raise ConfigError(
             f"{job.data}: class {train.classes[empty[0]]!r} has no training images; fill or remove it"
         )
+    preprocessing = eval_preprocessing(job, size, train)
     val, test = (
         None
         if split is None
@@ -82,7 +83,7 @@ def build_data(job: Job, size: int, world: World, roles: Roles | None = None) ->
             split,
             size,
             job.recipe.batch_size,
-            Preprocessing.of(job.recipe.to_dict()),
+            preprocessing,
             workers=job.run.workers,
             device=world.device,
             share=(world.rank, world.size),
@@ -92,7 +93,7 @@ def build_data(job: Job, size: int, world: World, roles: Roles | None = None) ->
     )
     loader = train_loader(job, train, size, world)
     lines = tuple(_notices(job, roles, loader)) if world.is_main else ()
-    return Data(loader, val, test, tuple(train.classes), roles.fingerprint(), roles, lines)
+    return Data(loader, val, test, tuple(train.classes), roles.fingerprint(), roles, preprocessing, lines)
 
 
 def check_classes(job: Job, train: AnySource) -> None:
@@ -119,19 +120,35 @@ def _notices(job: Job, roles: Roles, loader: AnyLoader) -> list[str]:
     return lines
 
 
-def open_data(job: Job) -> Roles:
-    """The data of a job by its roles; a run that began before there were roles keeps its two splits."""
-    config, begun = job.folder / "config.toml", job.folder / "checkpoints"
+def eval_preprocessing(job: Job, size: int, source: Any) -> Preprocessing:
+    """What evaluation does to images, with the crop written out; a run that resumes keeps its crop."""
+    given, table = Preprocessing.of(job.recipe.to_dict()), recorded_config(job)
+    check_crop(given.crop_pct, source)
+    if isinstance(source, ArraySource):
+        return given.changed(crop_pct=1.0)
+    if given.crop_pct is None and table is not None:
+        kept = Preprocessing.recorded(job.recipe.to_dict(), table.get("preprocessing") or {})
+        return given.changed(crop_pct=kept.crop_pct)
+    return given.at(size)
+
+
+def recorded_config(job: Job) -> dict[str, Any] | None:
+    """The config.toml of the run that a job resumes, empty where it is missing; None for a new run."""
+    config, checkpoints = job.folder / "config.toml", job.folder / "checkpoints"
     if config.is_symlink():
         # A run folder with links is refused when it is opened, with the reason.
-        known = True
-    else:
-        known = "roles" in read_toml(config, ConfigError) if config.is_file() else not _holds_any(begun)
-    return open_roles(job.data, job.recipe.val_share) if known else Roles(*open_splits(job.data), None)
+        return None
+    if config.is_file():
+        return read_toml(config, ConfigError)
+    return {} if any(checkpoints.glob("*/state.json")) else None
 
 
-def _holds_any(checkpoints: Path) -> bool:
-    return any(checkpoints.glob("*/state.json"))
+def open_data(job: Job) -> Roles:
+    """The data of a job by its roles; a run that began before there were roles keeps its two splits."""
+    table = recorded_config(job)
+    if table is None or "roles" in table:
+        return open_roles(job.data, job.recipe.val_share)
+    return Roles(*open_splits(job.data), None)
 
 
 def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:

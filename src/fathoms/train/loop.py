@@ -101,12 +101,8 @@ class Trainer:
             notices = resume(self.context, self.learner, state, self.guard)
             check_agreement(world, f"{state.epoch}/{state.batch}/{state.updates}", "another checkpoint")
             notices = [*self._resumed(), *notices]
-            table = {
-                **job.table(),
-                "classes": list(data.classes),
-                "roles": data.roles.sizes(),
-                "speed": speed,
-            }
+            known = {"classes": list(data.classes), "roles": data.roles.sizes(), "speed": speed}
+            table = {**job.table(), **known, "preprocessing": data.preprocessing.to_dict()}
             folder.write_config(table, resumed=state.updates > 0)
             folder.write_split(data.roles.split())
             return self._train(notices)
