@@ -31,6 +31,7 @@ COMMANDS = {
     "parts": "list the parts that each model option selects from",
     "bench": "measure training and inference throughput, also against timm",
     "probe": "check signal propagation through the depth before training",
+    "completion": "print a completion script for bash or zsh",
 }
 
 USAGE_ERROR = 2
@@ -56,8 +57,9 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
         name = " ".join(words[:length])
         if name in COMMANDS:
             return name, list(words[length:])
-    hint = nearest(words[0], COMMANDS)
-    raise FathomsError(f"no command is called {words[0]!r}; did you mean {hint!r}?")
+    near = nearest(words[0], COMMANDS)
+    advice = f"did you mean {near!r}?" if near else "see `fathoms --help`"
+    raise FathomsError(f"no command is called {words[0]!r}; {advice}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

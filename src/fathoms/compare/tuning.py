@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -55,9 +56,8 @@ class Tuning:
             tried = {**settings, **choice}
             name = ", ".join([arm, *(f"{key}={value}" for key, value in choice.items())])
             job = self.job({**tried, **shorter})
-            made.append(
-                Trial(arm, choice, make_cell(name, tried, FIRST_SEED, job, fingerprint, folder.tuning))
-            )
+            cell = make_cell(name, tried, FIRST_SEED, job, fingerprint, folder.tuning)
+            made.append(Trial(arm, choice, dataclasses.replace(cell, test=False)))
         return made
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fathoms.data import Batch, LoaderError
+from fathoms.data.sources.splits import Roles
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.models.build_timm import timm_size
 from fathoms.models.vit import ViT
@@ -22,7 +23,7 @@ from fathoms.text_table import plural
 from fathoms.train.build import build_data, build_model, build_schedule
 from fathoms.train.checkpoint.async_saver import AsyncSaver
 from fathoms.train.checkpoint.disk_space import check_room, file_sizes
-from fathoms.train.checkpoint.resume import resume, roll_back
+from fathoms.train.checkpoint.resume import recorded_speed, resume, roll_back
 from fathoms.train.checkpoint.state_dict import counters, gather
 from fathoms.train.context import RunContext, TrainState
 from fathoms.train.distributed import World, check_agreement, naming_lost_ranks, raise_on_all
@@ -32,6 +33,7 @@ from fathoms.train.guard.policy import DivergedError, Guard, RollBack
 from fathoms.train.job import Job
 from fathoms.train.learner import build_learner
 from fathoms.train.objective.objective import Objective
+from fathoms.train.precision.machine import device_name, settle
 from fathoms.train.precision.policy import set_stream
 from fathoms.train.record.environment import describe_device
 from fathoms.train.record.progress_bar import Progress
@@ -43,22 +45,31 @@ from fathoms.train.step import Stepper
 
 
 class Trainer:
-    """One run from its job to its summary: `Trainer(job, world).run()`."""
+    """One run from its job to its summary: `Trainer(job, world).run()`.
 
-    def __init__(self, job: Job, world: World, show: bool = True) -> None:
+    Args:
+        job: The run.
+        world: Its ranks.
+        show: Whether progress is printed.
+        roles: The data by its roles, where it is open already; None opens it.
+    """
+
+    def __init__(self, job: Job, world: World, show: bool = True, roles: Roles | None = None) -> None:
         self.tracker_names = parse_trackers(job.run.log) if world.is_main else ()
         self.schedule, self.sizes = build_schedule(job), job.image_sizes
         size = timm_size(job.model) if job.config is None else job.config.image_size
-        data = build_data(job, size, world)
+        data = build_data(job, size, world, roles)
         folder = RunFolder(job.folder, writes=world.is_main)
         self.context = RunContext(job, world, data, folder)
         self.channels = 3 if job.config is None else job.config.in_channels
         self.model = build_model(job, len(data.classes)).to(world.device)
         if job.run.probe_interval and (job.run.fsdp or not isinstance(self.model, ViT)):
             raise ConfigError("--probe-interval works on fathoms models that are not sharded; leave it out")
-        set_stream(self.model, job.recipe.policy)
+        batches = math.ceil(self.schedule.total_epochs) * self.context.batches_per_epoch
+        speed, self.speed_lines = settle(job, world, batches, recorded_speed(folder.checkpoints))
+        set_stream(self.model, speed.precision)
         objective = Objective(job.recipe, self.model, data.classes, world.device)
-        self.learner = build_learner(job, world, self.model, objective)
+        self.learner = build_learner(job, world, self.model, objective, speed)
         self.stepper = Stepper(job, world, self.learner, objective, self.channels)
         self.state = TrainState(torch.zeros(4, dtype=torch.float64, device=world.device))
         self.guard = Guard(job.run, scaled=self.learner.scaler.is_enabled())
@@ -79,7 +90,8 @@ class Trainer:
     def run(self) -> Outcome:
         """Train to the end, or until a signal or a non-finite number ends the run."""
         job, world, data, folder = self.context
-        identity = dumps({"job": job.identity(), "data": data.fingerprint})
+        speed = {**vars(self.learner.speed), "device": device_name(world.device)}
+        identity = dumps({"job": job.identity(), "data": data.fingerprint, "speed": speed})
         check_agreement(world, hashlib.sha256(identity.encode()).hexdigest())
         state = self.state
         try:
@@ -89,7 +101,12 @@ class Trainer:
             notices = resume(self.context, self.learner, state, self.guard)
             check_agreement(world, f"{state.epoch}/{state.batch}/{state.updates}", "another checkpoint")
             notices = [*self._resumed(), *notices]
-            table = {**job.table(), "classes": list(data.classes), "roles": data.roles.sizes()}
+            table = {
+                **job.table(),
+                "classes": list(data.classes),
+                "roles": data.roles.sizes(),
+                "speed": speed,
+            }
             folder.write_config(table, resumed=state.updates > 0)
             folder.write_split(data.roles.split())
             return self._train(notices)
@@ -134,14 +151,13 @@ class Trainer:
             progress.say,
             trackers.log,
         )
-        device = f"device: {describe_device(world.device)}"
         about = (
             f"run folder: {folder.path}",
             data.train.describe(),
             f"splits: {data.roles.describe()}",
-            device,
+            f"device: {describe_device(world.device)}",
         )
-        for line in (*about, *notices):
+        for line in (*about, *self.speed_lines, *notices):
             progress.say(line)
         try:
             with naming_lost_ranks(world), self.stop:
