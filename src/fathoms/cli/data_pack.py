@@ -81,6 +81,11 @@ def run(args: Args) -> int:
             f"{result.bytes_in / 1e6:.1f} MB to {result.bytes_out / 1e6:.1f} MB; "
             f"{result.shards_written} shards written, {result.shards_kept} kept from an earlier run"
         )
+        if result.bytes_out > result.bytes_in:
+            print(
+                f"{printable(split)}: the pack is larger than its source; "
+                "a lower --quality or a smaller --max-side makes it smaller"
+            )
     beside = left_out_of(*sources).describe()
     if beside:
         print(printable(beside))

@@ -60,7 +60,7 @@ class Args:
     interpolation: Literal["bilinear", "bicubic"] | None = None
     """Filter of the resize; default: the recipe's."""
     use_ema: bool = True
-    """Prefer the averaged (EMA) weights; --no-use-ema takes the plain ones."""
+    """Take the plain weights where averaged (EMA) ones, which are the default, exist too."""
     robustness: tuple[str, ...] = ()
     """Further data sets to evaluate."""
     real_labels: str | None = None
@@ -216,6 +216,7 @@ def real_accuracy(args: Args, model: Any, loader: Any, labels: dict[int, Any], w
 def report(args: Args, results: dict[str, dict[str, Any]]) -> None:
     """Print the metrics, and write the requested files."""
     from fathoms.evaluate import result_files
+    from fathoms.evaluate.class_table import class_table
 
     if args.confusion is not None:
         result_files.write_confusion(args.confusion, results)
@@ -235,5 +236,5 @@ def report(args: Args, results: dict[str, dict[str, Any]]) -> None:
             print(f"  {result['skipped']} images could not be read", file=sys.stderr)
         if "real_top1" in result:
             print(f"  ReaL top1 {result['real_top1']:.2f}")
-        worst = sorted((v, k) for k, v in result["per_class"].items() if v is not None)[:3]
-        print(printable("  hardest: " + ", ".join(f"{name} {value:.1f}" for value, name in worst)))
+        table = class_table(result["per_class"], result["confusion"])
+        print("\n".join(f"  {line}" for line in table.splitlines()))

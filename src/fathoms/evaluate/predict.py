@@ -21,6 +21,7 @@ from fathoms.data.sources.image_formats import IMAGE_SUFFIXES
 from fathoms.errors import FathomsError, reason
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.models.inference_mode import in_inference
+from fathoms.probes.attention_image import draw_attention
 from fathoms.probes.attention_maps import attention_maps
 from fathoms.surgery.inputs import image_shape
 from fathoms.untrusted_files import read_names, read_plain
@@ -145,11 +146,7 @@ def _grey(pixels: Tensor, channels: int) -> Tensor:
 
 
 def overlay(prediction: Prediction, path: Path) -> None:
-    """Write the image with attended patches bright and the others darkened."""
+    """Write the image beside its attention map, with a scale."""
     assert prediction.attention is not None
     assert prediction.pixels is not None
-    size = prediction.pixels.shape[-2:]
-    maps = prediction.attention[None, None] / prediction.attention.max()
-    light = torch.nn.functional.interpolate(maps, size, mode="bilinear", align_corners=False)[0]
-    shown = prediction.pixels * (0.25 + 0.75 * light)
-    Image.fromarray((shown.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()).save(path)
+    draw_attention(prediction.pixels, prediction.attention).save(path)
