@@ -131,6 +131,8 @@ def make_plan(args: Args) -> Plan:
     for flag, names in (("--axis", axes), ("--arm", tied), ("--tune", tune)):
         for name in names:
             check_name(name, (*FIELDS, *RECIPE_FIELDS, "model", "swap_norms"), "option", flag)
+            if name == "val_share":
+                raise ConfigError(f"{flag} val_share: all arms share one val split; give --val-share instead")
     return Plan(axes, arms, seeds, tune, tune_epochs)
 
 
@@ -233,10 +235,20 @@ def make_comparison(args: Args) -> Comparison:
     chosen = {name: getattr(args, name) for name in names}
     chosen["jobs"] = args.jobs or (DEMO_JOBS if args.data is None else 0)
     options = Options(command=("compare", *sys.argv[2:]), shard=shard, seconds=seconds, slurm=slurm, **chosen)
-    seeds = max(plan.seeds, earlier.get("seeds", 0))
-    return Comparison(
-        make_jobs(args, plan, earlier), seeds, folder, options, make_tuning(args, plan, earlier)
-    )
+    seeds, notes = seeds_of(args, plan, earlier)
+    tuning = make_tuning(args, plan, earlier)
+    return Comparison(make_jobs(args, plan, earlier), seeds, folder, options, tuning, notes)
+
+
+def seeds_of(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """The seeds of each arm, which a later command never lowers, and a line where it asks for fewer."""
+    there = earlier.get("seeds", 0)
+    if args.seeds is None and args.plan is None and there:
+        return there, []
+    if plan.seeds < there:
+        what = "--seeds" if args.seeds is not None else args.plan
+        return there, [f"the plan has {there} seeds of each arm: {what} {plan.seeds} takes none of them away"]
+    return plan.seeds, []
 
 
 def run(args: Args) -> int:

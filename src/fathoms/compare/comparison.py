@@ -52,6 +52,7 @@ class Comparison:
         folder: Where everything goes.
         options: How arms are compared and run.
         tuning: The grid that is tried for each arm first; None without one.
+        notes: Lines for the user that belong to the plan.
     """
 
     def __init__(
@@ -61,10 +62,12 @@ class Comparison:
         folder: Path,
         options: Options,
         tuning: Tuning | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         from fathoms.compare.statistics import noise_floor
 
         self.arms, self.seeds, self.options, self.tuning = arms, seeds, options, tuning
+        self.notes = notes
         self.folder = ComparisonFolder(folder)
         if options.baseline is not None:
             check_name(options.baseline, list(arms), "arm", "--baseline")
@@ -163,11 +166,14 @@ class Comparison:
                 f"first {len(names)} x {len(choices)} trials of {values}, measured on val, seed {FIRST_SEED}"
             )
         lines.append(f"held out: {settings.images} images of {settings.classes} classes")
-        if not pairs or seeds < MIN_SEEDS:
-            return "\n".join([*lines, f"fewer than {MIN_SEEDS} seeds or two arms: there will be no verdict"])
+        lines += self.notes
+        if not pairs:
+            return "\n".join([*lines, "one arm: nothing is compared; add a value to --axis, or an --arm"])
+        if seeds < MIN_SEEDS:
+            return "\n".join([*lines, f"fewer than {MIN_SEEDS} seeds: there will be no verdict"])
         if not settings.floor:
             return "\n".join(lines)
-        lines[-1] += f"; noise floor {settings.floor:.2f} {unit} (at {ASSUMED_ERROR:.0%} error)"
+        lines.append(f"noise floor {settings.floor:.2f} {unit} (at {ASSUMED_ERROR:.0%} error)")
         least = detectable(settings.floor, seeds, ALPHA / pairs)
         pair = "1 pair" if pairs == 1 else f"{pairs} pairs"
         lines.append(f"smallest difference these seeds show after correction for {pair}: {least:.2f} {unit}")

@@ -293,7 +293,11 @@ def leader(arms: Sequence[Arm], verdicts: Sequence[Verdict], metric: Metric) -> 
             other = verdict.b if verdict.a == best.name else verdict.a
             lists.get(verdict.verdict, untested).append(other)
     spread = f"{best.mean():.{2 if metric.unit == 'points' else 4}f}"
-    said = f"{best.name} leads with a mean {metric.name} of {spread} over {len(best.scores)} seeds"
+    over = f"a mean {metric.name} of {spread} over {len(best.scores)} seeds"
+    if len(arms) == 1:
+        lost = f"; {best.diverged} of its {best.ended} runs diverged" if best.diverged else ""
+        return f"{best.name} has {over}{lost}; there is no other arm to compare it with"
+    said = f"{best.name} leads with {over}"
     for names, words in ((beaten, "better than"), (same, "equivalent to"), (open_, "not separated from")):
         if names:
             said += f"; {words} {_listed(names)}"
