@@ -5,6 +5,7 @@ import pytest
 from fathoms.compare.comparison import Options
 from fathoms.compare.folder import ComparisonFolder
 from fathoms.compare.pilot import expected
+from fathoms.compare.runner import make_slots
 from fathoms.compare.session import Session
 from fathoms.errors import ConfigError
 
@@ -76,3 +77,14 @@ def test_the_expected_time_follows_epochs_and_workers(comparisons):
     pilots = {cell.architecture: {"start": 1.0, "epoch": 2.0, "bytes": 100} for cell in cells}
     assert expected(cells, pilots, 1) == (10 * 21.0, 1000)
     assert expected(cells, pilots, 2) == (5 * 21.0, 1000)
+
+
+def test_runs_that_share_a_gpu_are_said_to_take_turns_unless_mps_runs(comparisons, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    comparison = comparisons.make(*NORMS, "--per-gpu", "4")
+    assert "--per-gpu 4: NVIDIA's MPS does not run" in comparison.describe()
+    (tmp_path / "control").touch()
+    assert "MPS" not in comparison.describe()
+    assert len(make_slots(0, 2, 4)) == 8
+    assert {slot["CUDA_VISIBLE_DEVICES"] for slot in make_slots(0, 2, 4)} == {"0", "1"}

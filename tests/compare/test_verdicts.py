@@ -78,9 +78,10 @@ def test_the_leader_counts_diverged_runs_at_chance():
 
 def test_one_arm_alone_leads_nothing():
     said = leader([arm("a", 90.0, 90.1, 90.2, diverged=1)], [], TOP1)
-    assert said == (
-        "a has a mean top1 of 90.10 over 3 seeds; 1 of its 4 runs diverged; there is no other arm to compare it with"
+    assert said.startswith(
+        "a has a mean top1 of 90.10 (89.85 to 90.35) over 3 seeds; 1 of its 4 runs diverged;"
     )
+    assert said.endswith("there is no other arm to compare it with")
 
 
 def test_new_images_widen_the_interval_and_need_the_bits_of_every_run():

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from fathoms.cli import train as train_command
+from fathoms.cli.live_table import live_table
 from fathoms.cli.parse import Switches, given, parse
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
 from fathoms.compare.slurm import SlurmOptions, check_installed, parse_slurm
@@ -42,6 +43,8 @@ fathoms compare photos/ --arm "ln: norm=layernorm" --arm "ones: norm=learnable_s
 ALIASES = train_command.ALIASES
 DEMO = Plan({"norm": ["layernorm", "dyt"], "residual": ["none", "rezero"]}, seeds=3)
 DEMO_EPOCHS = 8
+DEMO_PROBES = 24
+"""Updates between measurements of the norms over depth, which the demonstration's page shows."""
 DEMO_JOBS = 2
 """Models this small do not gain from a second thread."""
 
@@ -75,7 +78,7 @@ class Args:
     jobs: int = 0
     """Runs at a time on a CPU; 0: one for two cores, on the digits two."""
     per_gpu: int = 1
-    """Runs that share a GPU."""
+    """Runs that share a GPU; they run side by side only where NVIDIA's MPS runs, else in turns."""
     shard: str | None = None
     """Run only the K-th of N equal shares of the cells, written K/N, for schedulers other than Slurm."""
     slurm: str | None = None
@@ -108,7 +111,7 @@ def make_plan(args: Args) -> Plan:
     """The plan that flags, preset and file describe together."""
     from fathoms.untrusted_files import read_toml
 
-    if args.data is None and not (args.axis or args.arm or args.preset or args.plan):
+    if is_demo(args):
         tune = parse_axes(args.tune, "--tune")
         seeds = DEMO.seeds if args.seeds is None else args.seeds
         return dataclasses.replace(DEMO, seeds=seeds, tune=tune, tune_epochs=args.tune_epochs)
@@ -136,6 +139,11 @@ def make_plan(args: Args) -> Plan:
     return Plan(axes, arms, seeds, tune, tune_epochs)
 
 
+def is_demo(args: Args) -> bool:
+    """Whether nothing was said about what is to be compared."""
+    return args.data is None and not (args.axis or args.arm or args.preset or args.plan)
+
+
 def job_of(args: Args, settings: Mapping[str, str]) -> Job:
     """The run of an arm: the flags of all arms, and its own; `args.training` has the val share of all."""
     words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
@@ -145,6 +153,8 @@ def job_of(args: Args, settings: Mapping[str, str]) -> Job:
         training = dataclasses.replace(training, epochs=DEMO_EPOCHS)
     switches = dataclasses.replace(args.switches, **given(own.switches))
     model, run = own.model or args.model, dataclasses.replace(args.run, experiment=None)
+    if is_demo(args) and not run.probe_interval:
+        run = dataclasses.replace(run, probe_interval=DEMO_PROBES)
     if own.run.swap_norms is not None:
         run = dataclasses.replace(run, swap_norms=own.run.swap_norms)
     return train_command.make_job(
@@ -263,7 +273,8 @@ def run(args: Args) -> int:
         if not args.no_pilot:
             print(comparison.estimate())
         return 0
-    results, code = comparison.run(lambda line: print(line, flush=True))
+    with live_table(sys.stdout.isatty() and args.slurm is None) as (say, show):
+        results, code = comparison.run(say, show)
     write_report(comparison.folder.path)
     print((comparison.folder.path / "table.md").read_text() if not args.json else json_format.dumps(results))
     if code == UNFINISHED:

@@ -11,7 +11,7 @@ from typing import Any
 from fathoms.compare.cells import Cell, key_of, make_cell
 from fathoms.compare.contradictions import refuse_contradictions
 from fathoms.compare.folder import VERSION, ComparisonFolder, Settings, stale
-from fathoms.compare.progress import span
+from fathoms.compare.progress import Show, span
 from fathoms.compare.runner import make_slots
 from fathoms.compare.session import UNFINISHED as UNFINISHED
 from fathoms.compare.session import Session
@@ -167,6 +167,11 @@ class Comparison:
             )
         lines.append(f"held out: {settings.images} images of {settings.classes} classes")
         lines += self.notes
+        if self.options.per_gpu > 1 and not mps_runs():
+            lines.append(
+                f"--per-gpu {self.options.per_gpu}: NVIDIA's MPS does not run, so the runs of a GPU take turns;"
+                " start it with nvidia-cuda-mps-control -d"
+            )
         if not pairs:
             return "\n".join([*lines, "one arm: nothing is compared; add a value to --axis, or an --arm"])
         if seeds < MIN_SEEDS:
@@ -195,13 +200,13 @@ class Comparison:
             f" {kept * size / 1e6:,.1f} MB of checkpoints kept"
         )
 
-    def run(self, say: Callable[[str], None]) -> tuple[dict[str, Any], int]:
+    def run(self, say: Callable[[str], None], show: Show | None = None) -> tuple[dict[str, Any], int]:
         """Run what is missing of this shard, gather and judge; the results and the exit code."""
         with self.folder.locked(self.options.shard):
             plan = self.folder.begin(self.plan())
             if len(plan["grown"]) > len((self.earlier or {}).get("grown", [])):
                 say("the plan grew: only what was added is run, and plan.json says so")
-            return Session(self, plan, say).run()
+            return Session(self, plan, say, show).run()
 
     def slots(self) -> list[dict[str, str]]:
         """The environments of the workers."""
@@ -224,6 +229,11 @@ def _common(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif all(other.get(key) == value for other in rest):
             common[key] = list(value) if isinstance(value, tuple) else value
     return common
+
+
+def mps_runs() -> bool:
+    """Whether NVIDIA's Multi-Process Service runs: kernels of several processes then share a GPU at the same time."""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
 
 
 def count_gpus(device: str) -> int:

@@ -17,6 +17,7 @@ from fathoms.compare.statistics import (
     divergence_p,
     holm,
     holm_levels,
+    mean_interval,
     on_new_images,
     paired,
     pooled_sd,
@@ -292,8 +293,8 @@ def leader(arms: Sequence[Arm], verdicts: Sequence[Verdict], metric: Metric) -> 
         if best.name in (verdict.a, verdict.b):
             other = verdict.b if verdict.a == best.name else verdict.a
             lists.get(verdict.verdict, untested).append(other)
-    spread = f"{best.mean():.{2 if metric.unit == 'points' else 4}f}"
-    over = f"a mean {metric.name} of {spread} over {len(best.scores)} seeds"
+    count = f"{len(best.scores)} seed{'s' if len(best.scores) > 1 else ''}"
+    over = f"a mean {metric.name} of {_mean_and_interval(best, metric)} over {count}"
     if len(arms) == 1:
         lost = f"; {best.diverged} of its {best.ended} runs diverged" if best.diverged else ""
         return f"{best.name} has {over}{lost}; there is no other arm to compare it with"
@@ -306,6 +307,15 @@ def leader(arms: Sequence[Arm], verdicts: Sequence[Verdict], metric: Metric) -> 
     if best.diverged:
         said += f"; {best.diverged} of its {best.ended} runs diverged"
     return said
+
+
+def _mean_and_interval(arm: Arm, metric: Metric) -> str:
+    """The mean of an arm, and from three seeds on Student's 95 % interval of it."""
+    digits = 2 if metric.unit == "points" else 4
+    mean, interval = f"{arm.mean():.{digits}f}", mean_interval(arm.values)
+    if interval is None:
+        return mean
+    return f"{mean} ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})"
 
 
 def _listed(names: Sequence[str]) -> str:

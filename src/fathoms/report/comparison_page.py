@@ -27,11 +27,13 @@ def render_comparison(comparison: Comparison, live: bool = False) -> str:
     tuned, edges = tuning_curves(arms, comparison.tuning, metric)
     environment, mixed = machines(arms)
     options, settings = differing(arms)
+    data = page_data(arms)
     return fill(
         "comparison.html",
         styles=("page.css", "comparison.css", "uPlot.min.css"),
         scripts=("uPlot.iife.min.js", "live.js", "tables.js", "curves.js", "depth.js", "comparison.js"),
-        data=page_data(arms),
+        data=data,
+        probed=bool(data["depth"]["maps"]),
         live=live,
         name=clipped(comparison.name),
         planned=bool(comparison.plan),
