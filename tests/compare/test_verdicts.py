@@ -107,6 +107,7 @@ def test_arms_of_the_same_weights_are_paired_by_seed():
     verdict = only(arms, margin=0.1, paired=True)
     assert (verdict.verdict, verdict.test) == ("a better", "paired t, Holm")
     assert verdict.correlation > 0.99
+    assert "paired by seed, correlation 1.00" in verdict.sentence
 
 
 def test_a_baseline_leaves_the_other_pairs_out():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class Comparison:
             check_name(options.baseline, list(arms), "arm", "--baseline")
         first = next(iter(arms.values()))[1]
         path, roles = first.data, open_roles(first.data, first.recipe.val_share)
-        held_out = roles.held_out()
+        held_out, self.split = roles.held_out(), roles.split()
         if held_out is None:
             raise ConfigError("--val-share 0: nothing is held out to compare on; use a share above zero")
         classes, images = len(held_out.classes), len(held_out)
@@ -204,6 +205,8 @@ class Comparison:
         """Run what is missing of this shard, gather and judge; the results and the exit code."""
         with self.folder.locked(self.options.shard):
             plan = self.folder.begin(self.plan())
+            if self.split is not None and not (self.folder.path / "split.json").is_file():
+                self.folder.write("split.json", json.dumps(self.split) + "\n")
             if len(plan["grown"]) > len((self.earlier or {}).get("grown", [])):
                 say("the plan grew: only what was added is run, and plan.json says so")
             return Session(self, plan, say, show).run()

@@ -144,12 +144,12 @@ def as_table(results: Mapping[str, Any]) -> str:
     lines = [
         results["answer"] + ".",
         "",
-        f"| arm | seeds | {results['metric']} | sd | diverged | stalled | failed |",
+        f"| arm | seeds | {results['metric']} | sd | diverged | with diverged at chance | stalled | failed |",
     ]
-    lines.append("|---|---|---|---|---|---|---|")
+    lines.append("|---|---|---|---|---|---|---|---|")
     for arm in results["arms"]:
         cells = [_cell(arm["name"]), arm["seeds"], _shown(arm["mean"], digits), _shown(arm["sd"], digits)]
-        cells += [arm["diverged"], arm["stalled"], arm["failed"]]
+        cells += [_share(arm), _shown(arm["mean_with_diverged"], digits), arm["stalled"], arm["failed"]]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     lines += [
         "",
@@ -168,6 +168,12 @@ def as_table(results: Mapping[str, Any]) -> str:
 
 def _interval(sides: Sequence[float | None], digits: int) -> str:
     return "–" if None in sides else " to ".join(_shown(side, digits) for side in sides)
+
+
+def _share(arm: Mapping[str, Any]) -> str:
+    """How many runs of an arm diverged, with Wilson's interval of the share where some did."""
+    low, high = arm["diverged_interval"]
+    return f"{arm['diverged']} ({low:.0%} to {high:.0%})" if arm["diverged"] else "0"
 
 
 def _shown(value: float | None, digits: int) -> str:

@@ -234,18 +234,24 @@ def _verdict(a: Arm, b: Arm, tested: Tested, rules: Rules) -> Verdict:
     else:
         word = "not separated"
         said = f"{a.name} and {b.name} are not separated; {_more_seeds(difference.n, tested.needed, rules)}"
+    if rules.paired and math.isfinite(difference.correlation):
+        said += f"; paired by seed, correlation {difference.correlation:.2f}"
     said += _divergence(a, b)
     share = win_share(a.values, b.values) if difference.n >= WIN_SHARE_SEEDS else None
     if share is not None and metric.sign < 0:
         share = 1 - share
     test = "paired t, Holm" if rules.paired else "Welch, Holm"
     numbers = (difference.value, low, high, tested.p, difference.n)
-    further = _on_new_images(a, b, tested.level, rules)
+    further = _on_new_images(a, b, tested, rules)
     return Verdict(a.name, b.name, *numbers, word, said, test, difference.correlation, share, further)
 
 
-def _on_new_images(a: Arm, b: Arm, level: float, rules: Rules) -> tuple[float, float] | None:
-    """The interval of the accuracy difference on new images; None where the images' bits are not known."""
+def _on_new_images(a: Arm, b: Arm, tested: Tested, rules: Rules) -> tuple[float, float] | None:
+    """The interval of the accuracy difference on new images; None where the images' bits are not known.
+
+    Many images bring many degrees of freedom, which may outweigh the variance that they add: the interval is never
+    narrower than that of the same images.
+    """
     x, y = a.correct, b.correct
     if rules.metric.name != "top1" or x is None or y is None or x.shape[1] != y.shape[1]:
         return None
@@ -253,7 +259,8 @@ def _on_new_images(a: Arm, b: Arm, level: float, rules: Rules) -> tuple[float, f
         ours, theirs = [seed for seed, _ in a.scores], [seed for seed, _ in b.scores]
         both = [seed for seed in ours if seed in theirs]
         x, y = x[[ours.index(seed) for seed in both]], y[[theirs.index(seed) for seed in both]]
-    return on_new_images(x, y, rules.paired).interval(level)
+    same, new = (d.interval(tested.level) for d in (tested.difference, on_new_images(x, y, rules.paired)))
+    return min(same[0], new[0]), max(same[1], new[1])
 
 
 def _more_seeds(n: int, needed: int | None, rules: Rules) -> str:
