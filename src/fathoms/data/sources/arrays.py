@@ -5,6 +5,7 @@ Nothing is unpickled: CIFAR's Python version, which is a pickle, is refused with
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import math
@@ -70,7 +71,11 @@ class ArraySource:
         return f"{self.split}[{index}]"
 
     def fingerprint(self) -> str:
-        """Hash of all pixels, labels and class names."""
+        """Hash of all pixels, labels and class names; arrays are not changed once they are a source."""
+        return self._fingerprint
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
         digest = hashlib.sha256(np.ascontiguousarray(self.images).data)
         digest.update(self.labels.tobytes())
         digest.update("\n".join(self.classes).encode())
@@ -98,13 +103,10 @@ def open_npz(path: str | Path, split: str = "train") -> ArraySource:
         # numpy leaves a file open that it opened itself and could not read.
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             _check_unpacked(file, Path(path).stat().st_size)
-            have = [name[2:] for name in archive.files if name.startswith("x_")]
-            names = _ARRAY_SPLITS.get(split, (split,))
-            found = next((name for name in names if name in have), None)
-            if found is None or f"y_{found}" not in archive.files:
-                raise DataError(
-                    f"{path}: no x_{names[0]} with y_{names[0]}; it has {', '.join(archive.files)}"
-                )
+            found = _stored_as(split, archive.files)
+            if found is None:
+                first = _ARRAY_SPLITS.get(split, (split,))[0]
+                raise DataError(f"{path}: no x_{first} with y_{first}; it has {', '.join(archive.files)}")
             images, labels = archive[f"x_{found}"], archive[f"y_{found}"]
             top = max(_largest(archive[name], name) for name in archive.files if name.startswith("y_"))
             classes = [str(name) for name in archive["classes"]] if "classes" in archive.files else None
@@ -115,6 +117,25 @@ def open_npz(path: str | Path, split: str = "train") -> ArraySource:
         raise DataError(f"{path}: not a plain .npz ({reason(error)}); save it again") from error
     names_or_numbers = classes or [str(i) for i in range(top + 1)]
     return ArraySource("npz", found, as_rgb(images, str(path)), labels.reshape(-1), names_or_numbers)
+
+
+def npz_splits(path: str | Path) -> list[str]:
+    """The splits of an .npz, by the names of its arrays alone; nothing is unpacked."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+    except (OSError, zipfile.BadZipFile):
+        # Opening a split gives the reason.
+        return []
+    stored = (_stored_as(split, names) for split in ("train", "val", "test", "all"))
+    return list(dict.fromkeys(name for name in stored if name is not None))
+
+
+def _stored_as(split: str, arrays: Sequence[str]) -> str | None:
+    """The name under which arrays hold the images of a split, with its labels; None if they do not."""
+    names = _ARRAY_SPLITS.get(split, (split,))
+    found = next((name for name in names if f"x_{name}" in arrays), None)
+    return found if f"y_{found}" in arrays else None
 
 
 def _check_unpacked(file: BinaryIO, packed: int) -> None:

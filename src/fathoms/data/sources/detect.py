@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fathoms.data.errors import DataError
-from fathoms.data.sources.arrays import ArraySource, open_cifar, open_idx, open_npz
+from fathoms.data.sources.arrays import ArraySource, npz_splits, open_cifar, open_idx, open_npz
 from fathoms.data.sources.base import SPLIT_NAMES, Source
 from fathoms.data.sources.folder import FolderSource, folder_splits
 from fathoms.data.sources.hub import PREFIX, open_hub
@@ -84,6 +84,8 @@ def list_splits(path: str | Path, kind: str | None = None) -> list[str]:
         if not isinstance(splits, dict):
             raise DataError(f"{Path(path) / INDEX_NAME}: names no splits; pack again")
         return sorted(splits, key=_training_first)
+    if kind == "npz" and (found := npz_splits(path)):
+        return found
     found = []
     for split in ("train", "val", "test", "all"):
         try:
