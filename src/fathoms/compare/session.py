@@ -73,7 +73,7 @@ class Session:
 
     def refresh(self) -> dict[str, Any]:
         """Gather and judge what is there, and write it."""
-        results = judged(gather(self.cells, self.folder, self.plan), self.plan)
+        results = judged(gather(self.cells, self.folder, self.plan), self.plan, self.folder.path)
         if self.tuned:
             results["tuning"] = [{key: arm[key] for key in ("name", "best", "edge")} for arm in self.tuned]
         write_results(self.folder, results)

@@ -143,7 +143,7 @@ class Loader:
         where = getattr(self.transform, "resize_on", "worker")
         return (
             f"data: {self.source.kind} {self.source.split}, {len(self.source)} images, "
-            f"{len(self.source.classes)} classes; decoder in use: {self.decoder.name} ({self.decoder.reason}); "
+            f"{len(self.source.classes)} classes; decoder in use: {self.decoder.name}; "
             f"{self.options.count} {self.worker_kind}; resize on the {where}{self._backend.described(self.device)}"
         )
 

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from fathoms.data import Batch, LoaderError
+from fathoms.data.sources.splits import Roles
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.models.build_timm import timm_size
 from fathoms.models.vit import ViT
+from fathoms.text_table import plural
 from fathoms.train.build import build_data, build_model, build_schedule
 from fathoms.train.checkpoint.async_saver import AsyncSaver
 from fathoms.train.checkpoint.disk_space import check_room, file_sizes
@@ -25,7 +27,7 @@ from fathoms.train.checkpoint.resume import recorded_speed, resume, roll_back
 from fathoms.train.checkpoint.state_dict import counters, gather
 from fathoms.train.context import RunContext, TrainState
 from fathoms.train.distributed import World, check_agreement, naming_lost_ranks, raise_on_all
-from fathoms.train.epoch_end import EpochEnd, live_numbers, write_summary
+from fathoms.train.epoch_end import EpochEnd, host_numbers, live_numbers, write_summary
 from fathoms.train.guard.actions import act_on
 from fathoms.train.guard.policy import DivergedError, Guard, RollBack
 from fathoms.train.job import Job
@@ -34,23 +36,40 @@ from fathoms.train.objective.objective import Objective
 from fathoms.train.precision.cuda_graph import WARMUP
 from fathoms.train.precision.machine import device_name, settle
 from fathoms.train.precision.policy import set_stream
+from fathoms.train.record.environment import describe_device
 from fathoms.train.record.progress_bar import Progress
 from fathoms.train.record.run_folder import DIVERGED, FAILED, Outcome, RunFolder, dumps
 from fathoms.train.record.start_profile import StartProfile
 from fathoms.train.record.trackers import RunInfo, Trackers, parse_trackers
+from fathoms.train.record.updates import UpdateLog
 from fathoms.train.signals import StopRequest
 from fathoms.train.step import Stepper
 
 
 class Trainer:
-    """One run from its job to its summary: `Trainer(job, world).run()`."""
+    """One run from its job to its summary: `Trainer(job, world).run()`.
 
-    def __init__(self, job: Job, world: World, show: bool = True, start: StartProfile | None = None) -> None:
+    Args:
+        job: The run.
+        world: Its ranks.
+        show: Whether progress is printed.
+        roles: The data by its roles, where it is open already; None opens it.
+        start: The profile of the start, from the command on.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        world: World,
+        show: bool = True,
+        roles: Roles | None = None,
+        start: StartProfile | None = None,
+    ) -> None:
         self.start = StartProfile() if start is None else start
         self.tracker_names = parse_trackers(job.run.log) if world.is_main else ()
         self.schedule, self.sizes = build_schedule(job), job.image_sizes
         size = timm_size(job.model) if job.config is None else job.config.image_size
-        data = build_data(job, size, world)
+        data = build_data(job, size, world, roles)
         self.start.mark("data")
         folder = RunFolder(job.folder, writes=world.is_main)
         self.context = RunContext(job, world, data, folder)
@@ -71,6 +90,7 @@ class Trainer:
         self.show = show and world.is_main
         self._updates_here = 0
         self.progress = Progress(0, 0, show=False)
+        self.updates = UpdateLog(folder)
         self.saver = AsyncSaver(folder, job.run.checkpoint_hist, world.device, self._warn)
         self.stop = StopRequest()
 
@@ -95,14 +115,31 @@ class Trainer:
                 self._check_room()
             notices = resume(self.context, self.learner, state, self.guard)
             check_agreement(world, f"{state.epoch}/{state.batch}/{state.updates}", "another checkpoint")
-            table = {**job.table(), "classes": list(data.classes), "roles": data.roles.sizes()}
-            folder.write_config({**table, "speed": speed})
+            notices = [*self._resumed(), *notices]
+            table = {
+                **job.table(),
+                "classes": list(data.classes),
+                "roles": data.roles.sizes(),
+                "speed": speed,
+            }
+            folder.write_config(table, resumed=state.updates > 0)
             folder.write_split(data.roles.split())
             self.start.mark("run folder")
             return self._train(notices)
         finally:
             self.saver.close()
             folder.close()
+
+    def _resumed(self) -> list[str]:
+        """A line on where a run resumes; none for a new one."""
+        state, name = self.state, self.context.folder.path
+        if state.epoch >= self.epochs:
+            return [
+                f"{name} holds this run, done after {plural(state.epoch, 'epoch')}; nothing is left to train"
+            ]
+        if state.updates == 0:
+            return []
+        return [f"resumes in epoch {state.epoch + 1} of {self.epochs}, after update {state.updates}"]
 
     def _check_room(self) -> None:
         job, folder = self.context.job, self.context.folder
@@ -130,9 +167,13 @@ class Trainer:
             progress.say,
             trackers.log,
         )
-        sizes = data.roles.describe()
-        first = f"{data.train.describe()}; {sizes}; run folder {folder.path}"
-        for line in (first, *self.speed_lines, *notices):
+        about = (
+            f"run folder: {folder.path}",
+            data.train.describe(),
+            f"splits: {data.roles.describe()}",
+            f"device: {describe_device(world.device)}",
+        )
+        for line in (*about, *self.speed_lines, *notices):
             progress.say(line)
         try:
             with naming_lost_ranks(world), self.stop:
@@ -146,10 +187,12 @@ class Trainer:
                         self._save_finished_updates()
                         raise
                     if self.stop_code is not None and self.state.epoch < self.epochs:
+                        progress.say("a signal came: saving, then ending; the same command resumes")
                         self.save()
                         self.saver.wait()
                         return self._end("interrupted", self.stop_code)
                 self.saver.wait()
+                progress.activity = "evaluating"
                 test = self.epoch_end.test(self._lr(back=1e-9))
             return self._end("done", 0, test=test)
         except DivergedError as error:
@@ -177,6 +220,7 @@ class Trainer:
     def _end(
         self, status: str, code: int, reason: str | None = None, test: dict[str, Any] | None = None
     ) -> Outcome:
+        self.updates.flush()
         guard = self.guard.summary()
         summary = write_summary(self.context, self.state, self.model, guard, status, reason, test)
         return Outcome(summary, code)
@@ -207,8 +251,9 @@ class Trainer:
         self.saver.wait()
         roll_back(self.context, self.learner, self.state, self.guard)
         self.stepper.clear()
+        self.updates.clear()
         self.progress.rewind(self._batches_done)
-        where = f"back at epoch {self.state.epoch}, update {self.state.updates}"
+        where = f"back in epoch {self.state.epoch + 1}, after update {self.state.updates}"
         self.progress.say(f"rolled back: {where}, learning rate x {self.guard.lr_factor}")
 
     def _run_epoch(self) -> None:
@@ -239,6 +284,8 @@ class Trainer:
             since = state.add_time(since)
             if progress.live and (state.updates % 10 == 0 or state.batch == batches):
                 progress.advance(0, live_numbers(state, self.epochs, rate(), data.train.stats))
+            elif self.show and not progress.live:
+                progress.advance(0, host_numbers(state, self.epochs, rate(), self.updates.recent()))
             progress.advance(parts)
             if interval and state.updates % interval == 0 and state.batch < batches:
                 self.save()
@@ -296,6 +343,7 @@ class Trainer:
             return
         if report.votes:
             self.stop.agree(report.votes)
+        self.updates.add(report.update + 1, report.loss, report.norm)
         finding = self.guard.judge(report)
         if finding is not None:
             model, replay = self.stepper.unwrapped_model, self.stepper.replay
@@ -305,12 +353,14 @@ class Trainer:
         from fathoms.probes.signal import probe
 
         signal = probe(self.model, batch.images[:64, : self.channels], batch.labels[:64])
-        place = {"epoch": self.state.epoch, "step": self.state.updates}
+        place = {"epoch": self.state.epoch + 1, "step": self.state.updates}
         self.context.folder.append("probe.jsonl", {**place, **signal.to_json()})
 
     def _finish_epoch(self, rate: float) -> None:
+        self.progress.activity = "evaluating"
         with self.start.phase("first evaluation"):
             better = self.epoch_end.finish(self.epochs, self._lr(back=1e-9), rate)
+        self.progress.activity = ""
         if better is not None:
             with self.start.phase("first checkpoint"):
                 self.save(best=better)
@@ -318,5 +368,6 @@ class Trainer:
     def save(self, best: bool = False) -> None:
         """Save a checkpoint in the background, once the previous update is known to be good."""
         self._finish_previous()
+        self.updates.flush()
         values = counters(self.context, self.state, self.guard)
         self.saver.save(lambda stage: gather(self.learner, values, stage), best)

@@ -5,7 +5,6 @@ Nothing is unpickled: CIFAR's Python version, which is a pickle, is refused with
 
 from __future__ import annotations
 
-import functools
 import gzip
 import hashlib
 import math
@@ -62,6 +61,7 @@ class ArraySource:
             )
         self.kind, self.split = kind, split
         self.images, self.labels, self.classes = images, labels, classes
+        self._fingerprint: str | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -71,15 +71,13 @@ class ArraySource:
         return f"{self.split}[{index}]"
 
     def fingerprint(self) -> str:
-        """Hash of all pixels, labels and class names; arrays are not changed once they are a source."""
+        """Hash of all pixels, labels and class names, computed once."""
+        if self._fingerprint is None:
+            digest = hashlib.sha256(np.ascontiguousarray(self.images).data)
+            digest.update(self.labels.tobytes())
+            digest.update("\n".join(self.classes).encode())
+            self._fingerprint = digest.hexdigest()
         return self._fingerprint
-
-    @functools.cached_property
-    def _fingerprint(self) -> str:
-        digest = hashlib.sha256(np.ascontiguousarray(self.images).data)
-        digest.update(self.labels.tobytes())
-        digest.update("\n".join(self.classes).encode())
-        return digest.hexdigest()
 
 
 def as_rgb(images: np.ndarray, where: str) -> UInt8[np.ndarray, "N H W 3"]:
@@ -103,10 +101,13 @@ def open_npz(path: str | Path, split: str = "train") -> ArraySource:
         # numpy leaves a file open that it opened itself and could not read.
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             _check_unpacked(file, Path(path).stat().st_size)
-            found = _stored_as(split, archive.files)
-            if found is None:
-                first = _ARRAY_SPLITS.get(split, (split,))[0]
-                raise DataError(f"{path}: no x_{first} with y_{first}; it has {', '.join(archive.files)}")
+            have = [name[2:] for name in archive.files if name.startswith("x_")]
+            names = _ARRAY_SPLITS.get(split, (split,))
+            found = next((name for name in names if name in have), None)
+            if found is None or f"y_{found}" not in archive.files:
+                raise DataError(
+                    f"{path}: no x_{names[0]} with y_{names[0]}; it has {', '.join(archive.files)}"
+                )
             images, labels = archive[f"x_{found}"], archive[f"y_{found}"]
             top = max(_largest(archive[name], name) for name in archive.files if name.startswith("y_"))
             classes = [str(name) for name in archive["classes"]] if "classes" in archive.files else None
@@ -120,22 +121,18 @@ def open_npz(path: str | Path, split: str = "train") -> ArraySource:
 
 
 def npz_splits(path: str | Path) -> list[str]:
-    """The splits of an .npz, by the names of its arrays alone; nothing is unpacked."""
+    """Splits with images and labels in an .npz, training first; arrays are listed, not read."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name.removesuffix(".npy") for name in archive.namelist()]
+        with Path(path).open("rb") as file, zipfile.ZipFile(file) as archive:
+            names = {name.removesuffix(".npy") for name in archive.namelist()}
     except (OSError, zipfile.BadZipFile):
-        # Opening a split gives the reason.
+        # Opening it gives the reason.
         return []
-    stored = (_stored_as(split, names) for split in ("train", "val", "test", "all"))
-    return list(dict.fromkeys(name for name in stored if name is not None))
-
-
-def _stored_as(split: str, arrays: Sequence[str]) -> str | None:
-    """The name under which arrays hold the images of a split, with its labels; None if they do not."""
-    names = _ARRAY_SPLITS.get(split, (split,))
-    found = next((name for name in names if f"x_{name}" in arrays), None)
-    return found if f"y_{found}" in arrays else None
+    found = []
+    for split in ("train", "val", "test", "all"):
+        known = (name for name in _ARRAY_SPLITS.get(split, (split,)) if {f"x_{name}", f"y_{name}"} <= names)
+        found += [name for name in [next(known, None)] if name is not None and name not in found]
+    return found
 
 
 def _check_unpacked(file: BinaryIO, packed: int) -> None:

@@ -43,8 +43,7 @@ def resume(context: RunContext, learner: Learner, state: TrainState, guard: Guar
     check_same_run(context, checkpoint, learner.speed)
     load_checkpoint(context, learner, state, checkpoint, str(newest))
     guard.load_state_dict(checkpoint.state["guard"])
-    for name, length in checkpoint.state["lines"].items():
-        folder.cut(name, length)
+    cut_rows(context, checkpoint)
     gather_objects(world, None)
     if folder.writes:
         checkpoints.drop_damaged(folder.checkpoints, newest)
@@ -182,8 +181,14 @@ def roll_back(context: RunContext, learner: Learner, state: TrainState, guard: G
     load_checkpoint(context, learner, state, checkpoint, str(newest))
     state.seconds = seconds
     guard.roll_back(checkpoint.state["guard"])
-    for name, length in checkpoint.state["lines"].items():
-        if name != "guard.jsonl":
+    cut_rows(context, checkpoint, but="guard.jsonl")
+
+
+def cut_rows(context: RunContext, checkpoint: Checkpoint, but: str = "") -> None:
+    """Drop the rows that were written after a checkpoint; files that it does not know of begin with it."""
+    lengths = {"updates.jsonl": 0, **checkpoint.state["lines"]}
+    for name, length in lengths.items():
+        if name != but:
             context.folder.cut(name, length)
 
 

@@ -22,7 +22,7 @@ from fathoms.train.learner import Learner
 from fathoms.train.optim.conditional_step import COUNTER
 from fathoms.train.precision.machine import device_name
 
-LINES = ("metrics.jsonl", "probe.jsonl", "guard.jsonl")
+LINES = ("metrics.jsonl", "probe.jsonl", "guard.jsonl", "updates.jsonl")
 """Files of the run folder that a checkpoint records the length of."""
 
 Stage = Callable[[Tensor], Tensor]
