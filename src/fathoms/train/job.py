@@ -62,6 +62,8 @@ class RunOptions:
     """Log a spike in guard.jsonl, or also roll back as --guard rollback does."""
     fsdp: bool = False
     """Shard parameters over the ranks of torchrun (FSDP2) instead of copying them."""
+    profile_start: bool = False
+    """Print how long each phase of the start takes, from the command to the report, and keep it in start.json."""
     log: str | None = None
     """Trackers that get the metrics, separated by commas: tensorboard, wandb, mlflow, trackio."""
     swap_norms: str | None = None
