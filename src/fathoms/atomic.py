@@ -1,12 +1,24 @@
-"""Atomic file writes: to a temporary file in the same folder, flushed, then renamed over the target."""
+"""Atomic file writes: to a temporary file in the same folder, flushed, then renamed over the target.
+
+A command asks `check_absent` first: it replaces a file only if the user said so.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from fathoms.errors import FathomsError
+
+
+def check_absent(paths: Iterable[Path], overwrite: bool) -> None:
+    """Refuse to replace files that are there already, unless `overwrite` says so."""
+    for path in paths:
+        if not overwrite and (path.exists() or path.is_symlink()):
+            raise FathomsError(f"{path}: is there already; give another name, or --overwrite to replace it")
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def test_numbers_are_written_as_tables(photos, vit, tmp_path, capsys):
     assert run(*line, "--results-file", files["all.json"]) == 0
     results = printed_json(capsys)["results"]
     assert json.loads(files["all.json"].read_text())["results"] == results
-    assert run(*line, "--results-file", files["all.csv"]) == 0
+    assert run(*line, "--results-file", files["all.csv"], "--overwrite") == 0
     rows = {
         name: list(csv.DictReader(path.read_text().splitlines()))
         for name, path in files.items()

@@ -152,7 +152,7 @@ def test_weight_inits_are_those_of_the_papers():
         "rezero_shared": (square, square, square, square, wide, wide),
         "skipinit": (*(math.sqrt(2 / dim),) * 4, math.sqrt(2 / dim), math.sqrt(2 / hidden)),
         "fixup": (*(square * (2 * depth) ** (-1 / 6),) * 3, 0.0, wide * (2 * depth) ** -0.5, 0.0),
-        "tfixup": (square, square, square * tfixup * 2**0.5, square * tfixup, wide * tfixup, wide * tfixup),
+        "tfixup": (square, square, square * tfixup, square * tfixup, wide * tfixup, wide * tfixup),
         "deepnorm": (square, square, square * deepnorm, square * deepnorm, wide * deepnorm, wide * deepnorm),
     }
     assert expected.keys() == set(RESIDUALS)
@@ -163,6 +163,19 @@ def test_weight_inits_are_those_of_the_papers():
         weights = [weight for _, weight in block.attn.roles() + block.mlp.roles()]
         for weight, value in zip(weights, values, strict=True):
             assert spread(weight) == pytest.approx(value, rel=0.05), name
+
+
+def test_tfixup_starts_every_matrix_inside_the_bounds_of_its_paper_in_float64():
+    """Xavier's uniform ends at sqrt(6 / (in + out)); a factor of sqrt(2) too many would leave it."""
+    dim, depth = 384, 12
+    torch.manual_seed(0)
+    block = Block(dim, 6, depth=depth, residual="tfixup").double()
+    block.reset_parameters()
+    for role, weight in block.attn.roles() + block.mlp.roles():
+        scale = 1.0 if role in ("q", "k") else 0.67 * depth**-0.25
+        bound = scale * math.sqrt(6 / sum(weight.shape))
+        assert 0.99 * bound < weight.abs().max() <= bound, role
+        assert weight.detach().std().item() == pytest.approx(bound / math.sqrt(3), rel=0.01), role
 
 
 def test_fixup_shifts_every_linear_and_activation_and_has_no_other_biases():

@@ -25,12 +25,12 @@ from fathoms.train.learner import build_learner
 from fathoms.train.objective.objective import Objective
 from fathoms.train.precision.compile import KEEPS, compile_blocks, kept_for_backward
 from fathoms.train.precision.cuda_graph import WARMUP, GraphedStep
-from fathoms.train.precision.policy import PRECISIONS, set_stream
+from fathoms.train.precision.policy import set_stream
+from fathoms.train.precision.speed import LAUNCHES, PRECISIONS, Speed
 from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.step import Stepper
 
 COMPILES = ("none", "model", "blocks")
-LAUNCHES = ("eager", "graph")
 
 
 @dataclass(frozen=True)
@@ -119,17 +119,13 @@ def training_update(
     It includes the gradient norm and clipping, the guard's readback of the previous update, the optimizer with
     its parameter groups, and the moving average if the recipe has one. The first calls compile.
     """
-    scope = None if setting.compile == "none" else setting.compile
-    recipe = recipe.replace(
-        precision=setting.precision,
-        torchcompile=scope and "inductor",
-        compile_scope=scope,
-        launch=setting.launch,
-    )
-    set_stream(model, recipe.policy)
+    backend = "none" if setting.compile == "none" else "inductor"
+    scope = "blocks" if setting.compile == "blocks" else "model"
+    speed = Speed(setting.precision, backend, scope, setting.launch)
+    set_stream(model, speed.precision)
     job, world = Job(None, type(model).__name__, None, recipe), World(0, 1, device)
     objective = Objective(recipe, model, (), device)
-    stepper = Stepper(job, world, build_learner(job, world, model, objective), objective, channels)
+    stepper = Stepper(job, world, build_learner(job, world, model, objective, speed), objective, channels)
     state = TrainState(torch.zeros(4, dtype=torch.float64, device=device))
 
     def update(batch: Batch) -> None:

@@ -48,11 +48,11 @@ class Args:
 def run(args: Args) -> int:
     """Check, print, write the manifest; returns 1 if a file is bad."""
     from fathoms.cli.progress import progress_bar
+    from fathoms.cores import usable_cores
     from fathoms.data import ArraySource, list_splits, open_source
     from fathoms.data.tools.check import check_sources
     from fathoms.data.tools.manifest import default_manifest
     from fathoms.data.tools.pack import verify_pack
-    from fathoms.data.workers.threads import available_cores
 
     opened = [open_source(args.path, split) for split in list_splits(args.path)]
     target = Path(args.manifest) if args.manifest else default_manifest(args.path)
@@ -61,7 +61,7 @@ def run(args: Args) -> int:
         return _run_arrays([s for s in opened if isinstance(s, ArraySource)], target, args)
     total = sum(len(source) for source in encoded)
     with progress_bar("checking", total) as advance:
-        report = check_sources(encoded, args.workers or available_cores(), args.near, advance)
+        report = check_sources(encoded, args.workers or usable_cores(), args.near, advance)
     damaged = verify_pack(Path(args.path)) if encoded[0].kind == "pack" else []
     rows = {s.split: [f for f in report.files if f.split == s.split] for s in encoded}
     facts = {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from fathoms.atomic import check_absent
 from fathoms.cli.parse import Switches, given
 from fathoms.errors import FathomsError, printable
 
@@ -34,13 +35,16 @@ class Args:
     """Model and format."""
 
     checkpoint: tyro.conf.Positional[str]
-    """A run folder, a checkpoint folder, a weights file, or OWNER/NAME[@REVISION] on the Hub."""
+    """A run folder, a checkpoint folder, a weights file, or hf-hub:OWNER/NAME[@REVISION]."""
     model: str | None = None
     """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
     format: Literal["onnx", "torch-export", "safetensors", "timm"] = "onnx"
     """Format of the file; timm: safetensors with timm's parameter names."""
     output: Path | None = None
-    """File to write; default: model.onnx, .pt2 or .safetensors in the run folder or next to the weights."""
+    """File to write; default: model.onnx (model.int8.onnx with --int8), .pt2 or .safetensors in the run folder or
+    next to the weights."""
+    overwrite: bool = False
+    """Replace a file, and its card, that is there already."""
     fold: bool = False
     """Fold scales and shifts into the matrices first."""
     opset: int | None = None
@@ -64,13 +68,16 @@ def run(args: Args) -> int:
         if getattr(args, name) is not None and getattr(args, needed) is None:
             raise FathomsError(f"--{name.replace('_', '-')} needs --{needed}; give both or neither")
     from fathoms.evaluate.load import load_run
+    from fathoms.export.card import card_files
     from fathoms.export.export import FORMATS, export_model
     from fathoms.export.publish import publish
 
     loaded = load_run(args.checkpoint, args.model, **given(args.switches))
-    target = args.output or default_output(args.checkpoint, loaded, FORMATS[args.format])
+    ending = f".int8{FORMATS[args.format]}" if args.int8 is not None else FORMATS[args.format]
+    target = args.output or default_output(args.checkpoint, loaded, ending)
     if target.resolve() == Path(loaded.source).resolve():
         raise FathomsError(f"{target}: this would overwrite the checkpoint; give another --output")
+    check_absent((target, *card_files(target)), args.overwrite)
     exported = export_model(
         loaded.model,
         target,

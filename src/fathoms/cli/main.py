@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fathoms import __version__
+from fathoms.cores import set_openmp
 from fathoms.errors import FathomsError, printable
 from fathoms.registry import nearest
 
@@ -30,6 +31,7 @@ COMMANDS = {
     "parts": "list the parts that each model option selects from",
     "bench": "measure training and inference throughput, also against timm",
     "probe": "check signal propagation through the depth before training",
+    "completion": "print a completion script for bash or zsh",
 }
 
 USAGE_ERROR = 2
@@ -55,8 +57,9 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
         name = " ".join(words[:length])
         if name in COMMANDS:
             return name, list(words[length:])
-    hint = nearest(words[0], COMMANDS)
-    raise FathomsError(f"no command is called {words[0]!r}; did you mean {hint!r}?")
+    near = nearest(words[0], COMMANDS)
+    advice = f"did you mean {near!r}?" if near else "see `fathoms --help`"
+    raise FathomsError(f"no command is called {words[0]!r}; {advice}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """Entry point of the process that a shell or a launcher starts."""
+    set_openmp()
     try:
         code = main()
     # As the interpreter would, and then leave the other ranks in order.

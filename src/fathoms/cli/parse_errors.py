@@ -10,7 +10,7 @@ from typing import Any
 import tyro._errors
 
 from fathoms.errors import reason
-from fathoms.registry import nearest
+from fathoms.registry import hint
 
 KINDS = {"INT": "whole number", "FLOAT": "number"}
 """Words for tyro's names of types."""
@@ -26,8 +26,9 @@ def one_line(event: tyro._errors.ParseErrorEvent, words: Sequence[str], flags: S
     """
     errors = tyro._errors
     if isinstance(event, errors.InvalidChoice):
-        hint = nearest(event.value, event.choices)
-        return f"{_name(event.argument)}: no value is called {event.value!r}; did you mean {hint!r}?"
+        return (
+            f"{_name(event.argument)}: no value is called {event.value!r}; {hint(event.value, event.choices)}"
+        )
     if isinstance(event, errors.UnrecognizedArgs):
         return _unknown(event.tokens[0], flags)
     if isinstance(event, errors.MissingArgs):

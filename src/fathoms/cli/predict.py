@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from fathoms.atomic import check_absent
 from fathoms.errors import FathomsError, printable
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ EXAMPLES = """
 fathoms predict cat.jpg --checkpoint runs/NAME
 fathoms predict photos/ --checkpoint runs/NAME --top 3 --attention maps/
 fathoms predict photos/ --checkpoint weights.safetensors --model cait_xxs24_224 --classes names.txt --json
-fathoms predict photos/ --checkpoint OWNER/NAME
+fathoms predict photos/ --checkpoint hf-hub:OWNER/NAME
 """
 
 
@@ -32,7 +33,7 @@ class Args:
     images: tyro.conf.Positional[tuple[Path, ...]]
     """Images, or folders of images."""
     checkpoint: str
-    """A run folder, a checkpoint folder, a weights file, or OWNER/NAME[@REVISION] on the Hub."""
+    """A run folder, a checkpoint folder, a weights file, or hf-hub:OWNER/NAME[@REVISION]."""
     model: str | None = None
     """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
     classes: Path | None = None
@@ -53,6 +54,8 @@ class Args:
     """Per-channel standard deviation used in training; default: the recipe's."""
     attention: Path | None = None
     """Folder for attention maps, drawn over the images; fathoms models only."""
+    overwrite: bool = False
+    """Replace attention maps that are there already."""
     json: bool = False
     """Print one JSON object."""
 
@@ -75,6 +78,7 @@ def run(args: Args) -> int:
             raise FathomsError(
                 f"--attention: is for fathoms models only, not for {loaded.name}; leave it out"
             )
+        check_absent([map_file(args.attention, *entry) for entry in enumerate(files)], args.overwrite)
         args.attention.mkdir(parents=True, exist_ok=True)
     rows: list[Prediction] = []
     predictions = predict(
@@ -89,7 +93,7 @@ def run(args: Args) -> int:
     with progress_bar("predicting", len(files)) as advance:
         for number, row in enumerate(predictions):
             if args.attention is not None and not row.problem:
-                overlay(row, args.attention / f"{number:06d}-{Path(row.file).stem}.png")
+                overlay(row, map_file(args.attention, number, Path(row.file)))
             rows.append(row)
             advance(number + 1)
     bad = sum(bool(row.problem) for row in rows)
@@ -98,6 +102,11 @@ def run(args: Args) -> int:
     else:
         print(table(rows))
     return 1 if bad else 0
+
+
+def map_file(folder: Path, number: int, image: Path) -> Path:
+    """The attention map of an image, which is numbered: two images may have one name."""
+    return folder / f"{number:06d}-{image.stem}.png"
 
 
 def table(rows: list[Prediction]) -> str:

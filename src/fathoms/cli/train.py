@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json as json_format
 import os
+import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ import tyro
 from fathoms.cli.parse import Switches, given, optional
 from fathoms.errors import printable
 from fathoms.models.build_timm import TIMM
+from fathoms.text_table import plural
 from fathoms.train.job import Job, RunOptions
 from fathoms.train.recipe.files import read_recipe, recipe_options
 from fathoms.train.recipe.recipe import Recipe
@@ -127,11 +129,12 @@ FILES = (
 
 def closing(summary: dict[str, Any]) -> str:
     """The last printed lines: status, accuracy, files and the next command."""
-    lines = [f"{summary['status']} after {summary['epoch']} epochs, {summary['seconds']:.0f} s of training"]
+    done = plural(summary["epoch"], "epoch")
+    lines = [f"{summary['status']} after {done}, {summary['seconds']:.0f} s of training"]
     last, best, test, folder = (summary[key] for key in ("last", "best", "test", "folder"))
     if last is not None:
         # If no evaluation was finite, there is no best one.
-        at_best = "" if best is None else f" (best {best['top1']:.2f} % at epoch {best['epoch'] + 1})"
+        at_best = "" if best is None else f" (best {best['top1']:.2f} % in epoch {best['epoch']})"
         lines.append(f"val accuracy {last['top1']:.2f} %{at_best}")
     if test is not None:
         lines.append(f"test accuracy {test['top1']:.2f} % of the last weights")
@@ -140,5 +143,8 @@ def closing(summary: dict[str, Any]) -> str:
     there = ", ".join(name for name in FILES if (Path(folder) / name).exists())
     lines.append(f"run folder {folder}: {there}")
     if summary["status"] == "done":
-        lines.append(f"next: fathoms validate --checkpoint {folder}")
+        lines.append(f"next: fathoms validate --checkpoint {shlex.quote(folder)}")
+    elif summary["status"] == "interrupted":
+        place = f"in epoch {summary['epoch'] + 1}, after update {summary['updates']}"
+        lines.append(f"next: give the same command again; it resumes {place}")
     return "\n".join(map(printable, lines))

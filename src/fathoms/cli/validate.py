@@ -9,10 +9,12 @@ from __future__ import annotations
 import json as json_format
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 
+from fathoms.atomic import check_absent
 from fathoms.errors import ConfigError, printable
 
 EXAMPLES = """
@@ -27,7 +29,7 @@ class Args:
     """Model and data."""
 
     checkpoint: str
-    """A run folder, a checkpoint folder, a weights file, or OWNER/NAME[@REVISION] on the Hub."""
+    """A run folder, a checkpoint folder, a weights file, or hf-hub:OWNER/NAME[@REVISION]."""
     data: tyro.conf.Positional[str | None] = None
     """The data set; default: the one the model was trained on."""
     model: str | None = None
@@ -64,6 +66,8 @@ class Args:
     """Write the per-class accuracy to this .csv."""
     results_file: str | None = None
     """Write all metrics to this .json, or a row for each data set to this .csv."""
+    overwrite: bool = False
+    """Replace result files that are there already."""
     json: bool = False
     """Print one JSON object on the last line."""
 
@@ -78,6 +82,8 @@ def run(args: Args) -> int:
     check_target("--confusion", args.confusion, (".csv",))
     check_target("--per-class", args.per_class, (".csv",))
     check_target("--results-file", args.results_file, (".json", ".csv"))
+    files = (args.confusion, args.per_class, args.results_file)
+    check_absent([Path(file) for file in files if file is not None], args.overwrite)
     real = None if args.real_labels is None else read_real(args.real_labels)
     size = {} if args.image_size is None else {"image_size": args.image_size}
     loaded = load_run(args.checkpoint, args.model, ema=args.use_ema, **size)

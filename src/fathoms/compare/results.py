@@ -8,12 +8,15 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fathoms.compare.cells import Cell
 from fathoms.compare.folder import VERSION, ComparisonFolder
 from fathoms.errors import ConfigError
-from fathoms.untrusted_files import read_json
+from fathoms.untrusted_files import read_json, read_plain
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_FILE = 256 << 20
 
@@ -47,8 +50,38 @@ def row_of(
     return row
 
 
-def judged(rows: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]) -> dict[str, Any]:
-    """results.json: the rows, the verdicts and the answer in a sentence."""
+def correct_of(run: Path, images: int) -> np.ndarray | None:
+    """Whether a run classified each held-out image correctly, from its bits; None without them, or if damaged."""
+    import numpy as np
+
+    try:
+        packed = read_plain(run / "correct.bits", MAX_FILE)
+    except OSError:
+        return None
+    if len(packed) != -(-images // 8):
+        return None
+    return np.unpackbits(np.frombuffer(packed, np.uint8), count=images)
+
+
+def _correct_of_all(rows: Sequence[Mapping[str, Any]], root: Path, images: int) -> np.ndarray | None:
+    """The bits of an arm's runs, a row each; None unless all have them."""
+    import numpy as np
+
+    found = [None if row["run"] is None else correct_of(root / row["run"], images) for row in rows]
+    known = [bits for bits in found if bits is not None]
+    return np.stack(known) if known and len(known) == len(found) else None
+
+
+def judged(
+    rows: Sequence[Mapping[str, Any]], plan: Mapping[str, Any], root: Path | None = None
+) -> dict[str, Any]:
+    """results.json: the rows, the verdicts and the answer in a sentence.
+
+    Args:
+        rows: The cells, as `gather` has them.
+        plan: The plan.
+        root: The comparison's folder, whose runs have a bit for each held-out image; None leaves new images out.
+    """
     from fathoms.compare.verdicts import Arm, Metric, Rules, judge, leader
 
     classes = plan["classes"]
@@ -64,7 +97,9 @@ def judged(rows: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]) -> dict[s
         counts = {
             kind: sum(row["status"] == kind for row in own) for kind in ("diverged", "failed", "stalled")
         }
-        arms.append(Arm(name, tuple((row["seed"], row[metric.name]) for row in ended), **counts))
+        correct = None if root is None else _correct_of_all(ended, root, plan["images"])
+        scores = tuple((row["seed"], row[metric.name]) for row in ended)
+        arms.append(Arm(name, scores, **counts, correct=correct))
     rules = Rules(metric, plan["margin"], plan["floor"], plan["baseline"], plan["paired"])
     verdicts = judge(arms, rules)
     summary = [
@@ -116,13 +151,23 @@ def as_table(results: Mapping[str, Any]) -> str:
         cells = [_cell(arm["name"]), arm["seeds"], _shown(arm["mean"], digits), _shown(arm["sd"], digits)]
         cells += [arm["diverged"], arm["stalled"], arm["failed"]]
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    lines += ["", "| pair | difference | corrected interval | p | verdict |", "|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| pair | difference | corrected interval | on new images | p | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in results["verdicts"]:
-        interval = f"{_shown(row['low'], digits)} to {_shown(row['high'], digits)}"
+        interval, further = _interval(row["low"], row["high"], digits), row.get("new_images")
+        further = _interval(*further, digits) if further else "–"
         pair = f"{_cell(row['a'])} − {_cell(row['b'])}"
         shown = _shown(row["difference"], digits)
-        lines.append(f"| {pair} | {shown} | {interval} | {_shown(row['p'], 4)} | {_cell(row['sentence'])} |")
+        numbers = f"{shown} | {interval} | {further} | {_shown(row['p'], 4)}"
+        lines.append(f"| {pair} | {numbers} | {_cell(row['sentence'])} |")
     return "\n".join(lines) + "\n"
+
+
+def _interval(low: float | None, high: float | None, digits: int) -> str:
+    return "–" if low is None or high is None else f"{_shown(low, digits)} to {_shown(high, digits)}"
 
 
 def _shown(value: float | None, digits: int) -> str:

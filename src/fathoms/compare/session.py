@@ -73,7 +73,7 @@ class Session:
 
     def refresh(self) -> dict[str, Any]:
         """Gather and judge what is there, and write it."""
-        results = judged(gather(self.cells, self.folder, self.plan), self.plan)
+        results = judged(gather(self.cells, self.folder, self.plan), self.plan, self.folder.path)
         if self.tuned:
             results["tuning"] = [{key: arm[key] for key in ("name", "best", "edge")} for arm in self.tuned]
         write_results(self.folder, results)
@@ -93,7 +93,7 @@ class Session:
         ours = self._share(missing, cells)
         self.progress.total = self.progress.ended_cells + len(ours) + more
         if not self.runner.stopping.is_set():
-            self.runner.run(order(ours))
+            self.runner.run(order(ours, self.comparison.gpus))
 
     def _share(self, missing: Sequence[Cell], cells: Sequence[Cell]) -> list[Cell]:
         """The missing cells of this shard, which is the same share of all cells whatever is missing."""

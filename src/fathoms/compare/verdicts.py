@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from fathoms.compare.statistics import (
     ALPHA,
@@ -15,6 +17,7 @@ from fathoms.compare.statistics import (
     divergence_p,
     holm,
     holm_levels,
+    on_new_images,
     paired,
     pooled_sd,
     seeds_for,
@@ -56,6 +59,7 @@ class Arm:
         diverged: Runs whose numbers stopped being finite.
         failed: Runs that ended with an error, which is none of the variant's numbers.
         stalled: Runs that ended within two standard errors of guessing; they are among the scores.
+        correct: Whether each held-out image was classified correctly, a row a score; None if not known of all of them.
     """
 
     name: str
@@ -63,6 +67,7 @@ class Arm:
     diverged: int = 0
     failed: int = 0
     stalled: int = 0
+    correct: np.ndarray | None = field(default=None, compare=False)
 
     @property
     def values(self) -> list[float]:
@@ -103,6 +108,8 @@ class Verdict:
     test: str
     correlation: float
     win_share: float | None
+    new_images: tuple[float, float] | None = None
+    """The interval, of the same level, for new images as well as new seeds; accuracy only."""
 
     def to_json(self) -> dict[str, Any]:
         """As results.json keeps it; a number that is not defined is null."""
@@ -110,6 +117,8 @@ class Verdict:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(side) for side in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -230,7 +239,20 @@ def _verdict(a: Arm, b: Arm, tested: Tested, rules: Rules) -> Verdict:
         share = 1 - share
     test = "paired t, Holm" if rules.paired else "Welch, Holm"
     numbers = (difference.value, low, high, tested.p, difference.n)
-    return Verdict(a.name, b.name, *numbers, word, said, test, difference.correlation, share)
+    further = _on_new_images(a, b, tested.level, rules)
+    return Verdict(a.name, b.name, *numbers, word, said, test, difference.correlation, share, further)
+
+
+def _on_new_images(a: Arm, b: Arm, level: float, rules: Rules) -> tuple[float, float] | None:
+    """The interval of the accuracy difference on new images; None where the images' bits are not known."""
+    x, y = a.correct, b.correct
+    if rules.metric.name != "top1" or x is None or y is None or x.shape[1] != y.shape[1]:
+        return None
+    if rules.paired:
+        ours, theirs = [seed for seed, _ in a.scores], [seed for seed, _ in b.scores]
+        both = [seed for seed in ours if seed in theirs]
+        x, y = x[[ours.index(seed) for seed in both]], y[[theirs.index(seed) for seed in both]]
+    return on_new_images(x, y, rules.paired).interval(level)
 
 
 def _more_seeds(n: int, needed: int | None, rules: Rules) -> str:

@@ -16,6 +16,7 @@ from fathoms.evaluate.training_record import TrainingRecord, record_of_card, rec
 from fathoms.models import hub
 from fathoms.models.build_timm import TIMM, build_timm, timm_size
 from fathoms.models.config import ViTConfig
+from fathoms.models.resolve import resolve_trained
 from fathoms.models.safetensors_header import check_header
 from fathoms.models.weights import build_for, check_size, load_weights, put_weights, read_tensors
 from fathoms.models.zoo import model_config
@@ -89,13 +90,8 @@ def _locate(checkpoint: str, ema: bool) -> tuple[Path, str, TrainingRecord]:
         record = record_of_run(path) or TrainingRecord()
         weights = weights_file(path, ema)
         return weights, str(weights), record
-    if hub.is_hub_id(checkpoint):
-        try:
-            return _from_hub(checkpoint)
-        except WeightsError as error:
-            raise WeightsError(f"{error}; and there is no such folder or file here") from error
-    if not path.is_file():
-        raise WeightsError(f"{path}: no such file or folder; give a run, a checkpoint or a .safetensors file")
+    if resolve_trained(checkpoint).kind == "hub":
+        return _from_hub(checkpoint)
     card = path.with_name(f"{path.name}.json")
     record = record_of_card(card) if card.is_file() else record_of_run(path.parent)
     return path, str(path), record or TrainingRecord()
@@ -105,7 +101,7 @@ def load_run(checkpoint: str, model: str | None = None, *, ema: bool = True, **o
     """Load a trained model for inference, with its preprocessing, its class names and its record.
 
     Args:
-        checkpoint: A run folder, a checkpoint folder, a weights file, or OWNER/NAME[@REVISION] on the Hub.
+        checkpoint: A run folder, a checkpoint folder, a weights file, or hf-hub:OWNER/NAME[@REVISION].
         model: Name of the model, "timm/NAME" for a timm model; None takes the name in the run or the card.
         ema: Whether averaged weights are preferred.
         **overrides: Fields of ViTConfig, for fathoms models.

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from fathoms.data.crop.resize import evaluation_pixels
 from fathoms.data.decode.decode import choose_decoder
+from fathoms.data.decode.formats import IMAGE_SUFFIXES
 from fathoms.data.errors import BadImageError
-from fathoms.data.sources.base import IMAGE_SUFFIXES, MAX_FILE, is_image
+from fathoms.data.sources.base import MAX_FILE, is_image
 from fathoms.errors import FathomsError, reason
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.models.inference_mode import in_inference

@@ -14,6 +14,9 @@ from pathlib import Path
 from fathoms.errors import ConfigError, reason
 from fathoms.registry import nearest
 
+# Class names that an error lists.
+SHOWN = 6
+
 
 def match_classes(data: Sequence[str], model: Sequence[str], where: str) -> list[int]:
     """The model's output for each class of a data set: by name, or by number where names are numbers.
@@ -29,8 +32,12 @@ def match_classes(data: Sequence[str], model: Sequence[str], where: str) -> list
     if all(re.fullmatch(r"\d{1,6}", name, re.ASCII) and int(name) < len(model) for name in data):
         return [int(name) for name in data]
     unknown = next(name for name in data if name not in position)
+    near = nearest(unknown, model)
+    known = f"the nearest is {near!r}" if near else f"it has {', '.join(map(repr, model[:SHOWN]))}"
+    more = "" if near or len(model) <= SHOWN else f" and {len(model) - SHOWN} more"
     raise ConfigError(
-        f"{where}: the model has no class {unknown!r}; the nearest is {nearest(unknown, model)!r}"
+        f"{where}: the model has no class {unknown!r}; {known}{more}; give data of its classes, "
+        "in folders of their names or numbers"
     )
 
 

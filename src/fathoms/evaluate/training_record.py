@@ -70,8 +70,16 @@ def record_of_run(folder: Path) -> TrainingRecord | None:
 def _metrics(run: Path) -> dict[str, Any]:
     if not (run / "summary.json").is_file():
         return {}
-    summary = read_json(run / "summary.json", ConfigError, MAX_CARD)
+    summary = current_summary(read_json(run / "summary.json", ConfigError, MAX_CARD))
     return {key: summary[key] for key in ("status", "epoch", "best", "last", "test") if key in summary}
+
+
+def current_summary(summary: dict[str, Any]) -> dict[str, Any]:
+    """A summary.json of any version as today's: before version 2 the best epoch was counted from 0."""
+    best = summary.get("best")
+    if "version" in summary or not isinstance(best, dict) or not isinstance(best.get("epoch"), int):
+        return summary
+    return {**summary, "best": {**best, "epoch": best["epoch"] + 1}}
 
 
 def _checked(values: dict[str, Any], path: Path) -> TrainingRecord:

@@ -31,10 +31,15 @@ def facts(path: Path, entries: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def card_files(path: Path) -> tuple[Path, Path]:
+    """The card of a file, as JSON and as Markdown."""
+    return path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.md")
+
+
 def write_card(path: Path, entries: dict[str, Any]) -> tuple[Path, Path]:
     """Write the card as JSON and as Markdown next to the file."""
     card = facts(path, entries)
-    as_json, as_text = path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.md")
+    as_json, as_text = card_files(path)
     write_atomic(as_json, (json.dumps(card, indent=2) + "\n").encode())
     write_atomic(as_text, markdown(card).encode())
     return as_json, as_text

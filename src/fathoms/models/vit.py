@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -133,6 +134,25 @@ class ViT(nn.Module):
             return
         self.image_size = image_size
         self.position.set_grid(self.grid)
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, **overrides: Any) -> ViT:
+        """A model from a folder of `save_pretrained` or from the Hub: see `fathoms.models.pretrained`."""
+        from fathoms.models.pretrained import from_pretrained
+
+        return from_pretrained(source, **overrides)
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write weights and config to a folder; returns the weights file."""
+        from fathoms.models.pretrained import save_pretrained
+
+        return save_pretrained(self, folder)
+
+    def push_to_hub(self, repo: str, *, public: bool = False) -> str:
+        """Upload weights and config to OWNER/NAME on the Hub; returns hf-hub:OWNER/NAME@COMMIT."""
+        from fathoms.models.pretrained import push_to_hub
+
+        return push_to_hub(self, repo, public=public)
 
     def get_classifier(self) -> nn.Module:
         """The classifier that reads the class token."""

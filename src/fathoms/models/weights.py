@@ -17,6 +17,8 @@ from fathoms.atomic import replacing
 from fathoms.errors import WeightsError, reason
 from fathoms.models import hub
 from fathoms.models.config import ViTConfig
+from fathoms.models.recorded_hash import check_recorded_hash
+from fathoms.models.resolve import resolve_weights
 from fathoms.models.safetensors_header import check_header
 from fathoms.models.timm_names import State, from_timm, layout_of, resize_positions, to_timm, unwrap
 from fathoms.models.vit import ViT
@@ -46,8 +48,9 @@ class LoadReport:
 
 
 def read_tensors(path: Path, name: str) -> State:
-    """The tensors of a safetensors file, called `name` in errors."""
+    """The tensors of a safetensors file, called `name` in errors; it must be what was saved."""
     check_header(path, name)
+    check_recorded_hash(path, name)
     try:
         return load_file(path)
     except (safetensors.SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
@@ -60,10 +63,9 @@ def _read(source: str | Path | Mapping[str, object]) -> tuple[str, Mapping[str, 
     """The name of a source and its tensors."""
     if isinstance(source, Mapping):
         return "state_dict", source
-    if hub.is_hub_id(source):
-        path, name = hub.fetch(str(source))
-    else:
-        path, name = Path(source), str(source)
+    if isinstance(source, Path) or (named := resolve_weights(source)).kind != "hub":
+        return str(source), read_tensors(Path(source), str(source))
+    path, name = hub.fetch(named.text)
     return name, read_tensors(path, name)
 
 
@@ -120,7 +122,8 @@ def load_weights(
 
     Args:
         model: The model to fill.
-        source: A .safetensors file, "timm/NAME" or "timm/NAME@REVISION" on the Hub, or a state_dict.
+        source: A .safetensors file, "hf-hub:OWNER/NAME[@REVISION]", "timm/NAME[@REVISION]" for timm's own weights on
+            the Hub, or a state_dict.
         skip: Patterns of parameters that keep their values, for example ["head*"] for another label set.
     """
     name, raw = _read(source)

@@ -197,7 +197,8 @@ def create_model(
         name: One of `list_models()`.
         num_classes: Outputs of the classifier; 0 for none.
         image_size: Side of the images, if not the one in the name.
-        weights: A safetensors file, or "timm/NAME" or "timm/NAME@REVISION" on the Hub.
+        weights: A safetensors file, "hf-hub:OWNER/NAME[@REVISION]", or "timm/NAME[@REVISION]" for timm's own weights
+            on the Hub.
         **overrides: Any field of `ViTConfig`.
 
     >>> create_model("cait_xxs24_224", depth=2, norm="dyt").config.norm

@@ -57,11 +57,14 @@ def fixup(branch: Branch, depth: int) -> None:
 
 
 def tfixup(branch: Branch, depth: int) -> None:
-    """Xavier, then 0.67 L^-1/4 on both MLP layers and the output, sqrt(2) times that on the values."""
+    """Xavier, then 0.67 L^-1/4 on the values, the output and both MLP layers.
+
+    The sqrt(2) on the values in the authors' code only undoes the gain 1/sqrt(2) that fairseq gives q, k and v; it
+    stays on q and k there, where the paper has plain Xavier, as here.
+    """
     scale = 0.67 * depth**-0.25
-    gain = {"hidden": scale, "out": scale, "v": scale * 2**0.5}
     for role, weight in branch.roles():
-        nn.init.xavier_uniform_(weight, gain=gain.get(role, 1.0))
+        nn.init.xavier_uniform_(weight, gain=1.0 if role in ("q", "k") else scale)
 
 
 def deepnorm(branch: Branch, depth: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import ConfigError, reason
+from fathoms.evaluate.training_record import current_summary
 from fathoms.untrusted_files import MAX_JSON, read_json, read_plain, read_toml
 
 Row = dict[str, Any]
@@ -38,13 +39,19 @@ class RunRecord:
     def series(self, split: str, field: str) -> list[tuple[float, float | None]]:
         """(epochs done, value) of one metric of one split; None where it is not finite."""
         rows = [row for row in self.metrics if row.get("split") == split and field in row]
-        return [(number(row.get("epoch"), 0.0) + 1, number(row[field])) for row in rows]
+        return [(epoch_of(row, 1.0), number(row[field])) for row in rows]
 
 
 def number(value: Any, otherwise: Any = None) -> Any:
     """The value if it is a number that can be drawn, else `otherwise`."""
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if plain and abs(value) <= MOST else otherwise
+
+
+def epoch_of(row: Row, otherwise: float = 0.0) -> float:
+    """The epoch of a row of a .jsonl file, counted from 1; rows without a version count from 0."""
+    epoch = number(row.get("epoch"))
+    return otherwise if epoch is None else epoch + ("version" not in row)
 
 
 def table(value: Any) -> dict[str, Any]:
@@ -67,7 +74,7 @@ def read_run(folder: Path, light: bool = False) -> RunRecord:
     return RunRecord(
         name=folder.resolve().name,
         config=read_toml(folder / "config.toml", ConfigError),
-        summary=read_json_file(folder / "summary.json"),
+        summary=current_summary(read_json_file(folder / "summary.json")),
         environment=read_json_file(folder / "environment.json"),
         metrics=read_lines(folder / "metrics.jsonl"),
         probes=[] if light else read_lines(folder / "probe.jsonl"),

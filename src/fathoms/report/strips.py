@@ -115,7 +115,11 @@ def difference_strips(arms: Sequence[Arm], comparison: Comparison) -> Strips | N
         a, b = (labels.get(str(row.get(key)), clipped(str(row.get(key)))) for key in ("a", "b"))
         difference, p = number(row.get("difference")), number(row.get("p"))
         middle, least, most = (score(value, comparison.metric) for value in (difference, low, high))
+        text = f"{middle} ({least} to {most})"
         remark = f"{row.get('verdict')}" + ("" if p is None else f", p = {p:.2g}")
+        if (further := _new_images(row)) is not None:
+            least, most = (score(value, comparison.metric) for value in further)
+            remark += f"; on new images {least} to {most}"
         mean = None if difference is None else scale.place(difference)
         style = "sure" if str(row.get("verdict")).endswith("better") else "unsure"
         rows.append(
@@ -126,7 +130,7 @@ def difference_strips(arms: Sequence[Arm], comparison: Comparison) -> Strips | N
                 mean,
                 scale.place(low),
                 scale.place(high),
-                f"{middle} ({least} to {most})",
+                text,
                 clipped(remark),
             )
         )
@@ -142,3 +146,9 @@ def _inside(value: float | None, scale: Scale) -> float | None:
 def _interval(row: dict[str, Any]) -> tuple[float, float] | None:
     low, high = number(row.get("low")), number(row.get("high"))
     return None if low is None or high is None else (low, high)
+
+
+def _new_images(row: dict[str, Any]) -> tuple[float, float] | None:
+    """The interval that holds for new images too, where it is known."""
+    sides = [value for side in listed(row.get("new_images"))[:2] if (value := number(side)) is not None]
+    return (sides[0], sides[1]) if len(sides) == 2 else None

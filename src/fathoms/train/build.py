@@ -51,9 +51,9 @@ class Data:
     roles: Roles
 
 
-def build_data(job: Job, size: int, world: World) -> Data:
-    """Open the data, and check that every class has images in every split."""
-    roles = open_data(job)
+def build_data(job: Job, size: int, world: World, roles: Roles | None = None) -> Data:
+    """Open the data, unless `roles` are open already, and check that every class has images in every split."""
+    roles = roles or open_data(job)
     train = roles.train
     if job.data is not None:
         whole = {id(source): source for source in (getattr(split, "source", split) for split in roles[:3])}

@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fathoms.errors import ConfigError, FathomsError, reason
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
@@ -176,13 +178,26 @@ def shard(model: nn.Module, by_block: bool = True) -> None:
             exempt_from_decay(parameter)
 
 
+def is_sharded(value: Tensor) -> TypeGuard[DTensor]:
+    """Whether a tensor is sharded over ranks; nothing is before torch's module for that has been imported."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def own_part(value: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds: all of it, unless it is sharded."""
+    return value.to_local() if is_sharded(value) else value
+
+
 def whole(value: Tensor) -> Tensor:
     """The whole of a tensor that may be sharded over ranks; every rank must call this."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    return value.full_tensor() if is_sharded(value) else value
 
 
 def spread_like(value: Tensor, like: Tensor) -> Tensor:
     """A whole tensor, sharded as `like` is; one of another shape is returned as it is."""
-    if not isinstance(like, DTensor) or isinstance(value, DTensor) or value.shape != like.shape:
+    if not is_sharded(like) or is_sharded(value) or value.shape != like.shape:
         return value
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from fathoms.errors import ConfigError
 from fathoms.models.config import ViTConfig
+from fathoms.train.identity import config_identity, recipe_identity
 from fathoms.train.recipe.image_sizes import ImageSizes
 from fathoms.train.recipe.recipe import Recipe
 
@@ -114,7 +115,7 @@ class Job:
         return ImageSizes(text, self.config.image_size, self.config.patch_size, self.recipe.epochs)
 
     def identity(self) -> dict[str, Any]:
-        """Everything that decides the result, and so must not change when a run resumes."""
+        """Everything that was asked for and decides the result, and so must not change when a run resumes."""
         return {
             "data": self.data or "digits",
             "model": self.model,
@@ -123,16 +124,17 @@ class Job:
             "initial_checkpoint": self.run.initial_checkpoint,
             # None as long as it changes nothing, so that runs from before it existed resume.
             "initial_head": None if self.run.initial_head == "load" else self.run.initial_head,
-            "config": None if self.config is None else self.config.to_dict(),
-            "recipe": self.recipe.to_dict(),
+            "config": config_identity(self.config),
+            "recipe": recipe_identity(self.recipe),
         }
 
     def table(self) -> dict[str, Any]:
         """All settings, as in config.toml."""
         identity = self.identity()
-        config = identity.pop("config") or {}
-        recipe = identity.pop("recipe")
-        return {**identity, "model": {"name": self.model, **config}, "recipe": recipe, "run": vars(self.run)}
+        del identity["config"]
+        config = {} if self.config is None else self.config.to_dict()
+        model, recipe = {"name": self.model, **config}, self.recipe.to_dict()
+        return {**identity, "model": model, "recipe": recipe, "run": vars(self.run)}
 
     @property
     def folder(self) -> Path:
@@ -143,15 +145,3 @@ class Job:
         stem = Path(self.data).name if self.data else "digits"
         name = re.sub(r"[^\w.-]+", "_", f"{self.model}-{stem}")
         return Path(self.run.output) / f"{name}-{digest[:8]}"
-
-
-def differences(before: dict[str, Any], now: dict[str, Any], path: str = "") -> list[str]:
-    """The differences between two identities, one "name: old -> new" each."""
-    changed: list[str] = []
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            changed += differences(old, new, f"{path}{key}.")
-        elif json.dumps(old) != json.dumps(new):
-            changed.append(f"{path}{key}: {old} -> {new}")
-    return changed

@@ -193,6 +193,14 @@ def moving(kind: str) -> bytes:
     return buffer.getvalue()
 
 
+def tiff(*entries: tuple[int, int, int]) -> bytes:
+    """A TIFF of one grey pixel with further (tag, type, value) entries."""
+    tags = {256: (3, 1), 257: (3, 1), 258: (3, 8), 259: (3, 1), 262: (3, 1), 273: (4, 0), 277: (3, 1)}
+    tags |= {278: (3, 1), 279: (4, 1)} | {tag: (kind, value) for tag, kind, value in entries}
+    rows = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, (kind, value) in sorted(tags.items()))
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + rows + struct.pack("<I", 0) + bytes(64)
+
+
 BOMB = zlib.compress(bytes(64 << 20))
 # What becomes of each: pixels of this height and width, or a refusal that says why.
 IMAGES = {
@@ -220,6 +228,14 @@ IMAGES = {
         b"GIF89a\xff\xff\xff\xff\x00\x00\x00,\0\0\0\0\x01\0\x01\0\0\2\2L\1\0;",
         "it declares too many pixels",
     ),
+    "tiff": (tiff(), (1, 1)),
+    "tiff of 3.6 billion pixels": (tiff((256, 4, 60_000), (257, 4, 60_000)), "it declares"),
+    "tiff of a pixel in a giant tile": (
+        tiff((322, 4, 40_000), (323, 4, 40_000), (324, 4, 0), (325, 4, 64)),
+        "in tiles of 40000x40000",
+    ),
+    "postscript in a tiff's name": (b"%!PS-Adobe-3.0 EPSF-3.0\n" + tiff(), "not an image"),
+    "icon": (photo("ICO"), "not an image"),
     "postscript": (
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(%pipe%touch x) (w) file\n",
         "not an image",

@@ -61,6 +61,7 @@ class ArraySource:
             )
         self.kind, self.split = kind, split
         self.images, self.labels, self.classes = images, labels, classes
+        self._fingerprint: str | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -70,11 +71,13 @@ class ArraySource:
         return f"{self.split}[{index}]"
 
     def fingerprint(self) -> str:
-        """Hash of all pixels, labels and class names."""
-        digest = hashlib.sha256(np.ascontiguousarray(self.images).data)
-        digest.update(self.labels.tobytes())
-        digest.update("\n".join(self.classes).encode())
-        return digest.hexdigest()
+        """Hash of all pixels, labels and class names, computed once."""
+        if self._fingerprint is None:
+            digest = hashlib.sha256(np.ascontiguousarray(self.images).data)
+            digest.update(self.labels.tobytes())
+            digest.update("\n".join(self.classes).encode())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
 
 
 def as_rgb(images: np.ndarray, where: str) -> UInt8[np.ndarray, "N H W 3"]:
@@ -115,6 +118,21 @@ def open_npz(path: str | Path, split: str = "train") -> ArraySource:
         raise DataError(f"{path}: not a plain .npz ({reason(error)}); save it again") from error
     names_or_numbers = classes or [str(i) for i in range(top + 1)]
     return ArraySource("npz", found, as_rgb(images, str(path)), labels.reshape(-1), names_or_numbers)
+
+
+def npz_splits(path: str | Path) -> list[str]:
+    """Splits with images and labels in an .npz, training first; arrays are listed, not read."""
+    try:
+        with Path(path).open("rb") as file, zipfile.ZipFile(file) as archive:
+            names = {name.removesuffix(".npy") for name in archive.namelist()}
+    except (OSError, zipfile.BadZipFile):
+        # Opening it gives the reason.
+        return []
+    found = []
+    for split in ("train", "val", "test", "all"):
+        known = (name for name in _ARRAY_SPLITS.get(split, (split,)) if {f"x_{name}", f"y_{name}"} <= names)
+        found += [name for name in [next(known, None)] if name is not None and name not in found]
+    return found
 
 
 def _check_unpacked(file: BinaryIO, packed: int) -> None:

@@ -9,10 +9,10 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from fathoms.data.decode.formats import IMAGE_SUFFIXES
 from fathoms.data.errors import DataError
 from fathoms.untrusted_files import check_names
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 # Bytes of one encoded image: 16 bits in four channels of the largest that is decoded, uncompressed.
 MAX_FILE = 1 << 29
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fathoms.data.errors import DataError
-from fathoms.data.sources.arrays import ArraySource, open_cifar, open_idx, open_npz
+from fathoms.data.sources.arrays import ArraySource, npz_splits, open_cifar, open_idx, open_npz
 from fathoms.data.sources.base import SPLIT_NAMES, Source
 from fathoms.data.sources.folder import FolderSource, folder_splits
 from fathoms.data.sources.hub import PREFIX, open_hub
@@ -84,7 +84,15 @@ def list_splits(path: str | Path, kind: str | None = None) -> list[str]:
         if not isinstance(splits, dict):
             raise DataError(f"{Path(path) / INDEX_NAME}: names no splits; pack again")
         return sorted(splits, key=_training_first)
-    found = []
+    found = npz_splits(path) if kind == "npz" else _openable_splits(path, kind)
+    if not found:
+        open_source(path, "train", kind)
+    return found
+
+
+def _openable_splits(path: str | Path, kind: str) -> list[str]:
+    """The splits that can be opened, each under its own name."""
+    found: list[str] = []
     for split in ("train", "val", "test", "all"):
         try:
             source = open_source(path, split, kind)
@@ -95,8 +103,6 @@ def list_splits(path: str | Path, kind: str | None = None) -> list[str]:
         # A single tar of samples has no splits; every name opens the same samples.
         if kind == "webdataset" and Path(path).is_file():
             break
-    if not found:
-        open_source(path, "train", kind)
     return found
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from fathoms.data.errors import BadImageError, DataError
 from fathoms.data.sources.base import MAX_FILE, digest_lines, pick_split
 from fathoms.errors import reason
+from fathoms.hub_reach import hub_or_cache
 from fathoms.untrusted_files import MAX_CLASSES, check_names, read_plain
 
 PREFIX = "hfds/"
@@ -63,6 +64,20 @@ class HubSource:
         return digest_lines([str(self._dataset._fingerprint), *self.classes, self.labels.tobytes().hex()])
 
 
+def _from_hub(datasets: Any, name: str) -> Any:
+    """A data set of the Hub; from the cache only, and at once, where the Hub is out of reach."""
+    with hub_or_cache() as online:
+        try:
+            return datasets.load_dataset(name)
+        except Exception as error:
+            if online:
+                raise
+            raise DataError(
+                f"{PREFIX}{name}: the Hub cannot be reached, and the local cache does not hold it; "
+                "check the network, or give a folder"
+            ) from error
+
+
 def open_hub(path: str, split: str = "train") -> HubSource:
     """A data set saved with `save_to_disk`, or `hfds/NAME` from the hub's cache or the network."""
     try:
@@ -72,9 +87,11 @@ def open_hub(path: str, split: str = "train") -> HubSource:
     try:
         if path.startswith(PREFIX):
             # Data sets that need their own Python code are not loaded: no untrusted code is run.
-            loaded = datasets.load_dataset(path.removeprefix(PREFIX))
+            loaded = _from_hub(datasets, path.removeprefix(PREFIX))
         else:
             loaded = datasets.load_from_disk(path)
+    except DataError:
+        raise
     # Arrow, its JSON and the network raise errors of a dozen packages.
     except Exception as error:
         raise DataError(

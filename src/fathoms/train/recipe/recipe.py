@@ -127,7 +127,7 @@ class Recipe:
     attn_extra_loss_layers: int = 0
     """Number of first blocks that the attention penalty applies to."""
     teacher: str | None = None
-    """Teacher to distil from: timm/NAME, or NAME=WEIGHTS.safetensors."""
+    """Teacher to distil from: timm/NAME, NAME=WEIGHTS.safetensors, a run folder, or hf-hub:OWNER/NAME."""
     distillation_type: Literal["none", "hard", "soft"] = "none"
     """Learn the teacher's top class (hard) or its probabilities (soft)."""
     distillation_alpha: float = 0.5
@@ -140,18 +140,20 @@ class Recipe:
     """Decay of the EMA."""
     model_ema_warmup: bool = False
     """Let the decay of the EMA rise from zero."""
-    amp: bool = False
-    """Mixed precision; the same as --precision autocast."""
+    amp: bool | None = None
+    """Mixed precision, in the form that suits the device; --no-amp: float32. Default: on a GPU that is good at it."""
     amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
     """Low-precision dtype of autocast."""
-    precision: Literal["fp32", "autocast_fp32_stream", "autocast", "bf16"] | None = None
-    """Precision of training; bf16 casts the weights once per update. Default: autocast with --amp, else fp32."""
-    torchcompile: str | None = None
-    """Compile with this torch.compile backend, such as inductor."""
-    compile_scope: Literal["model", "blocks"] | None = None
-    """Compile the whole model, or each block, which compiles faster. Default: the model."""
-    launch: Literal["eager", "graph"] | None = None
-    """Launch kernels one by one (eager), or replay each batch as one CUDA graph. Default: eager."""
+    precision: Literal["auto", "fp32", "autocast_fp32_stream", "autocast", "bf16"] = "auto"
+    """Precision of training; bf16 casts the weights once per update. auto: bf16 where the GPU and the model allow it,
+    else autocast or fp32."""
+    torchcompile: str = "auto"
+    """Compile with this torch.compile backend, such as inductor, or none. auto: inductor on a GPU where the run is
+    long enough for it to pay."""
+    compile_scope: Literal["auto", "model", "blocks"] = "auto"
+    """Compile the whole model, or each block, which compiles faster. auto: the blocks, if nothing looks into them."""
+    launch: Literal["auto", "eager", "graph"] = "auto"
+    """Launch kernels one by one (eager), or replay each batch as one CUDA graph. auto: a graph where that is safe."""
     grad_checkpointing: bool = False
     """Recompute activations in the backward pass, to save memory."""
     freeze: str | None = None
@@ -176,11 +178,6 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Every field by name."""
         return {name: getattr(self, name) for name in RECIPE_FIELDS}
-
-    @property
-    def policy(self) -> str:
-        """The precision policy, `--amp` taken into account."""
-        return self.precision or ("autocast" if self.amp else "fp32")
 
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Recipe)}

@@ -47,10 +47,12 @@ USES = (
     Use(("distillation_tau",), lambda r: r.distillation_type == "soft", "--distillation-type soft"),
     Use(("model_ema_decay", "model_ema_warmup"), lambda r: r.model_ema, "--model-ema"),
     Use(
-        ("amp_dtype",), lambda r: r.amp or r.precision not in (None, "fp32"), "--amp or --precision autocast"
+        ("amp_dtype",),
+        lambda r: r.amp or r.precision not in ("auto", "fp32"),
+        "--amp or --precision autocast",
     ),
-    Use(("amp",), lambda r: r.precision is None, "--precision to be left out"),
-    Use(("compile_scope",), lambda r: r.torchcompile is not None, "--torchcompile"),
+    Use(("amp",), lambda r: r.precision == "auto", "--precision to be left out"),
+    Use(("compile_scope",), lambda r: r.torchcompile != "none", "--torchcompile"),
 )
 
 
