@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import fathoms
 from fathoms import FathomsError, ViT, ViTConfig
+from fathoms.probes.coordinates import coordinate_check
 from fathoms.train.optim.build import build_optimizer
 
 TINY = {"image_size": 8, "patch_size": 2, "dim": 32, "heads": 2, "mlp_ratio": 2.0, "num_classes": 10}
@@ -80,6 +81,14 @@ def test_learning_rate_and_epsilon_of_each_group_reach_the_optimizer():
     assert first["eps"] == last["eps"] == pytest.approx(0.5e-6)
     assert found["head.weight"]["eps"] == pytest.approx(1e-6)
     assert found["head.weight"]["lr"] == pytest.approx(0.1)
+
+
+def test_groups_for_an_adam_of_your_own_have_their_numbers():
+    groups = fathoms.param_groups(vit("depth_mup", depth=8, base_depth=2), 0.1)
+    optimizer = torch.optim.AdamW(groups.at(lr=0.1, eps=1e-6))
+    found = {name: (g["lr"], g["eps"]) for g in optimizer.param_groups for name in g["names"]}
+    assert found["blocks.0.mlp.fc1.weight"] == pytest.approx((0.05, 0.5e-6))
+    assert found["head.weight"] == pytest.approx((0.1, 1e-6))
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb", "muon"])
@@ -156,35 +165,20 @@ def test_folds_into_the_linears_and_the_head():
     assert not any("alpha" in name for name, _ in folded.named_parameters())
 
 
-def rise(model, *, eps=1e-8, opt="adamw", change=list):
-    """Rise of mean |x| after the last block in ten updates on one batch, over its value at the start."""
-    groups = fathoms.param_groups(model, 0.0)
-    change(groups)
-    optimizer = build_optimizer(groups, opt, lr=1e-3, eps=eps)
-
-    def level():
-        with torch.no_grad():
-            return model._stream(IMAGES).abs().mean().item()
-
-    before = level()
-    for _ in range(10):
-        optimizer.zero_grad()
-        F.cross_entropy(model(IMAGES), LABELS).backward()
-        optimizer.step()
-    return level() - before
-
-
-def slope(residual, depths=(2, 8, 32), **options):
-    """Exponent of the rise in the depth, by least squares over three seeds."""
+def slope(residual, depths=(2, 8, 32), *, eps=1e-8, opt="adamw", change=list):
+    """Exponent of the depth in the rise of mean |x| after the last block, in ten updates on one batch."""
     base = {} if residual == "none" else {"base_depth": 2}
-    rises = [
-        sum(rise(vit(residual, depth, seed=seed, **base), **options) for seed in range(3)) for depth in depths
-    ]
-    xs, ys = [math.log(depth) for depth in depths], [math.log(abs(r)) for r in rises]
-    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / sum(
-        (x - mean_x) ** 2 for x in xs
-    )
+
+    def optimizer(model):
+        groups = fathoms.param_groups(model, 0.0)
+        change(groups)
+        return build_optimizer(groups, opt, lr=1e-3, eps=eps)
+
+    def build(depth):
+        return ViT(ViTConfig(**TINY, depth=depth, residual=residual, **base))
+
+    check = coordinate_check(build, depths, IMAGES, LABELS, optimizer=optimizer, seeds=range(3))
+    return check.stream.value
 
 
 def one_rate(groups):

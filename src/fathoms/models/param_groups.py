@@ -15,6 +15,13 @@ from fathoms.text_table import aligned
 class ParamGroups(list[dict[str, Any]]):
     """Groups for a torch optimizer: `params`, `weight_decay`, `lr_scale`, `eps_scale`, `width`, `names`, `why`."""
 
+    def at(self, lr: float, eps: float = 1e-8) -> list[dict[str, Any]]:
+        """The groups with a learning rate and an epsilon each, for an Adam of your own.
+
+        torch's optimizers know no scales: without this they would give every group the same learning rate.
+        """
+        return [{**group, "lr": lr * group["lr_scale"], "eps": eps * group["eps_scale"]} for group in self]
+
     def table(self) -> str:
         """One line per parameter: its group, weight decay, factors of learning rate and epsilon, and the reason."""
         rows = []
