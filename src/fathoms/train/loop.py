@@ -19,6 +19,7 @@ from fathoms.data.sources.splits import Roles
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.models.build_timm import timm_size
 from fathoms.models.vit import ViT
+from fathoms.parts.prores import Warmup
 from fathoms.text_table import plural
 from fathoms.train.build import build_data, build_model, build_schedule
 from fathoms.train.checkpoint.async_saver import AsyncSaver
@@ -84,6 +85,9 @@ class Trainer:
         objective = Objective(job.recipe, self.model, data.classes, world.device)
         self.learner = build_learner(job, world, self.model, objective, speed)
         self.stepper = Stepper(job, world, self.learner, objective, self.channels)
+        averaged = [] if self.learner.ema is None else [self.learner.ema.module]
+        # The bfloat16 copy has the model's own buffers.
+        self.warmup = Warmup(self.model, *averaged)
         self.start.mark("optimizer and copies")
         self.state = TrainState(torch.zeros(4, dtype=torch.float64, device=world.device))
         self.guard = Guard(job.run, scaled=self.learner.scaler.is_enabled())
@@ -274,6 +278,7 @@ class Trainer:
             full = state.batch < batches - batches % accumulate
             parts = accumulate if full else batches % accumulate
             if state.updates not in self.guard.passed_over:
+                self.warmup.set(state.updates / (self.epochs * self.context.updates_per_epoch))
                 self.stepper.accumulate(batch, parts, first=state.batch % accumulate == 0)
             state.batch += 1
             if state.batch % accumulate and state.batch < batches:
