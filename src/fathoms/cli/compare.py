@@ -21,9 +21,8 @@ import tyro
 
 from fathoms.cli import train as train_command
 from fathoms.cli.early_checks import check_data
-from fathoms.cli.parse import Switches, given, merged, parse
 from fathoms.cli.live_table import live_table
-from fathoms.cli.parse import Switches, given, parse
+from fathoms.cli.parse import Switches, given, merged, parse
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
 from fathoms.compare.slurm import SlurmOptions, check_installed, parse_slurm
 from fathoms.errors import ConfigError, FathomsError, flag_of
