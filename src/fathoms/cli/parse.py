@@ -84,8 +84,8 @@ def annotate(cls: type) -> None:
     """Rewrite the annotations of a dataclass for tyro, in nested dataclasses too.
 
     `X | None` becomes typing's Union with None first, which tyro resolves itself; otherwise it loads a type
-    checker, which takes a fifth of the time allowed for --help. A default of None is not shown, since the help
-    text says what it stands for, and a positional argument is shown under its name.
+    checker, which takes a fifth of the time allowed for --help. A default of None or of no values is not shown, since
+    the help text says what it stands for, and a positional argument is shown under its name, in brackets if optional.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     for name, hint in typing.get_type_hints(cls, include_extras=True).items():
@@ -99,8 +99,12 @@ def annotate(cls: type) -> None:
                 (None, *(option for option in options if option is not type(None)))
             ]
         if not any(isinstance(extra, _ARG) for extra in extras):
-            metavar = name.upper() if tyro.conf.Positional in extras else None
-            hint_text = "" if defaults[name] is None else None
+            several = typing.get_origin(kind) is tuple and Ellipsis in options
+            metavar = None
+            if tyro.conf.Positional in extras:
+                metavar = f"{name.upper()}..." if several else name.upper()
+                metavar = metavar if defaults[name] is dataclasses.MISSING else f"[{metavar}]"
+            hint_text = "" if several or defaults[name] is None else None
             extras = (*extras, tyro.conf.arg(metavar=metavar, help_behavior_hint=hint_text))
         cls.__annotations__[name] = typing.cast(Any, Annotated)[(kind, *extras)]
 
