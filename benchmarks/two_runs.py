@@ -45,7 +45,8 @@ def train_at_once(count: int, epochs: int, settings: dict[str, str]) -> float:
             for number in range(count)
         ]
         try:
-            if any([run.wait() for run in runs]):
+            codes = [run.wait() for run in runs]
+            if any(codes):
                 raise SystemExit("a training failed; run `fathoms train --epochs 1` to see why")
         finally:
             for run in runs:
