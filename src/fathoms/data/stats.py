@@ -49,7 +49,7 @@ class LoaderStats:
             listed = "; ".join(f"{n} ({r})" for n, r in list(self.bad.items())[:3])
         raise DataError(
             f"data: {len(self.bad)} bad images are more than the {allowed} allowed: {listed}; "
-            "run `fathoms data check` or raise the allowed share"
+            "remove what `fathoms data check` names, or raise --max-bad"
         )
 
     def note_accident(self, what: str) -> None:

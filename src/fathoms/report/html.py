@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup, escape
 
+from fathoms.errors import printable
 from fathoms.report.quantities import clipped, file_size, shown
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -67,7 +69,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "href": quote,
+        "href": href,
         "size": file_size,
         "soft": soft,
         "words": words,
@@ -87,13 +89,18 @@ def _joined(names: Sequence[str]) -> str:
     return "\n".join(_file(name) for name in names)
 
 
+def href(name: str) -> str:
+    """A file name in a link; bytes of it that are not UTF-8 are kept."""
+    return quote(os.fsencode(name))
+
+
 def soft(text: Any) -> Markup:
     """A text that may be broken after its separators, so that it is never broken inside a word.
 
     >>> soft("drop_path<")
     Markup('drop_<wbr>path&lt;')
     """
-    pieces = re.split(r"(?<=\w[_/-])(?=\w)|(?<=\w[.,:])(?=[^\W\d])", str(text))
+    pieces = re.split(r"(?<=\w[_/-])(?=\w)|(?<=\w[.,:])(?=[^\W\d])", printable(str(text)))
     return Markup("<wbr>").join(escape(piece) for piece in pieces)
 
 

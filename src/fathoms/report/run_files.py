@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import ConfigError, reason
-from fathoms.evaluate.training_record import current_summary
+from fathoms.evaluate.training_record import DO_WITHOUT, current_summary
 from fathoms.untrusted_files import MAX_JSON, read_json, read_plain, read_toml
 
 Row = dict[str, Any]
@@ -93,7 +93,7 @@ def read_run(folder: Path, light: bool = False) -> RunRecord:
 
 def read_json_file(path: Path) -> dict[str, Any]:
     """The object in a JSON file; an empty one where there is no file."""
-    return read_json(path, ConfigError) if path.is_file() else {}
+    return read_json(path, ConfigError, remedy=DO_WITHOUT) if path.is_file() else {}
 
 
 def read_lines(path: Path) -> list[Row]:
