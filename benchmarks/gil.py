@@ -28,13 +28,14 @@ from unittest import mock
 
 import torch
 
+from fathoms.cores import usable_cores
 from fathoms.data import CropOptions, Sampler, TrainTransform, choose_decoder, list_splits, open_source
 from fathoms.data.decode.turbojpeg import load_turbojpeg
 from fathoms.data.loader import CHUNK
 from fathoms.data.tools.pack import PackOptions, pack_split, write_index
 from fathoms.data.workers.shared_memory import own_memory
 from fathoms.data.workers.task import Task, TaskRunner
-from fathoms.data.workers.threads import ThreadPool, Worker, available_cores
+from fathoms.data.workers.threads import ThreadPool, Worker
 from gpu_loader import SIZE, Repeated
 
 _TASKS = 4000
@@ -179,7 +180,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     original = open_source(args.data, list_splits(args.data)[0])
     result: dict[str, object] = {"chunk": args.chunk, "alone": round(launches(1.0))}
     with tempfile.TemporaryDirectory() as folder:
-        entry, _ = pack_split(original, Path(folder), PackOptions(), workers=available_cores())
+        entry, _ = pack_split(original, Path(folder), PackOptions(), workers=usable_cores())
         write_index(Path(folder), original.classes, {"train": entry}, PackOptions())
         result["held"] = round(held(folder, args.chunk, turns=10), 1)
         for workers in args.workers:

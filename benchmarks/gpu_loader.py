@@ -21,6 +21,7 @@ import torch
 
 from fathoms import ViT, ViTConfig
 from fathoms.bench.race import Setting, training_update
+from fathoms.cores import usable_cores
 from fathoms.data import (
     ArraySource,
     Augment,
@@ -41,7 +42,6 @@ from fathoms.data import (
 )
 from fathoms.data.sources.tar_index import read_index
 from fathoms.data.tools.pack import PackOptions, pack_split, write_index
-from fathoms.data.workers.threads import available_cores
 from fathoms.train.precision.cuda_graph import WARMUP
 
 SIZE = 224
@@ -256,7 +256,7 @@ def measure_feed(args: argparse.Namespace) -> dict[str, object]:
     """The share of its training rate that a 36-block, 192-wide ViT keeps when it is fed from packed shards."""
     device = torch.device(args.device)
     decoder = choose_decoder()
-    cores = available_cores()
+    cores = usable_cores()
     say(f"decoder in use: {decoder.name} ({decoder.reason}); {cores} cores")
     split = list_splits(args.data)[0]
     original = open_source(args.data, split)

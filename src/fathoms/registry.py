@@ -9,20 +9,49 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar, cast, overload
 
 from fathoms.errors import ConfigError, FathomsError, UnknownNameError
+from fathoms.foreign_names import meant_by
 
 T = TypeVar("T")
 M = TypeVar("M")
 # No name is longer; a megabyte out of a file is not compared with every option.
 _LONGEST = 80
+_SHORT = 4
+_LISTED = 8
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
-    """The option closest to `name`: the same but for case, one that begins with it, or the most alike."""
+    """The option closest to `name`; "" if none is close.
+
+    The same but for case, the one that other libraries call so, one that begins with it, or the most alike.
+
+    >>> nearest("cosin", ["step", "cosine"]), nearest("banana", ["step", "cosine"])
+    ('cosine', '')
+    """
     options, name = list(options), name[:_LONGEST]
     same = [option for option in options if option.lower() == name.lower()]
+    brought = [found] if (found := meant_by(name, options)) else []
     longer = [option for option in options if name and option.lower().startswith(name.lower())]
-    return (same or longer or difflib.get_close_matches(name.lower(), options, n=1, cutoff=0.0) or [""])[0]
+    # Of a short name few letters are right when one is wrong.
+    cutoff = 0.4 if len(name) <= _SHORT else 0.55
+    alike = difflib.get_close_matches(name.lower(), options, n=1, cutoff=cutoff)
+    return next(iter(same or brought or longer or alike), "")
+
+
+def hint(name: str, options: Iterable[str]) -> str:
+    """Advice for a name that is not among the options: the nearest one, or all of a few, or how to list them.
+
+    >>> hint("cosin", ["step", "cosine"]), hint("banana", ["step", "cosine"])
+    ("did you mean 'cosine'?", "use 'step' or 'cosine'")
+    """
+    options = list(options)
+    near = nearest(name, options)
+    if near:
+        return f"did you mean {near!r}?"
+    shown = [repr(option) for option in options[:_LISTED]]
+    if len(options) > _LISTED:
+        return f"use one such as {', '.join(shown)}"
+    return f"use {', '.join(shown[:-1])} or {shown[-1]}" if len(shown) > 1 else f"use {''.join(shown)}"
 
 
 def check_name(name: str, options: Iterable[str], kind: str, where: str = "") -> str:
@@ -33,8 +62,8 @@ def check_name(name: str, options: Iterable[str], kind: str, where: str = "") ->
     place = f"{where}: " if where else ""
     # A table or a list out of a file, shortened.
     shown = repr(name[:_LONGEST]) if isinstance(name, str) else reprlib.repr(name)
-    hint = nearest(name if isinstance(name, str) else "", options)
-    raise UnknownNameError(f"{place}no {kind} is called {shown}; did you mean {hint!r}?")
+    advice = hint(name if isinstance(name, str) else "", options)
+    raise UnknownNameError(f"{place}no {kind} is called {shown}; {advice}")
 
 
 class Registry(Generic[T, M]):

@@ -6,6 +6,8 @@ import json
 import shutil
 
 import pytest
+import torch
+from PIL import Image
 
 from fathoms.cli.main import main
 from fathoms.evaluate.load import load_run
@@ -53,3 +55,61 @@ def test_options_that_would_not_be_used_are_refused(digits_run, tmp_path, words,
     output = [] if "timm" not in words else ["--output", str(tmp_path / "m.safetensors")]
     assert main(["export", str(digits_run), *words, *output]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_nothing_is_overwritten_without_a_word(digits_run, tmp_path, capsys):
+    """The float file, its card, and the int8 file beside it under a name of its own."""
+    run = shutil.copytree(digits_run, tmp_path / "run")
+    words = ["export", str(run), "--format", "safetensors"]
+    assert main(words) == 0
+    (run / "model.safetensors").write_bytes(b"mine")
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "give another name, or --overwrite to replace it" in capsys.readouterr().err
+    assert (run / "model.safetensors").read_bytes() == b"mine"
+    (run / "model.safetensors").unlink()
+    assert main(words) == 2
+    assert "model.safetensors.json: is there already" in capsys.readouterr().err
+    assert main([*words, "--overwrite"]) == 0
+
+
+@pytest.mark.compile
+def test_int8_has_a_name_of_its_own_beside_the_float_file(digits_run, tmp_path):
+    run = shutil.copytree(digits_run, tmp_path / "run")
+    assert main(["export", str(run)]) == 0
+    before = (run / "model.onnx").read_bytes()
+    assert main(["export", str(run), "--int8", "digits", "--max-drop", "100"]) == 0
+    assert (run / "model.onnx").read_bytes() == before
+    assert (run / "model.int8.onnx").stat().st_size < len(before)
+    assert json.loads((run / "model.int8.onnx.json").read_text())["int8"]["images"] > 0
+
+
+def test_converted_weights_do_not_replace_a_file(tmp_path, capsys):
+    torch.save({"a": torch.ones(2)}, tmp_path / "a.pth")
+    (tmp_path / "a.safetensors").write_bytes(b"mine")
+    assert main(["convert", str(tmp_path / "a.pth"), str(tmp_path / "a.safetensors")]) == 2
+    assert "a.safetensors: is there already" in capsys.readouterr().err
+    assert (tmp_path / "a.safetensors").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (["validate", "--checkpoint", "RUN", "--results-file", "DIR/kept.csv"], "kept.csv"),
+        (["validate", "--checkpoint", "RUN", "--confusion", "DIR/kept.csv"], "kept.csv"),
+        (
+            ["predict", "DIR/digit.png", "--checkpoint", "RUN", "--attention", "DIR/maps"],
+            "maps/000000-digit.png",
+        ),
+    ],
+)
+def test_results_and_maps_do_not_replace_a_file(digits_run, tmp_path, words, file, capsys):
+    (tmp_path / "maps").mkdir()
+    (tmp_path / file).write_bytes(b"mine")
+    Image.new("L", (8, 8), 90).save(tmp_path / "digit.png")
+    spoken = [word.replace("RUN", str(digits_run)).replace("DIR", str(tmp_path)) for word in words]
+    assert main([*spoken, "--device", "cpu"]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert (tmp_path / file).read_bytes() == b"mine"
+    assert main([*spoken, "--device", "cpu", "--overwrite"]) == 0
+    assert (tmp_path / file).read_bytes() != b"mine"

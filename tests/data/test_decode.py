@@ -11,8 +11,11 @@ import pytest
 from PIL import Image, ImageOps
 
 from fathoms.data import BadImageError, choose_decoder
+from fathoms.data.decode import image_header
 from fathoms.data.decode.image_header import read_header
 from fathoms.data.decode.turbojpeg import load_turbojpeg
+from fathoms.data.sources import image_formats
+from fathoms.data.sources.image_formats import FORMATS
 from fathoms.errors import BackendError, UnknownNameError
 
 DECODERS = ["turbojpeg", "simplejpeg", "pillow"]
@@ -105,11 +108,40 @@ def test_16_bit_rgb_png_keeps_the_high_byte(decoder):
     assert (decoder.decode(data) == (values >> 8)).all()
 
 
-@pytest.mark.parametrize("kind", ["WEBP", "BMP", "GIF"])
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind not in ("JPEG", "PNG")])
 def test_other_formats_and_first_frames(decoder, photo, encoded, kind):
-    options = {"save_all": True, "append_images": [photo(6)]} if kind == "GIF" else {}
+    options = {"save_all": True, "append_images": [photo(6)]} if kind in ("GIF", "TIFF", "AVIF") else {}
     data = encoded(photo(5), kind, **options)
     assert (decoder.decode(data) == pillow_rgb(data)).all()
+    assert read_header(data).format in ("BMP" if kind == "DIB" else kind, kind)
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "AVIF", "WEBP", "PNG"])
+def test_orientation_is_undone_once_in_every_format_that_has_one(photo, encoded, kind):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(photo(2, 61, 93), kind, exif=exif, lossless=True)
+    with Image.open(io.BytesIO(data)) as image:
+        upright = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    assert upright.shape == (93, 61, 3)
+    assert (choose_decoder("auto").decode(data, (5, 17, 30, 25)) == upright[5:35, 17:42]).all()
+
+
+def test_a_tiff_of_16_bits_keeps_its_shades_and_one_without_a_range_is_refused(encoded):
+    ramp = (np.arange(60 * 80, dtype=np.uint16) * 13).reshape(60, 80)
+    decoder = choose_decoder("auto")
+    assert (decoder.decode(encoded(Image.fromarray(ramp), "TIFF"))[..., 1] == ramp >> 8).all()
+    for values, stored in ((ramp.astype(np.float32), "floating-point"), (ramp.astype(np.int32), "32-bit")):
+        with pytest.raises(BadImageError, match=f"{stored} pixels, whose range is not known"):
+            decoder.decode(encoded(Image.fromarray(values), "TIFF"))
+
+
+def test_an_image_that_only_a_newer_pillow_reads_says_so(photo, encoded, monkeypatch):
+    data = encoded(photo(1), "AVIF")
+    monkeypatch.setattr(image_formats, "formats_here", lambda: ("JPEG", "PNG"))
+    monkeypatch.setattr(image_header, "formats_here", lambda: ("JPEG", "PNG"))
+    with pytest.raises(BadImageError, match="AVIF is not read by this Pillow; pip install"):
+        read_header(data)
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "half", "noise", "text"])

@@ -1,4 +1,4 @@
-"""Mutated JPEGs: no crash, no hang, bounded memory, and every refusal has a reason.
+"""Mutated images: no crash, no hang, bounded memory, and every refusal has a reason.
 
 CI runs a thousand cases; `python tests/data/test_decode_fuzz.py 10000` runs more and prints a summary.
 """
@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from fathoms.data import BadImageError, choose_decoder
+from fathoms.data.sources.image_formats import FORMATS
 from fathoms.data.tools.check import inspect_file
 
 
@@ -37,6 +38,20 @@ def seeds_of_mutation():
     return [*files, grey.getvalue()]
 
 
+def other_formats():
+    """A small image in each format that Pillow decodes for us."""
+    small = Image.fromarray(np.random.default_rng(0).integers(0, 256, (17, 23, 3), dtype=np.uint8))
+    files = []
+    for kind in [kind for kind in FORMATS if kind != "JPEG"]:
+        for options in ({}, {"compression": "tiff_lzw"}, {"compression": "jpeg"})[
+            : 3 if kind == "TIFF" else 1
+        ]:
+            buffer = io.BytesIO()
+            small.save(buffer, kind, **options)
+            files.append(buffer.getvalue())
+    return files
+
+
 def mutate(data, rng):
     """Truncate, flip, lie about a length, or declare an absurd size."""
     kind = rng.integers(0, 6)
@@ -51,6 +66,8 @@ def mutate(data, rng):
         body[place : place + 2] = struct.pack(">H", int(rng.integers(0, 65536)))
     elif kind == 3:
         markers = [i for i in range(len(body) - 9) if body[i] == 0xFF and 0xC0 <= body[i + 1] <= 0xC2]
+        if not markers:
+            return mutate(data, rng)
         place = markers[int(rng.integers(0, len(markers)))]
         body[place + 5 : place + 9] = struct.pack(">HH", *(int(v) for v in rng.integers(0, 65536, 2)))
     elif kind == 4:
@@ -86,9 +103,9 @@ class OneFile:
         return self.name
 
 
-def run(cases):
+def run(cases, originals=None):
     """Decode `cases` mutants, whole and cropped; returns counts, the longest time and the memory grown."""
-    originals = seeds_of_mutation()
+    originals = originals or seeds_of_mutation()
     # A limit far below the default keeps the test small; a mutant may still declare that much.
     decoders = [choose_decoder(name, max_pixels=1 << 22) for name in ("auto", "simplejpeg")]
     for data in originals:
@@ -126,10 +143,21 @@ def test_a_thousand_mutants_neither_crash_nor_hang_nor_fill_memory():
     assert grown < 300 << 10, f"{grown >> 10} MiB"
 
 
+def test_a_thousand_mutants_of_other_formats_neither_crash_nor_hang_nor_fill_memory(capfd):
+    count, longest, grown = run(1000, other_formats())
+    assert count["refused"] > 300
+    assert not count["refused without a reason"]
+    assert longest < 2.0
+    assert grown < 300 << 10, f"{grown >> 10} MiB"
+    # libtiff reports damage on stderr itself; whatever it writes is text.
+    assert capfd.readouterr().err.isascii()
+
+
 if __name__ == "__main__":
     number = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    counts, slowest, growth = run(number)
-    print(
-        f"{number} mutants x 2 decoders: {dict(counts)}; "
-        f"slowest {slowest:.3f} s; memory grew {growth >> 10} MiB"
-    )
+    for files in (seeds_of_mutation(), other_formats()):
+        counts, slowest, growth = run(number, files)
+        print(
+            f"{number} mutants x 2 decoders: {dict(counts)}; "
+            f"slowest {slowest:.3f} s; memory grew {growth >> 10} MiB"
+        )

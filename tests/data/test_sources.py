@@ -300,3 +300,19 @@ def test_the_index_of_every_tar_format_is_complete(tmp_path, layout):
     data = path.read_bytes()
     for i, member in enumerate(members):
         assert data[member.offset : member.offset + member.size] == bytes([i]) * 600 * i
+
+
+def test_a_hub_out_of_reach_is_one_line_at_once(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr("fathoms.hub_reach.reachable", lambda *_: False)
+    seen = []
+
+    def load(name):
+        seen.append((name, datasets.config.HF_HUB_OFFLINE))
+        raise ConnectionError("retried for minutes")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(DataError, match="^hfds/mnist: the Hub cannot be reached, and the local cache"):
+        open_source("hfds/mnist")
+    assert seen == [("mnist", True)]
+    assert not datasets.config.HF_HUB_OFFLINE

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import pickle
 import subprocess
 import sys
 import zipfile
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from safetensors.torch import load_file
 
 from fathoms import FathomsError
 from fathoms.export.convert import convert
+from fathoms.export.unpickle import INERT
 
 
 class Evil:
@@ -45,6 +48,56 @@ def test_tensors_come_out_and_the_rest_is_named(tmp_path):
     loaded = load_file(tmp_path / "run.safetensors")
     assert all(torch.equal(loaded[name], value) for name, value in state.items())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.pth", "run.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("zipped", "weights", "saved"),
+    [
+        (False, "model", {"optimizer": {"state": {}, "param_groups": []}, "lr_scheduler": {}, "scaler": {}}),
+        (True, "state_dict", {"arch": "visiontransformer", "version": 2, "amp_scaler": {}, "metric": 78.77}),
+    ],
+    ids=["deit", "learnable_scaler"],
+)
+def test_a_checkpoint_with_training_arguments_is_read_as_data(tmp_path, zipped, weights, saved):
+    """The files that DeiT's main.py and LearnableScaler's saver (timm's) write, arguments included."""
+    args = argparse.Namespace(lr=0.005, opt="lamb", betas=None, crop=[0.08, 1.0], device=torch.device("cpu"))
+    state = OrderedDict({"_orig_mod.norm.a": torch.arange(3.0)})
+    checkpoint = {weights: state, "epoch": 299, **saved, "args": args}
+    torch.save(checkpoint, tmp_path / "run.pth", _use_new_zipfile_serialization=zipped)
+    report = convert(tmp_path / "run.pth", tmp_path / "run.safetensors")
+    assert (report.tensors, report.taken) == (1, weights)
+    assert "args: Namespace of 5" in report.top
+    assert load_file(tmp_path / "run.safetensors")["_orig_mod.norm.a"].equal(torch.arange(3.0))
+
+
+class Disguised(argparse.Namespace):
+    """A namespace whose pickle does not just list names and values."""
+
+    def __init__(self, reduced):
+        self.reduced = reduced
+
+    def __reduce__(self):
+        return self.reduced
+
+
+@pytest.mark.parametrize(
+    "reduced",
+    [
+        (argparse.Namespace, ("positional",)),
+        (argparse.Namespace, (), (None, {"__class__": OrderedDict})),
+        (argparse.Namespace, (), [("a", 1)]),
+        (argparse.ArgumentParser, ()),
+        (argparse.FileType, ("w",)),
+    ],
+    ids=["arguments", "slots", "list", "parser", "file"],
+)
+def test_a_namespace_is_names_and_values_and_nothing_else(tmp_path, reduced):
+    torch.save({"model": {"a": torch.ones(2)}, "args": Disguised(reduced)}, tmp_path / "odd.pth")
+    with (
+        torch.serialization.safe_globals(INERT),
+        pytest.raises((pickle.UnpicklingError, TypeError, ValueError)),
+    ):
+        torch.load(tmp_path / "odd.pth", weights_only=True)
 
 
 @pytest.mark.parametrize("form", ["torch", "pickle"])

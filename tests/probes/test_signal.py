@@ -53,6 +53,101 @@ def test_numbers_agree_with_a_measure_by_hand():
     assert site.gradient == pytest.approx(middle.grad.norm().item(), rel=1e-4)
 
 
+def left(model):
+    """What must not change: modes, gradients, hooks, weights."""
+    return (
+        [module.training for module in model.modules()],
+        [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        [p.detach().clone() for p in model.parameters()],
+        sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()),
+    )
+
+
+def same(a, b):
+    return (
+        str(a[0]) == str(b[0])
+        and a[3] == b[3]
+        and all(
+            (x is None and y is None) or torch.equal(x, y)
+            for i in (1, 2)
+            for x, y in zip(a[i], b[i], strict=True)
+        )
+    )
+
+
+def test_outputs_random_numbers_and_training_are_bit_identical_with_and_without_probing():
+    def trained(probed):
+        model = vit(drop_path=0.3).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        images, labels = batch()
+        torch.manual_seed(5)
+        for _ in range(3):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            if probed:
+                before, random = left(model), torch.get_rng_state()
+                fathoms.probe(model, images, labels, optimizer=optimizer)
+                assert same(left(model), before)
+                assert torch.equal(torch.get_rng_state(), random)
+            optimizer.step()
+        return model.eval()(images)
+
+    assert torch.equal(trained(True), trained(False))
+
+
+def test_a_hundred_probes_leave_no_tensors_behind():
+    import gc
+
+    model, (images, labels) = vit(depth=1), batch()
+    counts = []
+    for number in range(100):
+        fathoms.probe(model, images[:2], labels[:2])
+        if number in (10, 99):
+            gc.collect()
+            counts.append(sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()))
+    assert counts[0] == counts[1]
+
+
+def test_gradient_checkpointing_and_frozen_weights_change_no_activation():
+    images, labels = batch()
+    plain, again, frozen = vit(), vit(), vit().requires_grad_(False)
+    again.set_grad_checkpointing()
+    expected = fathoms.probe(plain, images, labels)
+    assert fathoms.probe(again, images, labels) == expected
+    measured = fathoms.probe(frozen, images, labels)
+    assert [site.gradient for site in measured] == pytest.approx([site.gradient for site in expected])
+    assert [site.weights for site in measured] == [0.0] * len(expected)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda m, x: (m, x[:, :, :6]), r"images are 6x8, the model takes 8x8"),
+        (lambda m, x: (m, x[:0]), r"probe: images are \(0, 1, 8, 8\); give a batch"),
+        (lambda _, x: (torch.nn.Linear(3, 3), x), "Linear has no transformer blocks"),
+    ],
+)
+def test_bad_input_is_one_line(spoil, message):
+    with pytest.raises(FathomsError, match=message):
+        fathoms.probe(*spoil(vit(), batch()[0]))
+
+
+def test_weights_that_are_not_finite_are_named():
+    model = vit()
+    with torch.no_grad():
+        model.blocks[2].mlp.fc1.weight[3, 4] = float("nan")
+    with pytest.raises(FathomsError, match=r"blocks\.2\.mlp\.fc1\.weight holds values that are not finite"):
+        fathoms.probe(model, batch()[0])
+
+
+def test_labels_must_fit_the_images_and_the_outputs():
+    images, labels = batch()
+    with pytest.raises(FathomsError, match="3 labels for 32 images"):
+        fathoms.probe(vit(), images, labels[:3])
+    with pytest.raises(FathomsError, match="labels reach 9, the model has 4 outputs"):
+        fathoms.probe(vit(num_classes=4), images, labels)
+
+
 def test_the_model_is_left_as_it_was():
     model = vit(drop_path=0.5).train()
     model.blocks[1].eval()
@@ -67,11 +162,9 @@ def test_the_model_is_left_as_it_was():
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_labels_are_optional_and_foreign_models_refused():
+def test_labels_are_optional():
     images, _ = batch()
     assert fathoms.probe(vit(), images) == fathoms.probe(vit(), images)
-    with pytest.raises(FathomsError, match="Linear has no fathoms blocks; give a fathoms model"):
-        fathoms.probe(torch.nn.Linear(3, 3), images)
 
 
 @pytest.mark.parametrize("depth", [12, 48])

@@ -10,7 +10,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from fathoms import FathomsError, ViT, ViTConfig
-from fathoms.train.objective.distillation import KINDS, Teacher, class_logits, distillation_loss
+from fathoms.evaluate.load import load_run
+from fathoms.train.objective.distillation import (
+    KINDS,
+    Teacher,
+    build_teacher,
+    class_logits,
+    distillation_loss,
+)
+from fathoms.train.recipe.recipe import Recipe
 
 
 def data(heads=1):
@@ -173,3 +181,48 @@ def test_bad_options_are_refused_in_one_line(options, message):
 def test_bad_statistics_are_refused(given):
     with pytest.raises(FathomsError, match="one number per channel"):
         Teacher(nn.Identity(), **{"mean": (0.5,) * 3, "std": (0.5,) * 3} | given)
+
+
+def teach(teacher, classes=10):
+    recipe = Recipe(teacher=teacher, distillation_type="hard")
+    return build_teacher(recipe, classes, torch.device("cpu"))
+
+
+def test_a_run_folder_is_a_teacher_with_its_own_normalisation(digits_run):
+    teacher = teach(str(digits_run)).teacher
+    own = load_run(str(digits_run))
+    images = torch.randn(2, 1, 8, 8)
+    assert teacher.converts == (own.preprocessing.mean != Recipe().mean)
+    teacher.converts = False
+    assert torch.equal(teacher(images), own.model(images))
+    with pytest.raises(FathomsError, match=r"--teacher .*: has 10 classes, the data has 4"):
+        teach(str(digits_run), classes=4)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "message"),
+    [
+        ("vit_digits", "an untrained teacher teaches noise; give --teacher vit_digits=WEIGHTS.safetensors"),
+        ("vit_digits=", "an untrained teacher teaches noise"),
+        ("vit_digits=no/such.safetensors", "--teacher vit_digits= no/such.safetensors: no such file"),
+        ("vit_digit=w.safetensors", "no model is called 'vit_digit'; did you mean 'vit_digits'"),
+        ("runs/nosuch", "--teacher runs/nosuch: no such file or folder"),
+    ],
+)
+def test_a_teacher_that_is_not_there_is_refused_at_once(teacher, message):
+    with pytest.raises(FathomsError, match=message):
+        teach(teacher)
+
+
+def test_a_timm_teacher_out_of_reach_is_one_line(monkeypatch):
+    timm = pytest.importorskip("timm")
+    monkeypatch.setattr("fathoms.hub_reach.reachable", lambda *_: False)
+
+    def unreachable(*_args, **_options):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(timm, "create_model", unreachable)
+    with pytest.raises(
+        FathomsError, match="--teacher timm/vit_tiny_patch16_224: no pretrained weights .the Hub"
+    ):
+        teach("timm/vit_tiny_patch16_224")

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from fathoms.cli import train as train_command
+from fathoms.cli.early_checks import check_data
 from fathoms.cli.live_table import live_table
-from fathoms.cli.parse import Switches, given, parse
+from fathoms.cli.parse import Switches, given, merged, parse
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
 from fathoms.compare.slurm import SlurmOptions, check_installed, parse_slurm
-from fathoms.errors import ConfigError, FathomsError
+from fathoms.errors import ConfigError, FathomsError, flag_of
 from fathoms.models.config import FIELDS
 from fathoms.registry import check_name
 from fathoms.train.job import Job, RunOptions
@@ -133,6 +134,8 @@ def make_plan(args: Args) -> Plan:
     tied = [name for arm in arms.values() for name in arm]
     for flag, names in (("--axis", axes), ("--arm", tied), ("--tune", tune)):
         for name in names:
+            if name == "seed":
+                raise ConfigError(f"{flag} seed: every arm has the same seeds; say how many with --seeds")
             check_name(name, (*FIELDS, *RECIPE_FIELDS, "model", "swap_norms"), "option", flag)
             if name == "val_share":
                 raise ConfigError(f"{flag} val_share: all arms share one val split; give --val-share instead")
@@ -148,10 +151,10 @@ def job_of(args: Args, settings: Mapping[str, str]) -> Job:
     """The run of an arm: the flags of all arms, and its own; `args.training` has the val share of all."""
     words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
     own = parse(train_command, "train", words)
-    training = dataclasses.replace(args.training, **given(own.training))
+    training = merged(args.training, own.training)
     if args.data is None and args.training.epochs is None and "epochs" not in settings:
         training = dataclasses.replace(training, epochs=DEMO_EPOCHS)
-    switches = dataclasses.replace(args.switches, **given(own.switches))
+    switches = merged(args.switches, own.switches)
     model, run = own.model or args.model, dataclasses.replace(args.run, experiment=None)
     if is_demo(args) and not run.probe_interval:
         run = dataclasses.replace(run, probe_interval=DEMO_PROBES)
@@ -181,7 +184,21 @@ def job_of_arm(args: Args, name: str, settings: Mapping[str, str]) -> Job:
     try:
         return job_of(args, settings)
     except FathomsError as error:
-        raise ConfigError(f"arm {name!r}: {error}") from error
+        raise named_by_flag(args, settings) or ConfigError(f"arm {name!r}: {error}") from error
+
+
+def named_by_flag(args: Args, settings: Mapping[str, str]) -> ConfigError | None:
+    """The error for a value that no run takes, with the flag and the value that the user typed; None without one."""
+    for flag, typed in (("--tune", args.tune), ("--axis", args.axis)):
+        for name in (text.partition("=")[0].strip().replace("-", "_") for text in typed):
+            if name not in settings:
+                continue
+            try:
+                parse(train_command, "train", [flag_of(name), settings[name]])
+            except FathomsError as error:
+                reason = str(error).removeprefix(f"{flag_of(name)}: ")
+                return ConfigError(f"{flag} {name}={settings[name]}: {reason}")
+    return None
 
 
 def make_tuning(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> Any:
@@ -223,7 +240,7 @@ def refuse_unused(args: Args) -> None:
 
 def with_val_share(args: Args) -> Args:
     """The flags with the share of val that a comparison takes from the training set."""
-    if args.training.val_share is not None:
+    if given(args.training).get("val_share") is not None:
         return args
     from fathoms.data.sources.splits import share_for_comparison
 
@@ -237,6 +254,7 @@ def make_comparison(args: Args) -> Comparison:
     from fathoms.compare.folder import ComparisonFolder
 
     refuse_unused(args)
+    check_data(args.data)
     slurm, args = slurm_options(args), with_val_share(args)
     shard, seconds, plan = parse_shard(args.shard), parse_budget(args.budget), make_plan(args)
     folder = Path(args.run.output) / (args.run.experiment or default_name(args, plan))

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import tyro
 
+from fathoms.atomic import check_absent
+from fathoms.cli.early_checks import check_data
 from fathoms.errors import printable
 
 EXAMPLES = """
@@ -34,14 +36,18 @@ class Args:
     """Limit on the size of the contents, in GB."""
     seconds: int = 300
     """Limit on CPU time, in seconds."""
+    overwrite: bool = False
+    """Replace TARGET if it is there already."""
     json: bool = False
     """Print one JSON object."""
 
 
 def run(args: Args) -> int:
     """Convert, and print the contents."""
+    check_data(args.source, "SOURCE", "give a .pth, .pt or .bin file")
     from fathoms.export.convert import convert
 
+    check_absent([args.target], args.overwrite)
     converted = convert(args.source, args.target, key=args.key, max_gb=args.max_gb, seconds=args.seconds)
     if args.json:
         print(json_format.dumps(asdict(converted)))

@@ -46,9 +46,10 @@ class Args:
 def run(args: Args) -> int:
     """Pack every split; returns 1 if files were left out."""
     from fathoms.cli.progress import progress_bar
+    from fathoms.cores import usable_cores
     from fathoms.data import ArraySource, DataError, list_splits, open_source
+    from fathoms.data.sources.left_out import left_out_of
     from fathoms.data.tools.pack import PackOptions, pack_split, write_index
-    from fathoms.data.workers.threads import available_cores
 
     max_side = 500 if args.max_side is None and args.short_side is None else args.max_side
     options = PackOptions(max_side, args.short_side, args.quality, args.shard_samples)
@@ -61,7 +62,7 @@ def run(args: Args) -> int:
     folder = Path(args.target)
     if folder.resolve() == Path(args.source).resolve():
         raise DataError(f"{folder}: source and target are the same folder; give another target")
-    workers = args.workers or available_cores()
+    workers = args.workers or usable_cores()
     total, before = sum(len(source) for source in sources), 0
     splits, results = {}, []
     with progress_bar("packing", total) as advance:
@@ -80,6 +81,14 @@ def run(args: Args) -> int:
             f"{result.bytes_in / 1e6:.1f} MB to {result.bytes_out / 1e6:.1f} MB; "
             f"{result.shards_written} shards written, {result.shards_kept} kept from an earlier run"
         )
+        if result.bytes_out > result.bytes_in:
+            print(
+                f"{printable(split)}: the pack is larger than its source; "
+                "a lower --quality or a smaller --max-side makes it smaller"
+            )
+    beside = left_out_of(*sources).describe()
+    if beside:
+        print(printable(beside))
     for name, reason in skipped:
         print(printable(f"LEFT OUT {name!r}: {reason}"))
     if args.json:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from fathoms.atomic import check_absent
+from fathoms.cli.early_checks import check_counts, check_data, check_trained
 from fathoms.errors import FathomsError, printable
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ EXAMPLES = """
 fathoms predict cat.jpg --checkpoint runs/NAME
 fathoms predict photos/ --checkpoint runs/NAME --top 3 --attention maps/
 fathoms predict photos/ --checkpoint weights.safetensors --model cait_xxs24_224 --classes names.txt --json
-fathoms predict photos/ --checkpoint OWNER/NAME
+fathoms predict photos/ --checkpoint hf-hub:OWNER/NAME
 """
 
 
@@ -32,7 +34,7 @@ class Args:
     images: tyro.conf.Positional[tuple[Path, ...]]
     """Images, or folders of images."""
     checkpoint: str
-    """A run folder, a checkpoint folder, a weights file, or OWNER/NAME[@REVISION] on the Hub."""
+    """A run folder, a checkpoint folder, a weights file, an exported file (.onnx), or hf-hub:OWNER/NAME[@REVISION]."""
     model: str | None = None
     """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
     classes: Path | None = None
@@ -44,7 +46,8 @@ class Args:
     device: str = "auto"
     """auto, cpu or cuda."""
     crop_pct: float | None = None
-    """Share of each side that the centre crop keeps; default: the recipe's."""
+    """Share of each side that the centre crop keeps; default: as the run recorded it, else 0.9 of images larger than
+    128 pixels and all of smaller ones."""
     interpolation: Literal["bilinear", "bicubic"] | None = None
     """Filter of the resize; default: the recipe's."""
     mean: tuple[float, float, float] | None = None
@@ -53,28 +56,35 @@ class Args:
     """Per-channel standard deviation used in training; default: the recipe's."""
     attention: Path | None = None
     """Folder for attention maps, drawn over the images; fathoms models only."""
+    overwrite: bool = False
+    """Replace attention maps that are there already."""
     json: bool = False
     """Print one JSON object."""
 
 
 def run(args: Args) -> int:
     """Classify every image; 1 if some could not be read."""
+    check_counts(args, ("top", "batch_size"))
+    for image in args.images:
+        check_data(image)
+    check_data(args.classes, "--classes")
+    checkpoint = check_trained(args.checkpoint, args.model, args.device)
     from fathoms.cli.progress import progress_bar
     from fathoms.evaluate.load import load_run
     from fathoms.evaluate.predict import class_names, list_images, overlay, predict
-    from fathoms.evaluate.preprocessing import Preprocessing
     from fathoms.train.distributed import choose_device
 
     files = list_images(args.images)
-    loaded = load_run(args.checkpoint, args.model)
+    loaded = load_run(checkpoint, args.model)
     changes = {name: getattr(args, name) for name in ("crop_pct", "interpolation", "mean", "std")}
-    preprocessing = Preprocessing.of(loaded.recipe, **changes)
+    preprocessing = loaded.preprocessing.changed(**changes)
     classes = class_names(args.classes, loaded.classes, loaded.num_classes)
     if args.attention is not None:
         if loaded.config is None:
             raise FathomsError(
                 f"--attention: is for fathoms models only, not for {loaded.name}; leave it out"
             )
+        check_absent([map_file(args.attention, *entry) for entry in enumerate(files)], args.overwrite)
         args.attention.mkdir(parents=True, exist_ok=True)
     rows: list[Prediction] = []
     predictions = predict(
@@ -89,7 +99,7 @@ def run(args: Args) -> int:
     with progress_bar("predicting", len(files)) as advance:
         for number, row in enumerate(predictions):
             if args.attention is not None and not row.problem:
-                overlay(row, args.attention / f"{number:06d}-{Path(row.file).stem}.png")
+                overlay(row, map_file(args.attention, number, Path(row.file)))
             rows.append(row)
             advance(number + 1)
     bad = sum(bool(row.problem) for row in rows)
@@ -98,6 +108,11 @@ def run(args: Args) -> int:
     else:
         print(table(rows))
     return 1 if bad else 0
+
+
+def map_file(folder: Path, number: int, image: Path) -> Path:
+    """The attention map of an image, which is numbered: two images may have one name."""
+    return folder / f"{number:06d}-{image.stem}.png"
 
 
 def table(rows: list[Prediction]) -> str:

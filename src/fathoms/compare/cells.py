@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.models.config import ViTConfig
+from fathoms.train.identity import SPEED
 from fathoms.train.job import Job, RunOptions
 from fathoms.train.recipe.recipe import Recipe
 
@@ -48,7 +49,7 @@ class Cell:
     def architecture(self) -> str:
         """Equal for cells whose compiled code is the same."""
         recipe = self.job.recipe
-        speed = (recipe.policy, recipe.torchcompile, recipe.compile_scope, recipe.launch, recipe.batch_size)
+        speed = (*(getattr(recipe, name) for name in SPEED), recipe.batch_size)
         config = None if self.job.config is None else self.job.config.to_dict()
         other = (self.job.run.swap_norms, recipe.grad_checkpointing)
         return json.dumps([self.job.model, config, speed, other], sort_keys=True)

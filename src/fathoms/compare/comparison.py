@@ -213,8 +213,12 @@ class Comparison:
 
     def slots(self) -> list[dict[str, str]]:
         """The environments of the workers."""
-        device = next(iter(self.arms.values()))[1].run.device
-        return make_slots(self.options.jobs, count_gpus(device), self.options.per_gpu)
+        return make_slots(self.options.jobs, self.gpus, self.options.per_gpu)
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that the workers may use."""
+        return count_gpus(next(iter(self.arms.values()))[1].run.device)
 
 
 def shared_settings(jobs: Sequence[Job]) -> dict[str, Any]:

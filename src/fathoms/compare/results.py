@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fathoms.compare.cells import Cell
 from fathoms.compare.folder import VERSION, ComparisonFolder
+from fathoms.csv_cells import inert
 from fathoms.errors import ConfigError
 from fathoms.untrusted_files import read_json, read_plain
 
@@ -194,13 +195,8 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         values = [row["name"], *(row["arm"].get(option, "") for option in options)]
         rest = [row[key] for key in ("seed", "status", "split", "top1", "loss", "run")]
-        table.writerow([_inert(value) for value in values] + rest)
+        table.writerow([inert(value) for value in values + rest])
     return written.getvalue()
-
-
-def _inert(value: str) -> str:
-    """A text that no spreadsheet takes for a formula."""
-    return f"'{value}" if value[:1] in "=+-@\t\r" else value
 
 
 def write_results(folder: ComparisonFolder, results: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from fathoms.compare.cells import Cell, job_to_json
 from fathoms.compare.worker_process import GRACE, Worker
+from fathoms.cores import openmp_settings, usable_cores
 
 CELLS_PER_WORKER = 50
 """A worker is renewed after this many cells, so that nothing can pile up in it."""
@@ -213,16 +214,16 @@ def make_slots(jobs: int, gpus: int, per_gpu: int) -> list[dict[str, str]]:
     if gpus:
         shown = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
         return [{**os.environ, "CUDA_VISIBLE_DEVICES": gpu} for gpu in shown[:gpus] for _ in range(per_gpu)]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     jobs = min(jobs or max(1, cores // 2), cores)
-    threads = str(max(1, cores // jobs))
-    quiet = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    return [{**os.environ, **quiet} for _ in range(jobs)]
+    return [{**os.environ, **openmp_settings(os.environ, jobs)} for _ in range(jobs)]
 
 
-def order(cells: Iterable[Cell]) -> list[Cell]:
+def order(cells: Iterable[Cell], gpus: int = 0) -> list[Cell]:
     """Cells in the order of work: compiled ones by architecture, which is then compiled once; others by seed."""
     listed = list(cells)
-    if any(cell.job.recipe.torchcompile is not None for cell in listed):
+    # Whether `auto` compiles is known to the workers alone; on a CPU it never does.
+    plain = {"none"} if gpus else {"none", "auto"}
+    if any(cell.job.recipe.torchcompile not in plain for cell in listed):
         return sorted(listed, key=lambda cell: (cell.architecture, cell.seed))
     return sorted(listed, key=lambda cell: cell.seed)

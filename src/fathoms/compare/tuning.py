@@ -94,6 +94,7 @@ def _curve(run: Path) -> list[dict[str, Any]]:
     path = run / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     keys = ("epoch", "top1", "loss")
+    rows = [row | {"epoch": row["epoch"] + ("version" not in row)} for row in rows]
     return [{key: row.get(key) for key in keys} for row in rows if row.get("split") == "val"]
 
 

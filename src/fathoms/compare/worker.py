@@ -71,29 +71,20 @@ def forget_compiled() -> None:
         torch.cuda.empty_cache()
 
 
-def prepare(job: Job) -> None:
-    """Make this process ready for one cell: peak memory counted anew, a recompile limit that fails."""
+def make_trainer(job: Job, roles: Roles | None = None) -> Trainer:
+    """The trainer of a cell; a checkpoint made where the same data had another path is accepted."""
     import torch
 
-    from fathoms.train.distributed import choose_device
+    from fathoms.train.distributed import World, choose_device
+    from fathoms.train.loop import Trainer
 
     device = choose_device(job.run.device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    if job.recipe.torchcompile is not None:
-        import torch._dynamo
-
+    trainer = Trainer(job, World(0, 1, device), show=False, roles=roles)
+    if trainer.learner.speed.compiles:
         # Beyond its limit the compiler would fall back to eager code in silence.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-
-
-def make_trainer(job: Job, roles: Roles | None = None) -> Trainer:
-    """The trainer of a cell; a checkpoint made where the same data had another path is accepted."""
-    from fathoms.train.distributed import World, choose_device
-    from fathoms.train.loop import Trainer
-
-    prepare(job)
-    trainer = Trainer(job, World(0, 1, choose_device(job.run.device)), show=False, roles=roles)
     if moved(job, trainer.context.data.fingerprint):
         run = replace(job.run, allow_change=("data",))
         trainer.context = trainer.context._replace(job=replace(job, run=run))

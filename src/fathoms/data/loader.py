@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fathoms.cores import usable_cores
 from fathoms.data.augment.pipeline import Augment
 from fathoms.data.batch import Batch
 from fathoms.data.crop.decode_crops import most_bytes
@@ -26,7 +27,7 @@ from fathoms.data.sources.base import Source
 from fathoms.data.stats import LoaderStats
 from fathoms.data.workers.processes import Processes
 from fathoms.data.workers.task import Task, TaskRunner
-from fathoms.data.workers.threads import Threads, available_cores
+from fathoms.data.workers.threads import Threads
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 
@@ -67,12 +68,12 @@ class LoaderOptions:
         if self.timeout <= 0:
             raise ConfigError(f"timeout={self.timeout}: must be positive")
         if not 0 <= self.max_bad <= 1:
-            raise ConfigError(f"max_bad={self.max_bad}: must be a share, from 0 to 1")
+            raise ConfigError(f"--max-bad {self.max_bad}: is not a share; use 0 to 1")
 
     @property
     def count(self) -> int:
         """The number of workers, with 0 resolved to the cores this process may use."""
-        return self.workers or available_cores()
+        return self.workers or usable_cores()
 
 
 @dataclass
@@ -142,13 +143,13 @@ class Loader:
         where = getattr(self.transform, "resize_on", "worker")
         return (
             f"data: {self.source.kind} {self.source.split}, {len(self.source)} images, "
-            f"{len(self.source.classes)} classes; decoder in use: {self.decoder.name} ({self.decoder.reason}); "
+            f"{len(self.source.classes)} classes; decoder in use: {self.decoder.name}; "
             f"{self.options.count} {self.worker_kind}; resize on the {where}{self._backend.described(self.device)}"
         )
 
     def advice(self) -> str:
         """Advice for a consumer that waits for data; empty if it does not wait."""
-        return self.stats.advice(self.decoder.name, self.source.kind, self.options.count, available_cores())
+        return self.stats.advice(self.decoder.name, self.source.kind, self.options.count, usable_cores())
 
     @property
     def worker_kind(self) -> str:

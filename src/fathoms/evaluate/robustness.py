@@ -14,6 +14,9 @@ from pathlib import Path
 from fathoms.errors import ConfigError, reason
 from fathoms.registry import nearest
 
+# Class names that an error lists.
+SHOWN = 6
+
 
 def match_classes(data: Sequence[str], model: Sequence[str], where: str) -> list[int]:
     """The model's output for each class of a data set: by name, or by number where names are numbers.
@@ -29,9 +32,26 @@ def match_classes(data: Sequence[str], model: Sequence[str], where: str) -> list
     if all(re.fullmatch(r"\d{1,6}", name, re.ASCII) and int(name) < len(model) for name in data):
         return [int(name) for name in data]
     unknown = next(name for name in data if name not in position)
+    near = nearest(unknown, model)
+    known = f"the nearest is {near!r}" if near else f"it has {', '.join(map(repr, model[:SHOWN]))}"
+    more = "" if near or len(model) <= SHOWN else f" and {len(model) - SHOWN} more"
     raise ConfigError(
-        f"{where}: the model has no class {unknown!r}; the nearest is {nearest(unknown, model)!r}"
+        f"{where}: the model has no class {unknown!r}; {known}{more}; give data of its classes, "
+        "in folders of their names or numbers"
     )
+
+
+def class_note(data: Sequence[str], model: Sequence[str], where: str) -> str | None:
+    """A line if the classes of a data set are not those that the model was trained on, and yet can be matched."""
+    if set(data) == set(model):
+        return None
+    if set(data) <= set(model):
+        return f"{where}: has {len(data)} of the model's {len(model)} classes; the others are not considered"
+    return f"{where}: its classes are numbers, and are taken for the model's by their order ({_some(model)})"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (", …" if len(names) > 3 else "")
 
 
 def read_real(path: str | Path) -> dict[int, tuple[int, ...]]:

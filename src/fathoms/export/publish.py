@@ -13,10 +13,10 @@ _HEAD = "---\nlibrary_name: fathoms\npipeline_tag: image-classification\ntags:\n
 
 
 def publish(exported: Exported, repo: str, *, public: bool = False) -> str:
-    """Push an exported model; returns OWNER/NAME@COMMIT, which loads it again.
+    """Push an exported model; returns hf-hub:OWNER/NAME@COMMIT, which loads it again.
 
     The file is called `model` there with the ending of its format, so that a safetensors file is what
-    `load_run`, `create_model(weights=...)` and `--checkpoint OWNER/NAME` look for.
+    `load_run`, `create_model(weights=...)` and `--checkpoint hf-hub:OWNER/NAME` look for.
 
     Args:
         exported: The local files.

@@ -2,7 +2,8 @@
 
 Run as a script by `fathoms.export.convert` only: the arguments are the pickle and the file for the tensors. It
 prints one line of JSON. Pickles are read with `weights_only=True`, which builds tensors and plain containers
-only; the limits guard against faults in the reader itself.
+only; training arguments (argparse.Namespace) are read as plain data. The limits guard against faults in the reader
+itself.
 """
 
 from __future__ import annotations
@@ -43,6 +44,28 @@ def unpacked_size(path: Path) -> int:
         return path.stat().st_size
     with zipfile.ZipFile(path) as archive:
         return sum(entry.file_size for entry in archive.infolist())
+
+
+class Namespace:
+    """Stands in for argparse.Namespace, in which DeiT's and timm's checkpoints keep their arguments: names and values.
+
+    Nothing of argparse is imported or called; a state that is not a plain dict is refused.
+    """
+
+    def __setstate__(self, state: Any) -> None:
+        if type(state) is not dict:
+            raise ValueError("its training arguments are not names and values")
+        self.__dict__.update(state)
+
+    def __len__(self) -> int:
+        return len(self.__dict__)
+
+    def __str__(self) -> str:
+        return str(self.__dict__)
+
+
+# What a checkpoint may ask for beyond torch's own list, and what it gets in its place.
+INERT: list[Any] = [(Namespace, "argparse.Namespace")]
 
 
 class RefusedError(Exception):
@@ -105,7 +128,8 @@ def main(source: str, target: str, key: str, memory: str, seconds: str, size: st
         unpacked = unpacked_size(path)
         if unpacked > int(size):
             return {"error": f"it unpacks to {unpacked / 1e9:.1f} GB, more than --max-gb allows"}
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(INERT):
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     # An untrusted pickle raises anything; the report names it.
     except Exception as error:  # noqa: BLE001
         return {"error": _reason(error)}

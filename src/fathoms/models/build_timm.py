@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, reason
+from fathoms.hub_reach import hub_or_cache
 from fathoms.registry import check_name
 
 if TYPE_CHECKING:
@@ -67,7 +68,18 @@ def timm_size(name: str) -> int:
 
 def timm_teacher(name: str, classes: int) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
     """A pretrained timm model, with the mean and standard deviation its images are normalised with."""
-    model = _timm(name, "--teacher").create_model(name.removeprefix(TIMM), pretrained=True)
+    timm = _timm(name, "--teacher")
+    with hub_or_cache() as online:
+        try:
+            model = timm.create_model(name.removeprefix(TIMM), pretrained=True)
+        # timm downloads with several clients, each with its own errors.
+        except Exception as error:
+            fault = (
+                reason(error) if online else "the Hub cannot be reached, and the local cache does not hold it"
+            )
+            raise ConfigError(
+                f"--teacher {name}: no pretrained weights ({fault}); give --teacher NAME=WEIGHTS.safetensors"
+            ) from error
     if model.num_classes != classes:
         raise ConfigError(f"--teacher {name}: has {model.num_classes} classes, the data has {classes}")
     config = model.pretrained_cfg

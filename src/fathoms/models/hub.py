@@ -1,4 +1,4 @@
-"""Hugging Face Hub: download a file at one commit, upload files in one commit."""
+"""Hugging Face Hub: download a file at one commit, upload files in one commit; a Hub out of reach is one line."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import WeightsError, reason
+from fathoms.hub_reach import hub_or_cache
 
 FILE = "model.safetensors"
 CARD = f"{FILE}.json"
 
-_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+PREFIX = "hf-hub:"
+"""Prefix of the names of Hub repositories."""
+
+_ID = re.compile(r"(?:hf-hub:)?(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -20,14 +24,18 @@ class NoSuchFileError(WeightsError):
     """The repository can be reached and does not hold the file."""
 
 
-def is_hub_id(source: object) -> bool:
-    """Whether a text names a Hub repository, "OWNER/NAME" or "OWNER/NAME@REVISION", and not a file."""
-    return (
-        isinstance(source, str)
-        and _ID.fullmatch(source) is not None
-        and not source.endswith((".safetensors", ".pt", ".pth", ".bin", ".ckpt"))
-        and not Path(source).exists()
-    )
+def is_id(text: str) -> bool:
+    """Whether a text has the form of a repository, OWNER/NAME or OWNER/NAME@REVISION, with or without hf-hub:."""
+    return _ID.fullmatch(text) is not None
+
+
+def check_id(text: str, where: str = "") -> None:
+    """Refuse a text that is not the form of a repository."""
+    if not is_id(text):
+        place = f"{where} " if where else ""
+        raise WeightsError(
+            f"{place}{text}: not a Hub id; write {PREFIX}OWNER/NAME or {PREFIX}OWNER/NAME@REVISION"
+        )
 
 
 def _client(hub_id: str) -> Any:
@@ -43,9 +51,9 @@ def _client(hub_id: str) -> Any:
 
 
 def _split(hub_id: str) -> tuple[str, str | None]:
+    check_id(hub_id)
     match = _ID.fullmatch(hub_id)
-    if match is None:
-        raise WeightsError(f"{hub_id}: not a Hub id; write OWNER/NAME or OWNER/NAME@REVISION")
+    assert match is not None
     return match["repo"], match["revision"]
 
 
@@ -56,33 +64,45 @@ def fetch(hub_id: str, file: str = FILE, *, endpoint: str | None = None) -> tupl
     again.
 
     Args:
-        hub_id: "OWNER/NAME" or "OWNER/NAME@REVISION".
+        hub_id: "hf-hub:OWNER/NAME" or "hf-hub:OWNER/NAME@REVISION"; the prefix may be left out here.
         file: Its name in the repository.
         endpoint: Server to use instead of the public one.
 
     Returns:
-        The local file, and "OWNER/NAME@COMMIT".
+        The local file, and "hf-hub:OWNER/NAME@COMMIT", which names the same file for ever.
     """
     client = _client(hub_id)
-    errors = client.errors
     repo, revision = _split(hub_id)
-    try:
-        if revision is None or not _COMMIT.fullmatch(revision):
-            revision = client.HfApi(endpoint=endpoint).model_info(repo, revision=revision).sha
-        # The server's reply ends up in paths and messages, so nothing but a commit hash is accepted.
-        if not isinstance(revision, str) or not _COMMIT.fullmatch(revision):
-            raise WeightsError(f"{hub_id}: the Hub names no commit for it; give OWNER/NAME@COMMIT")
-        path = client.hf_hub_download(repo, file, revision=revision, endpoint=endpoint)
-    except errors.LocalEntryNotFoundError as error:
-        raise WeightsError(f"{hub_id}: not in the local cache, and the Hub cannot be reached") from error
-    except errors.EntryNotFoundError as error:
-        raise NoSuchFileError(
-            f"{hub_id}: the repository holds no {file}, and nothing else is opened"
-        ) from error
-    # A dropped connection or a malformed id raises errors of the HTTP client underneath.
-    except (errors.HfHubHTTPError, OSError, ValueError, TypeError, RuntimeError) as error:
-        raise WeightsError(f"{hub_id}: the download failed ({reason(error)})") from error
-    return Path(path), f"{repo}@{revision}"
+    with hub_or_cache(endpoint) as online:
+        try:
+            if revision is None or not _COMMIT.fullmatch(revision):
+                revision = client.HfApi(endpoint=endpoint).model_info(repo, revision=revision).sha
+            # The server's reply ends up in paths and messages, so nothing but a commit hash is accepted.
+            if not isinstance(revision, str) or not _COMMIT.fullmatch(revision):
+                raise WeightsError(
+                    f"{hub_id}: the Hub names no commit for it; give {PREFIX}OWNER/NAME@COMMIT"
+                )
+            path = client.hf_hub_download(repo, file, revision=revision, endpoint=endpoint)
+        except WeightsError:
+            raise
+        # A dropped connection raises errors of the HTTP client underneath, of which there have been three.
+        except Exception as error:
+            raise _fault(error, hub_id, file, client.errors, online) from error
+    return Path(path), f"{PREFIX}{repo}@{revision}"
+
+
+def _fault(error: Exception, hub_id: str, file: str, errors: Any, online: bool) -> WeightsError:
+    """The error for a download that failed."""
+    if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
+        return NoSuchFileError(f"{hub_id}: the repository holds no {file}, and nothing else is opened")
+    if not online or isinstance(error, errors.LocalEntryNotFoundError):
+        return WeightsError(
+            f"{hub_id}: the Hub cannot be reached, and the local cache does not hold it; give a local file, or "
+            f"the commit of a cached one as @COMMIT"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError):
+        return WeightsError(f"{hub_id}: no such repository or revision; a private one needs `hf auth login`")
+    return WeightsError(f"{hub_id}: the download failed ({reason(error)}); try again")
 
 
 def push(repo: str, files: Mapping[str, Path], *, public: bool = False, endpoint: str | None = None) -> str:
@@ -95,7 +115,7 @@ def push(repo: str, files: Mapping[str, Path], *, public: bool = False, endpoint
         endpoint: Server to use instead of the public one.
 
     Returns:
-        "OWNER/NAME@COMMIT", which `fetch` reads.
+        "hf-hub:OWNER/NAME@COMMIT", which `fetch` reads.
     """
     client = _client(repo)
     name, revision = _split(repo)
@@ -106,9 +126,14 @@ def push(repo: str, files: Mapping[str, Path], *, public: bool = False, endpoint
         for target, path in files.items()
     ]
     api = client.HfApi(endpoint=endpoint)
-    try:
-        api.create_repo(name, private=not public, exist_ok=True)
-        commit = api.create_commit(name, added, commit_message=f"fathoms export: {', '.join(files)}")
-    except (client.errors.HfHubHTTPError, OSError, ValueError, TypeError, RuntimeError) as error:
-        raise WeightsError(f"{repo}: the upload failed ({reason(error)}); see `hf auth`") from error
-    return f"{name}@{commit.oid}"
+    with hub_or_cache(endpoint) as online:
+        try:
+            api.create_repo(name, private=not public, exist_ok=True)
+            commit = api.create_commit(name, added, commit_message=f"fathoms export: {', '.join(files)}")
+        except Exception as error:
+            if not online:
+                raise WeightsError(f"--push {repo}: the Hub cannot be reached; try again") from error
+            raise WeightsError(
+                f"--push {repo}: the upload failed ({reason(error)}); see `hf auth login`"
+            ) from error
+    return f"{PREFIX}{name}@{commit.oid}"

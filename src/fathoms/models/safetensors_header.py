@@ -21,7 +21,7 @@ MAX_HEADER = 16 << 20
 def check_header(path: Path, name: str) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in a weights file; another kind of file or an inconsistent header is an error."""
     if not path.is_file():
-        raise WeightsError(f"{name}: no such file; give a .safetensors file or a Hub id such as timm/NAME")
+        raise WeightsError(f"{name}: no such file; give a .safetensors file or hf-hub:OWNER/NAME")
     if path.suffix != ".safetensors":
         raise WeightsError(
             f"{name}: only .safetensors files are opened, since others can run code when loaded; "

@@ -2,7 +2,7 @@
 
 A rule is `(branch, depth)`. It fills the weights of an attention or an MLP in place, for a network of
 `depth` blocks, which has 2 * depth residual branches; biases become zero. A branch gives its matrices
-by role through `roles()`: "q", "k", "v", "hidden" and "out". Packed matrices give one view per role, so
+by role through `roles()`: "q", "k", "v", "gate", "hidden" and "out". Packed matrices give one view per role, so
 that every rule sees the shapes of its paper.
 """
 
@@ -53,19 +53,22 @@ def fixup(branch: Branch, depth: int) -> None:
         if role == "out":
             nn.init.zeros_(weight)
         else:
-            nn.init.xavier_uniform_(weight, gain=(2 * depth) ** power[role])
+            nn.init.xavier_uniform_(weight, gain=(2 * depth) ** power.get(role, 0))
 
 
 def tfixup(branch: Branch, depth: int) -> None:
-    """Xavier, then 0.67 L^-1/4 on both MLP layers and the output, sqrt(2) times that on the values."""
+    """Xavier, then 0.67 L^-1/4 on the values, the output and both MLP layers.
+
+    The sqrt(2) on the values in the authors' code only undoes the gain 1/sqrt(2) that fairseq gives q, k and v; it
+    stays on q and k there, where the paper has plain Xavier, as here.
+    """
     scale = 0.67 * depth**-0.25
-    gain = {"hidden": scale, "out": scale, "v": scale * 2**0.5}
     for role, weight in branch.roles():
-        nn.init.xavier_uniform_(weight, gain=gain.get(role, 1.0))
+        nn.init.xavier_uniform_(weight, gain=1.0 if role in ("q", "k") else scale)
 
 
 def deepnorm(branch: Branch, depth: int) -> None:
     """Xavier normal, divided by (8L)^1/4 on the values, the output and both MLP layers."""
     shrink = (8 * depth) ** -0.25
     for role, weight in branch.roles():
-        nn.init.xavier_normal_(weight, gain=1.0 if role in ("q", "k") else shrink)
+        nn.init.xavier_normal_(weight, gain=1.0 if role in ("q", "k", "gate") else shrink)

@@ -1,37 +1,55 @@
-"""Signal propagation through the depth: activations forward, gradients backward."""
+"""Signal propagation through the depth: activations forward, gradients backward, of any Vision Transformer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch.optim import Optimizer
 
-from fathoms.errors import ConfigError
-from fathoms.models.hooks import hooked
-from fathoms.models.inference_mode import in_inference
-from fathoms.parts.block import Block, Join
 from fathoms.text_table import aligned
 
 
 @dataclass(frozen=True)
 class Site:
-    """One branch of one block.
+    """One residual connection: what one branch of one block adds to the stream. None: it has no such number.
 
     Args:
         block: Name of the block, such as "blocks.3".
-        branch: "attn" or "mlp".
+        branch: "attn" or "mlp"; "block" where a block shows no branches.
         stream: Root mean square of the residual stream that the branch is added to.
         added: Root mean square of the branch's output, norm and scale included.
         ratio: `added` over `stream`.
         gradient: Norm of the loss's gradient on the stream after the addition.
         weights: Norm of the loss's gradient on the parameters of the branch.
+        gradient_rms: Root mean square of the gradient on the stream.
+        weights_rms: Root mean square of the gradient on the parameters.
+        stream_max: Largest |value| of the stream.
+        added_max: Largest |value| of what is added.
+        hidden_max: Largest |value| that enters the MLP's activation.
+        largest: Largest |value| of stream, branch, hidden units and attention logits.
+        parallel: Part of `ratio` along the stream, token by token; parallel² + orthogonal² = ratio².
+        orthogonal: Part of `ratio` across the stream.
+        alignment: Mean cosine between the stream and what is added.
+        token_cosine: Mean cosine between two tokens of an image, after the addition; 1: all tokens are the same.
+        token_mean: Share of the stream's energy in the mean over the tokens, after the addition.
+        entropy: Entropy of the attention over its maximum; 1: uniform, 0: one token.
+        logit: Largest |attention logit|.
+        distance: Mean distance between a patch and the patches it looks at, in patches.
+        dead: Share of hidden units whose activation is flat for the whole batch.
+        saturated: Share of values on the flat parts of DyT's or Derf's curve.
+        float16: Share of values of stream and branch that float16 cannot hold.
+        bfloat16: Share of values within a factor of 256 of bfloat16's largest.
+        gamma_mean: Mean |scale| of the branch (LayerScale, ReZero, SkipInit); with gamma_min and gamma_max.
+        gamma_min: Smallest |scale|.
+        gamma_max: Largest |scale|.
+        norm_mean: Mean |weight| of the branch's norms (LearnableScaler's `a` too); with norm_min and norm_max.
+        norm_min: Smallest |weight|.
+        norm_max: Largest |weight|.
+        update: Norm of the next update over the norm of the weights, from the optimizer's state.
     """
 
     block: str
@@ -41,10 +59,43 @@ class Site:
     ratio: float
     gradient: float
     weights: float
+    gradient_rms: float = 0.0
+    weights_rms: float = 0.0
+    stream_max: float = 0.0
+    added_max: float = 0.0
+    hidden_max: float | None = None
+    largest: float = 0.0
+    parallel: float = 0.0
+    orthogonal: float = 0.0
+    alignment: float = 0.0
+    token_cosine: float | None = None
+    token_mean: float = 0.0
+    entropy: float | None = None
+    logit: float | None = None
+    distance: float | None = None
+    dead: float | None = None
+    saturated: float | None = None
+    float16: float = 0.0
+    bfloat16: float = 0.0
+    gamma_mean: float | None = None
+    gamma_min: float | None = None
+    gamma_max: float | None = None
+    norm_mean: float | None = None
+    norm_min: float | None = None
+    norm_max: float | None = None
+    update: float | None = None
+
+
+COLUMNS = tuple(field.name for field in fields(Site) if field.name not in ("block", "branch"))
 
 
 class Signal(list[Site]):
-    """The sites of a model from the first block to the last."""
+    """The sites of a model from the first block to the last, with the loss and what goes in and comes out."""
+
+    loss: float = math.nan
+    logits: float = math.nan
+    """Root mean square of the model's output."""
+    classes: int = 0
 
     @property
     def growth(self) -> float:
@@ -56,22 +107,32 @@ class Signal(list[Site]):
         """Gradient at the first site over gradient at the last: near 0 it vanishes, far above 1 it explodes."""
         return _quotient(self[0].gradient, self[-1].gradient)
 
+    @property
+    def depth(self) -> int:
+        """Number of blocks."""
+        return len({site.block for site in self})
+
+    def column(self, name: str, branch: str | None = None) -> list[float | None]:
+        """One number of every site, or of the sites of one branch."""
+        return [getattr(site, name) for site in self if branch is None or site.branch == branch]
+
     def to_json(self) -> dict[str, Any]:
-        """All sites and the two summaries as plain values; JSON has no infinity, so None stands for it."""
+        """All sites and the summaries as plain values; JSON has no infinity, so None stands for it."""
         return {
             "growth": _finite(self.growth),
             "gradient_ratio": _finite(self.gradient_ratio),
+            "loss": _finite(self.loss),
+            "logits": _finite(self.logits),
             "sites": [{name: _finite(value) for name, value in asdict(site).items()} for site in self],
         }
 
-    def table(self) -> str:
-        """One line per site, for a terminal."""
-        columns = ("stream", "added", "ratio", "gradient", "weights")
+    def table(self, columns: tuple[str, ...] = COLUMNS) -> str:
+        """One line per site, for a terminal; columns without a number are left out."""
+        filled = [name for name in columns if any(value is not None for value in self.column(name))]
         rows = [
-            (site.block, site.branch, *(f"{getattr(site, column):.3g}" for column in columns))
-            for site in self
+            (site.block, site.branch, *(_shown(getattr(site, column)) for column in filled)) for site in self
         ]
-        return aligned(("block", "branch", *columns), rows)
+        return aligned(("block", "branch", *filled), rows)
 
 
 def _quotient(a: float, b: float) -> float:
@@ -83,77 +144,43 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _rms(x: Tensor) -> float:
-    return x.detach().float().square().mean().sqrt().item()
-
-
-def _norm(tensors: Sequence[Tensor | None]) -> float:
-    return math.hypot(*(tensor.float().norm().item() for tensor in tensors if tensor is not None))
-
-
-def _record(join: Join, seen: dict[str, Tensor]) -> list[RemovableHandle]:
-    """Hooks that record the stream, the branch's output and the gradient at a join."""
-
-    def keep_added(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        seen["added"] = output.detach()
-
-    def keep_stream(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        seen["stream"] = inputs[0].detach()
-        output.register_hook(lambda gradient: seen.__setitem__("gradient", gradient.detach()))
-
-    return [join.drop_path.register_forward_hook(keep_added), join.register_forward_hook(keep_stream)]
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 def probe(
-    model: nn.Module, images: Float[Tensor, "B C H W"], labels: Int[Tensor, " B"] | None = None
+    model: nn.Module,
+    images: Float[Tensor, "B C H W"],
+    labels: Int[Tensor, " B"] | None = None,
+    *,
+    optimizer: Optimizer | None = None,
+    light: bool = False,
 ) -> Signal:
-    """Run one batch forward and backward, and measure the signal at every branch.
+    """Run one batch forward and backward, and measure the signal at every residual connection.
 
-    The model is left unchanged: its mode, its parameters and their gradients.
+    The model is left unchanged: its mode, its parameters, their gradients, its hooks, and torch's random numbers.
+    Models of timm, torchvision and transformers are measured as fathoms' own are.
 
     Args:
-        model: A fathoms model, or any module that contains fathoms blocks.
+        model: Any module with transformer blocks, also compiled or inside DDP.
         images: A batch.
         labels: Its classes; None draws them at random with a fixed seed.
+        optimizer: The optimizer that trains the model, for the update-to-weight ratio.
+        light: Leave out the statistics of attention, the costliest.
 
+    >>> import torch
     >>> from fathoms import ViT, ViTConfig
     >>> vit = ViT(ViTConfig(image_size=8, patch_size=2, dim=32, heads=2, depth=4, num_classes=10))
     >>> signal = probe(vit, torch.randn(8, 3, 8, 8))
     >>> [site.branch for site in signal[:2]]
     ['attn', 'mlp']
     """
-    blocks = {name: module for name, module in model.named_modules() if isinstance(module, Block)}
-    if not blocks:
-        raise ConfigError(f"probe: {type(model).__name__} has no fathoms blocks; give a fathoms model")
-    seen: dict[tuple[str, str], dict[str, Tensor]] = {}
-    hooks: list[RemovableHandle] = []
-    for name, block in blocks.items():
-        for branch, join in (("attn", block.attn_join), ("mlp", block.mlp_join)):
-            hooks += _record(join, seen.setdefault((name, branch), {}))
-    kept = [parameter.grad for parameter in model.parameters()]
-    try:
-        with hooked(*hooks):
-            _backward(model, images, labels)
-        return Signal(_site(name, branch, blocks[name], seen[name, branch]) for name, branch in seen)
-    finally:
-        for parameter, gradient in zip(model.parameters(), kept, strict=True):
-            parameter.grad = gradient
+    from fathoms.probes.measure import measure
 
-
-def _backward(model: nn.Module, images: Tensor, labels: Tensor | None) -> None:
-    """Gradients of one batch, in evaluation mode so that drop-path adds no noise."""
-    model.zero_grad(set_to_none=True)
-    with in_inference(model), torch.enable_grad():
-        logits = model(images)
-        if labels is None:
-            generator = torch.Generator().manual_seed(0)
-            labels = torch.randint(logits.shape[1], (len(logits),), generator=generator).to(logits.device)
-        F.cross_entropy(logits.float(), labels).backward()
-
-
-def _site(name: str, branch: str, block: Block, seen: dict[str, Tensor]) -> Site:
-    stream, added = _rms(seen["stream"]), _rms(seen["added"])
-    parts = (block.attn_join, block.attn) if branch == "attn" else (block.mlp_join, block.mlp)
-    weights = _norm([p.grad for part in parts for p in part.parameters()])
-    ratio = _quotient(added, stream)
-    return Site(name, branch, stream, added, ratio, _norm([seen.get("gradient")]), weights)
+    found, loss, logits = measure(model, images, labels, optimizer, light)
+    signal = Signal(
+        Site(block, branch, ratio=_quotient(values["added"], values["stream"]), **values)
+        for (block, branch), values in found.items()
+    )
+    signal.loss, (signal.logits, signal.classes) = loss, logits
+    return signal

@@ -134,21 +134,31 @@ def test_small_files_that_ask_for_much_memory_are_refused(place, bounded, one_li
             member.write(npy((300, 1 << 20)))
             for _ in range(300):
                 member.write(bytes(1 << 20))
-    (place / "idx").mkdir()
-    (place / "idx" / "train-images-idx3-ubyte").write_bytes(b"")
-    with gzip.open(place / "idx" / "train-labels-idx1-ubyte.gz", "wb") as file:
-        for _ in range(300):
-            file.write(bytes(1 << 20))
-    labels, wide, zeros, idx = bounded(
+    # A bomb without a header, one that unpacks to more than it declares, and one that declares gigabytes.
+    heads = {"bare": b"", "lying": struct.pack(">IIII", 0x803, 1, 8, 8)}
+    heads["honest"] = struct.pack(">IIII", 0x803, 3 << 10, 1 << 10, 1 << 10)
+    for name, head in heads.items():
+        (place / name).mkdir()
+        count = 1 if name == "lying" else 3 << 10
+        (place / name / "train-labels-idx1-ubyte").write_bytes(
+            struct.pack(">II", 0x801, count) + bytes(count)
+        )
+        with gzip.open(place / name / "train-images-idx3-ubyte.gz", "wb") as file:
+            file.write(head)
+            for _ in range(300):
+                file.write(bytes(1 << 20))
+    labels, wide, zeros, bare, lying, honest = bounded(
         ["data", "info", "train-000000.tar"],
         ["data", "info", "wide.npz"],
         ["data", "info", "zeros.npz"],
-        ["data", "info", "idx"],
+        *(["data", "info", name] for name in heads),
     )
     one_line(labels, "labels run to 999999999")
     one_line(wide, "would unpack to")
     one_line(zeros, "would unpack to")
-    one_line(idx, "unpacks to more than 256 MiB")
+    one_line(bare, "not an IDX file of unsigned bytes")
+    one_line(lying, "do not hold (1, 8, 8) values")
+    one_line(honest, "do not hold (3072, 1024, 1024) values")
 
 
 def chunk(kind: bytes, body: bytes) -> bytes:
@@ -193,6 +203,14 @@ def moving(kind: str) -> bytes:
     return buffer.getvalue()
 
 
+def tiff(*entries: tuple[int, int, int]) -> bytes:
+    """A TIFF of one grey pixel with further (tag, type, value) entries."""
+    tags = {256: (3, 1), 257: (3, 1), 258: (3, 8), 259: (3, 1), 262: (3, 1), 273: (4, 0), 277: (3, 1)}
+    tags |= {278: (3, 1), 279: (4, 1)} | {tag: (kind, value) for tag, kind, value in entries}
+    rows = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, (kind, value) in sorted(tags.items()))
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + rows + struct.pack("<I", 0) + bytes(64)
+
+
 BOMB = zlib.compress(bytes(64 << 20))
 # What becomes of each: pixels of this height and width, or a refusal that says why.
 IMAGES = {
@@ -220,6 +238,14 @@ IMAGES = {
         b"GIF89a\xff\xff\xff\xff\x00\x00\x00,\0\0\0\0\x01\0\x01\0\0\2\2L\1\0;",
         "it declares too many pixels",
     ),
+    "tiff": (tiff(), (1, 1)),
+    "tiff of 3.6 billion pixels": (tiff((256, 4, 60_000), (257, 4, 60_000)), "it declares"),
+    "tiff of a pixel in a giant tile": (
+        tiff((322, 4, 40_000), (323, 4, 40_000), (324, 4, 0), (325, 4, 64)),
+        "in tiles of 40000x40000",
+    ),
+    "postscript in a tiff's name": (b"%!PS-Adobe-3.0 EPSF-3.0\n" + tiff(), "not an image"),
+    "icon": (photo("ICO"), "not an image"),
     "postscript": (
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(%pipe%touch x) (w) file\n",
         "not an image",

@@ -12,7 +12,6 @@ import fathoms
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.cli.main import main
 from fathoms.errors import printable
-from fathoms.models import hub
 
 pytestmark = pytest.mark.plain
 
@@ -119,6 +118,7 @@ class Stub:
                 raise error
             return str(path)
 
+        monkeypatch.setattr("fathoms.hub_reach.reachable", lambda *_: True)
         monkeypatch.setattr(huggingface_hub, "HfApi", Api)
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
 
@@ -128,7 +128,7 @@ def needs_hub():
     pytest.importorskip("huggingface_hub")
 
 
-def loaded(source="owner/name"):
+def loaded(source="hf-hub:owner/name"):
     with pytest.raises(FathomsError) as caught:
         fathoms.load_weights(ViT(ViTConfig(image_size=8, patch_size=2, dim=8, heads=2, depth=1)), source)
     assert str(caught.value).isprintable()
@@ -170,9 +170,10 @@ def test_whatever_the_client_raises_is_one_line(error, monkeypatch):
     assert "the download failed" in loaded()
 
 
-@pytest.mark.parametrize("source", ["../x", "a..b/c", "-/-", "x/.git", "a/b@../../c"])
+@pytest.mark.parametrize("source", ["../x", "a..b/c", "-/-", "x/.git", "a/b@../../c", "owner/name"])
 def test_ids_that_would_be_paths_fetch_nothing(source, monkeypatch):
     stub = Stub(monkeypatch)
-    assert hub.is_hub_id("owner/name")
     loaded(source)
+    assert stub.asked == []
+    loaded(f"hf-hub:{source}")
     assert all(name == "model.safetensors" and revision == COMMIT for _, name, revision in stub.asked)

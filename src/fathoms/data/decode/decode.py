@@ -4,12 +4,13 @@
 |---|---|
 | grey (1 or 8 bit) | the same value in R, G and B |
 | grey, 16 bit | the high byte (Pillow alone would clip at 255 and give white) |
-| RGB, 16 bit a channel (PNG) | the high byte |
+| RGB, 16 bit a channel (PNG, TIFF) | the high byte |
 | palette | its colours; transparency is dropped |
 | RGBA, LA | its colours; alpha is dropped, as Pillow's convert("RGB") does |
 | CMYK, YCCK (JPEG) | Pillow's conversion, with Adobe's inversion |
 | EXIF orientation 2 to 8 | rotated upright (`exif="ignore"` leaves it as stored) |
-| animation (GIF, WebP, PNG) | the first frame |
+| animation (GIF, WebP, PNG, AVIF), pages of a TIFF | the first frame |
+| TIFF, 32 bit or floating point | an error: nothing says which value is white |
 | a JPEG that decodes only with warnings | an error: it is damaged |
 """
 
@@ -23,9 +24,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import UInt8
 
-from fathoms.data.decode.image_header import FORMATS, MAX_PIXELS, ImageHeader, hush_pillow, read_header
+from fathoms.data.decode.image_header import MAX_PIXELS, ImageHeader, hush_pillow, read_header
 from fathoms.data.decode.turbojpeg import HOW_TO_GET, TurboJpeg, load_turbojpeg
 from fathoms.data.errors import BadImageError
+from fathoms.data.sources.image_formats import formats_here
 from fathoms.errors import BackendError, reason
 from fathoms.registry import check_name
 
@@ -128,7 +130,7 @@ def _pillow_region(data: bytes, header: ImageHeader, box: Box) -> np.ndarray:
     top, left, height, width = box
     hush_pillow()
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=formats_here()) as image:
             if image.size != (header.width, header.height):
                 raise BadImageError("its pixels do not have the size its header declares")
             if image.mode.startswith("I"):

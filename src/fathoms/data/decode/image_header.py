@@ -12,8 +12,10 @@ import re
 import struct
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 from fathoms.data.errors import BadImageError
+from fathoms.data.sources.image_formats import FORMATS, formats_here, missing_reader
 
 # 67 million pixels are 200 MB of RGB: more than any camera image a classifier needs, and small
 # enough that sixteen workers fit in a server's memory.
@@ -22,10 +24,11 @@ MAX_PIXELS = 1 << 26
 MAX_SCANS = 64
 # Segments before the frame header. The longest colour profile takes 255; empty ones could be endless.
 MAX_SEGMENTS = 4096
-# Formats that are recognised, by content; the name of a file does not count.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+# A tile of a TIFF may be larger than its image, but not by much: all of it is allocated.
+_MAX_TILE = 1 << 22
 
 _ORIENTATION_TAG = 0x0112
+_TILE_TAGS = 322, 323
 _PILLOW = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
 
@@ -149,27 +152,47 @@ def _exif_orientation(tiff: bytes) -> int:
 
 
 def _read_other(data: bytes, max_pixels: int) -> ImageHeader:
-    """Let Pillow read the header of PNG, WebP, BMP or GIF."""
+    """Let Pillow read the header of every format but JPEG."""
     from PIL import Image, UnidentifiedImageError
 
     hush_pillow()
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=formats_here()) as image:
             width, height = image.size
             check_size(width, height, max_pixels)
             orientation = image.getexif().get(_ORIENTATION_TAG, 1)
             mode, kind = image.mode, image.format or "?"
+            if kind == "TIFF":
+                _check_tiles(image, width * height)
+                # Pillow rotates a TIFF itself, and gives the size that it then has.
+                orientation = 1
     except BadImageError:
         raise
     except Image.DecompressionBombError as error:
         raise BadImageError(f"it declares too many pixels ({_first_line(error)})") from error
     except UnidentifiedImageError as error:
-        raise BadImageError(f"not an image of a known format ({', '.join(FORMATS)})") from error
+        missing = missing_reader(data)
+        raise BadImageError(missing or f"not an image of a known format ({', '.join(FORMATS)})") from error
     except Exception as error:
         raise BadImageError(f"not an image that can be read ({_first_line(error)})") from error
+    _check_depth(kind, mode)
     if not isinstance(orientation, int) or not 1 <= orientation <= 8:
         orientation = 1
     return ImageHeader(kind, width, height, orientation, mode=mode)
+
+
+def _check_tiles(image: Any, pixels: int) -> None:
+    """Refuse a TIFF of small size in huge tiles."""
+    across, down = (image.tag_v2.get(tag, 1) for tag in _TILE_TAGS)
+    if not (isinstance(across, int) and isinstance(down, int)) or across * down > max(pixels, _MAX_TILE):
+        raise BadImageError(f"TIFF of {pixels} pixels in tiles of {str(across)[:20]}x{str(down)[:20]}")
+
+
+def _check_depth(kind: str, mode: str) -> None:
+    """Refuse pixels without a known range: nothing says which value is white."""
+    if mode == "F" or (kind == "TIFF" and mode == "I"):
+        stored = "floating-point" if mode == "F" else "32-bit"
+        raise BadImageError(f"{kind} with {stored} pixels, whose range is not known; store 8 or 16 bits")
 
 
 def hush_pillow() -> None:

@@ -25,13 +25,6 @@ from fathoms.data.workers.watch import CHECK_EVERY, Watch, describe_trouble, tas
 from fathoms.errors import FathomsError
 
 
-def available_cores() -> int:
-    """CPU cores this process may use; a container or a scheduler may grant fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def lower_priority() -> None:
     """Ask the scheduler not to preempt another thread for this one.
 

@@ -14,7 +14,7 @@ from fathoms.errors import FathomsError
 from fathoms.parts.dyt import Derf, DyT
 from fathoms.parts.norm import ScaleNorm
 from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
-from fathoms.registry import nearest
+from fathoms.registry import hint
 
 Layout = Literal["last", "first"]
 
@@ -120,9 +120,7 @@ def _by_pattern(sites: list[NormSite], patterns: Iterable[str]) -> list[NormSite
     for pattern in patterns:
         matched = fnmatch.filter(names, pattern)
         if not matched:
-            raise FathomsError(
-                f"swap_norms: only={pattern!r} matches no norm; the nearest is {nearest(pattern, names)!r}"
-            )
+            raise FathomsError(f"swap_norms: only={pattern!r} matches no norm; {hint(pattern, names)}")
         chosen.update(matched)
     return [site for site in sites if site.name in chosen]
 

@@ -10,10 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError, ShapeError
-from fathoms.models.build_timm import TIMM, timm_teacher
+from fathoms.models.build_timm import timm_teacher
 from fathoms.models.weights import load_weights
 from fathoms.models.zoo import create_model
 from fathoms.registry import check_name
+from fathoms.train.recipe.names import teacher_kind
 from fathoms.train.recipe.recipe import Recipe
 
 KINDS = ("none", "soft", "hard")
@@ -156,19 +157,29 @@ class Distillation:
 
 
 def build_teacher(recipe: Recipe, classes: int, device: torch.device) -> Distillation | None:
-    """The teacher of a recipe: NAME=WEIGHTS, or timm/NAME with timm's pretrained weights; None without one."""
+    """The teacher of a recipe; None without one.
+
+    timm/NAME with timm's pretrained weights, NAME=WEIGHTS, or a trained model with its record: a run folder, an
+    exported file with its card, hf-hub:OWNER/NAME.
+    """
     if recipe.teacher is None:
         return None
-    name, _, weights = recipe.teacher.partition("=")
+    kind = teacher_kind(recipe.teacher)
     own_mean, own_std = recipe.mean, recipe.std
     model: nn.Module
-    if name.startswith(TIMM):
-        model, own_mean, own_std = timm_teacher(name, classes)
-    elif not weights:
-        raise ConfigError(
-            f"--teacher {name}: an untrained teacher teaches noise; give --teacher {name}=WEIGHTS"
-        )
-    else:
+    if kind == "weights":
+        name, _, weights = recipe.teacher.partition("=")
         model = create_model(name, num_classes=classes)
         load_weights(model, weights)
+    elif kind == "timm":
+        model, own_mean, own_std = timm_teacher(recipe.teacher, classes)
+    else:
+        from fathoms.evaluate.load import load_run
+
+        loaded = load_run(recipe.teacher)
+        if loaded.num_classes != classes:
+            raise ConfigError(
+                f"--teacher {recipe.teacher}: has {loaded.num_classes} classes, the data has {classes}"
+            )
+        model, own_mean, own_std = loaded.model, loaded.preprocessing.mean, loaded.preprocessing.std
     return Distillation(Teacher(model, recipe.mean, recipe.std, own_mean, own_std).to(device), recipe)

@@ -1,0 +1,207 @@
+"""The coordinate check: does what ten optimizer steps do to the activations depend on the size of the model?
+
+Models of several depths (or widths) take the same few steps on the same batch. With a parametrisation under which a
+learning rate carries over from one size to another, the activations rise by the same amount at every size; without
+one, the rise grows or vanishes as a power of the size. The rise is fitted, and not the level: a level that differs at
+initialisation says nothing about training.
+
+Papers: Yang et al. 2022, arXiv:2203.03466 (widths); Dey et al. 2025, arXiv:2505.01618 (depths).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fathoms.errors import ConfigError
+from fathoms.models.hooks import hooked
+from fathoms.models.param_groups import param_groups
+from fathoms.probes.blocks import find_blocks
+from fathoms.probes.stream_tracer import output_of
+from fathoms.probes.thresholds import FLAT_SLOPE
+
+Build = Callable[[int], nn.Module]
+MakeOptimizer = Callable[[nn.Module], Optimizer]
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One model's steps: mean |x_L| and mean |logit| before each step and after the last, and the loss."""
+
+    size: int
+    seed: int
+    stream: list[float]
+    logits: list[float]
+    loss: list[float]
+
+    def rise(self, quantity: str) -> float:
+        """How far the activations are from where they began, the largest over the steps."""
+        values = getattr(self, quantity)
+        return max(abs(value - values[0]) for value in values[1:])
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A fitted exponent: rise ~ size^value, with its interval over the seeds."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """One of "flat", "growing" and "vanishing"; "diverged" where a model did not stay finite."""
+        if not math.isfinite(self.value):
+            return "diverged"
+        return "flat" if abs(self.value) <= FLAT_SLOPE else "growing" if self.value > 0 else "vanishing"
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """The result of a coordinate check."""
+
+    sizes: tuple[int, ...]
+    trajectories: list[Trajectory]
+    stream: Slope
+    logits: Slope
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on the stream after the last block."""
+        return self.stream.verdict
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "sizes": list(self.sizes),
+            "verdict": self.verdict,
+            **{
+                name: {
+                    "slope": _plain(s.value),
+                    "low": _plain(s.low),
+                    "high": _plain(s.high),
+                    "verdict": s.verdict,
+                }
+                for name, s in (("stream", self.stream), ("logits", self.logits))
+            },
+            "trajectories": [
+                {
+                    key: [_plain(x) for x in value] if isinstance(value, list) else value
+                    for key, value in vars(t).items()
+                }
+                for t in self.trajectories
+            ],
+        }
+
+
+def coordinate_check(
+    build: Build,
+    sizes: Sequence[int],
+    images: Float[Tensor, "B C H W"],
+    labels: Int[Tensor, " B"] | None = None,
+    *,
+    optimizer: MakeOptimizer | None = None,
+    lr: float = 1e-3,
+    steps: int = 10,
+    seeds: Sequence[int] = (0, 1),
+) -> Coordinates:
+    """Take `steps` optimizer steps at every size and fit how the rise of the activations depends on the size.
+
+    torch's random numbers are put back afterwards.
+
+    Args:
+        build: Makes a model of a size; torch is seeded before each call.
+        sizes: Depths or widths, two or more.
+        images: The batch, the same at every step.
+        labels: Its classes; None draws them at random with a fixed seed.
+        optimizer: Makes the optimizer of a model; None is AdamW at `lr` times the factors of `fathoms.param_groups`.
+        lr: Learning rate of that AdamW.
+        steps: Number of steps.
+        seeds: One model of every size for each; the interval of the slope is over them.
+
+    >>> from fathoms import ViT, ViTConfig
+    >>> small = ViTConfig(image_size=8, patch_size=4, dim=16, heads=2, num_classes=4)
+    >>> check = coordinate_check(
+    ...     lambda depth: ViT(small.replace(depth=depth)), (2, 8), torch.randn(4, 3, 8, 8), steps=3, seeds=(0,)
+    ... )
+    >>> check.verdict
+    'growing'
+    """
+    if len(set(sizes)) < 2 or any(size < 1 for size in sizes):
+        raise ConfigError(
+            f"coordinates: sizes {list(sizes)} give no slope; use two or more different sizes above 0"
+        )
+    if labels is None:
+        labels = torch.arange(len(images)) % 2
+    make = optimizer or (lambda model: torch.optim.AdamW(param_groups(model, 0.0).at(lr)))
+    devices = [images.device] if images.is_cuda else []
+    with torch.random.fork_rng(devices):
+        found = [
+            _take_steps(build, size, seed, (images, labels.to(images.device)), make, steps)
+            for seed in seeds
+            for size in sizes
+        ]
+    slopes = [_fit(found, quantity) for quantity in ("stream", "logits")]
+    return Coordinates(tuple(sizes), found, *slopes)
+
+
+def _take_steps(
+    build: Build, size: int, seed: int, batch: tuple[Tensor, Tensor], make: MakeOptimizer, steps: int
+) -> Trajectory:
+    torch.manual_seed(seed)
+    images, labels = batch
+    model = build(size).to(images.device).train()
+    optimizer = make(model)
+    last = list(find_blocks(model).values())[-1]
+    levels: list[Tensor] = []
+
+    def keep(_block: nn.Module, _inputs: Any, output: Any) -> None:
+        stream = output_of(output)
+        if stream is not None:
+            levels.append(stream.detach().abs().double().mean())
+
+    logits: list[Tensor] = []
+    losses: list[Tensor] = []
+    with torch.enable_grad(), hooked(last.register_forward_hook(keep)):
+        for step in range(steps + 1):
+            output = model(images)
+            loss = F.cross_entropy(output.float(), labels)
+            logits.append(output.detach().abs().double().mean())
+            losses.append(loss.detach().double())
+            if step < steps:
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+    rows = torch.stack([torch.stack(values) for values in (levels, logits, losses)]).tolist()
+    return Trajectory(size, seed, *rows)
+
+
+def _fit(found: list[Trajectory], quantity: str) -> Slope:
+    """The slope of log rise against log size: the mean over the seeds, and their range widened by Student's t."""
+    slopes = []
+    for seed in sorted({t.seed for t in found}):
+        mine = [t for t in found if t.seed == seed]
+        rises = [t.rise(quantity) for t in mine]
+        if not all(math.isfinite(rise) and rise > 0 for rise in rises):
+            return Slope(math.nan, math.nan, math.nan)
+        slopes.append(float(np.polyfit(np.log([t.size for t in mine]), np.log(rises), 1)[0]))
+    mean = float(np.mean(slopes))
+    if len(slopes) < 2:
+        return Slope(mean, -math.inf, math.inf)
+    from scipy import stats
+
+    reach = float(stats.t.ppf(0.975, len(slopes) - 1) * np.std(slopes, ddof=1) / math.sqrt(len(slopes)))
+    return Slope(mean, mean - reach, mean + reach)
+
+
+def _plain(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,141 @@
+"""One batch forward and backward through a model that is left as it was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fathoms.errors import ConfigError, FathomsError, ShapeError, WeightsError, reason
+from fathoms.models.hooks import hooked
+from fathoms.models.inference_mode import in_inference
+from fathoms.probes.blocks import branch_parameters, find_blocks, scales_of, unwrap
+from fathoms.probes.recorder import Recorder
+from fathoms.probes.tensor_statistics import norm, rms, scale_statistics
+from fathoms.probes.update_ratio import update_norms
+
+Found = dict[tuple[str, str], dict[str, float]]
+
+
+def measure(
+    model: nn.Module, images: Tensor, labels: Tensor | None, optimizer: Optimizer | None, light: bool
+) -> tuple[Found, float, tuple[float, int]]:
+    """The numbers of every site, the loss, and the size and number of the outputs."""
+    model = unwrap(model)
+    blocks = find_blocks(model)
+    _check_finite(model)
+    if images.dim() != 4 or len(images) == 0:
+        raise ShapeError(f"probe: images are {tuple(images.shape)}; give a batch (B, C, H, W) of one or more")
+    recorder = Recorder(model, blocks, light)
+    parameters = {id(p): p for p in model.parameters() if p.requires_grad}
+    with _untouched(model, images.device), hooked(*recorder.install()):
+        # The images ask for a gradient, so that one reaches every block of a frozen model too.
+        given = images.detach().requires_grad_()
+        with recorder.tracer:
+            logits = _run(model, given)
+        recorder.stop()
+        loss = _loss(logits, labels)
+        wanted = [*parameters.values(), given]
+        gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+    by_parameter: dict[int, Tensor | None] = dict(zip(parameters, gradients, strict=False))
+    for (name, branch), values in recorder.sites.items():
+        values |= _of_parameters(blocks[name], branch, by_parameter, optimizer)
+        for missing in ("gradient", "gradient_rms"):
+            values.setdefault(missing, torch.zeros(()))
+    if not recorder.sites:
+        raise ConfigError(f"probe: no block of {type(model).__name__} ran; give a whole model")
+    sizes = torch.stack([loss.detach().double(), rms(logits).double()]).tolist()
+    return recorder.read(), sizes[0], (sizes[1], logits.shape[1])
+
+
+def _of_parameters(
+    block: nn.Module, branch: str, gradients: dict[int, Tensor | None], optimizer: Optimizer | None
+) -> dict[str, Tensor]:
+    """What a branch's parameters say: their gradient, their scales, and the next update."""
+    side = branch.rstrip("0123456789")
+    parameters = [parameter for _, parameter in branch_parameters(block, side)]
+    own = [g for p in parameters if (g := gradients.get(id(p))) is not None]
+    total = _total([norm(g) for g in own])
+    count = sum(g.numel() for g in own)
+    values = {"weights": total, "weights_rms": total / math.sqrt(max(count, 1))}
+    gammas, norms = scales_of(block, side)
+    for name, scales in (("gamma", gammas), ("norm", norms)):
+        if scales:
+            values |= scale_statistics(torch.cat([scale.flatten() for scale in scales]), name)
+    steps = None if optimizer is None else update_norms(optimizer, parameters)
+    if steps is not None:
+        values["update"] = _total(steps) / _total([norm(p) for p in parameters])
+    return values
+
+
+def _total(norms: list[Tensor]) -> Tensor:
+    """The norm of tensors together, from the norm of each."""
+    return torch.linalg.vector_norm(torch.stack(norms).double()) if norms else torch.zeros(())
+
+
+@contextmanager
+def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Evaluation mode without noise of drop-path, torch's compiler off, random numbers put back at the end."""
+    devices = [device] if device.type == "cuda" else []
+    stance = torch.compiler.set_stance("force_eager")
+    with torch.random.fork_rng(devices), in_inference(model), torch.enable_grad(), stance:
+        yield
+
+
+def _run(model: nn.Module, images: Tensor) -> Tensor:
+    """The model's logits, of whatever it returns."""
+    try:
+        output: Any = model(images)
+    except FathomsError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"probe: {len(images)} images do not fit in memory; use a smaller batch") from error
+    except (RuntimeError, ValueError, AssertionError, IndexError, TypeError) as error:
+        shape = "x".join(str(side) for side in images.shape[1:])
+        raise ShapeError(
+            f"probe: {type(model).__name__} cannot take images of {shape} ({reason(error)}); give images of its size"
+        ) from error
+    for name in ("logits", "pooler_output", "last_hidden_state"):
+        if getattr(output, name, None) is not None:
+            output = getattr(output, name)
+    output = output[0] if isinstance(output, tuple | list) else output
+    if not isinstance(output, Tensor) or output.dim() < 2:
+        raise ConfigError(
+            f"probe: {type(model).__name__} gives no logits; give a model with images in, logits out"
+        )
+    return output.flatten(1, -2).mean(1) if output.dim() > 2 else output
+
+
+def _loss(logits: Tensor, labels: Tensor | None) -> Tensor:
+    classes = logits.shape[1]
+    if labels is None:
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.randint(classes, (len(logits),), generator=generator)
+    if len(labels) != len(logits):
+        raise ShapeError(f"probe: {len(labels)} labels for {len(logits)} images; give one for each")
+    if int(labels.max()) >= classes or int(labels.min()) < 0:
+        raise ShapeError(
+            f"probe: labels reach {int(labels.max())}, the model has {classes} outputs; give others"
+        )
+    kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    return F.cross_entropy(logits.to(kind), labels.to(logits.device))
+
+
+def _check_finite(model: nn.Module) -> None:
+    """Refuse weights that are not finite, and name the first."""
+    named = [(name, p.detach()) for name, p in model.named_parameters() if p.is_floating_point()]
+    if not named:
+        return
+    sizes = torch._foreach_norm([p for _, p in named], math.inf)
+    bad = ~torch.isfinite(torch.stack([size.to(torch.float32) for size in sizes]))
+    if bool(bad.any()):
+        name = named[int(bad.nonzero()[0])][0]
+        raise WeightsError(
+            f"probe: {name} holds values that are not finite; the weights are lost, load earlier ones"
+        )

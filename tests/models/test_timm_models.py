@@ -1,0 +1,84 @@
+"""fathoms' models through timm: built by name, trained by timm's own optimizer, loss and data settings."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+
+import fathoms
+import fathoms.timm_models
+from fathoms.errors import FathomsError
+from fathoms.models.zoo import list_models
+
+SMALL = {"depth": 3, "img_size": 32, "patch_size": 8, "num_classes": 7}
+
+
+def test_every_name_of_the_zoo_is_in_timms_registry():
+    assert set(timm.list_models("fathoms_*")) == {f"fathoms_{name}" for name in list_models()}
+
+
+def test_a_model_from_timm_is_the_model_of_the_zoo():
+    torch.manual_seed(0)
+    ours = fathoms.create_model("cait_xxs24_224", depth=3, image_size=32, patch_size=8, num_classes=7)
+    theirs = timm.create_model("fathoms_cait_xxs24_224", **SMALL)
+    theirs.load_state_dict(ours.state_dict())
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(ours.eval()(images), theirs.eval()(images))
+
+
+def test_timms_words_for_sizes_are_taken_and_switches_too():
+    model = timm.create_model(
+        "fathoms_vit_tiny_patch16_224", in_chans=1, drop_path_rate=0.2, norm="dyt", **SMALL
+    )
+    config = model.config
+    assert (config.image_size, config.in_channels, config.drop_path, config.norm) == (32, 1, 0.2, "dyt")
+
+
+def test_timms_optimizer_trains_it_with_our_groups():
+    from timm.optim import create_optimizer_v2
+
+    model = timm.create_model("fathoms_vit_tiny_patch16_224", residual="layerscale", **SMALL)
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=3e-3, weight_decay=0.05, layer_decay=0.5)
+    ours = fathoms.param_groups(model, weight_decay=0.05, layer_decay=0.5)
+    scales = {id(p): (g["weight_decay"], g["lr_scale"]) for g in ours for p in g["params"]}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            assert scales[id(parameter)] == (group["weight_decay"], pytest.approx(group["lr_scale"]))
+    images, labels = torch.randn(8, 3, 32, 32), torch.arange(8) % 7
+    losses = []
+    for _ in range(8):
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.2
+
+
+def test_timms_data_settings_are_read_from_it():
+    from timm.data import resolve_data_config
+
+    settings = resolve_data_config({}, model=timm.create_model("fathoms_vit_tiny_patch16_224", **SMALL))
+    assert settings["input_size"] == (3, 32, 32)
+
+
+def test_features_and_a_new_classifier_as_timms_users_ask_for_them():
+    model = timm.create_model("fathoms_vit_tiny_patch16_224", **SMALL)
+    model.reset_classifier(0)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 192)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pretrained": True}, "no pretrained weights"),
+        ({"drop_rate": 0.1}, "drop_rate"),
+        ({"img_size": (32, 64)}, "not square"),
+        ({"nrom": "dyt"}, "norm"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(options, words):
+    with pytest.raises(FathomsError, match=words) as caught:
+        timm.create_model("fathoms_vit_tiny_patch16_224", **options)
+    assert "\n" not in str(caught.value)
