@@ -101,14 +101,17 @@ def _run(model: nn.Module, images: Tensor) -> Tensor:
         raise ShapeError(
             f"probe: {type(model).__name__} cannot take images of {shape} ({reason(error)}); give images of its size"
         ) from error
-    for name in ("logits", "pooler_output", "last_hidden_state"):
-        if getattr(output, name, None) is not None:
-            output = getattr(output, name)
+    return logits_of(output, type(model).__name__)
+
+
+def logits_of(output: Any, name: str = "the model") -> Tensor:
+    """The logits in what a model returns; of features without a head, their mean over the tokens."""
+    for key in ("logits", "pooler_output", "last_hidden_state"):
+        if getattr(output, key, None) is not None:
+            output = getattr(output, key)
     output = output[0] if isinstance(output, tuple | list) else output
     if not isinstance(output, Tensor) or output.dim() < 2:
-        raise ConfigError(
-            f"probe: {type(model).__name__} gives no logits; give a model with images in, logits out"
-        )
+        raise ConfigError(f"probe: {name} gives no logits; give a model with images in, logits out")
     return output.flatten(1, -2).mean(1) if output.dim() > 2 else output
 
 
