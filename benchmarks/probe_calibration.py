@@ -12,6 +12,7 @@ finite or ended above where it began, "stalls" if the mean of the last 30 losses
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import multiprocessing
@@ -95,7 +96,9 @@ def _finite(value: float) -> float | None:
     return round(value, 4) if math.isfinite(value) else None
 
 
+@functools.cache
 def _data(path: str, device: str) -> Any:
+    """Images and labels, once for each process."""
     import numpy as np
     import torch
 
@@ -106,11 +109,13 @@ def _data(path: str, device: str) -> Any:
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         return images[order].to(device), labels[order].to(device)
     arrays = np.load(path)
-    generator = np.random.default_rng(0)
-    order = generator.permutation(len(arrays["y_train"]))
+    labels = arrays["y_train"]
+    order = np.random.default_rng(0).permutation(len(labels))
     pixels = torch.from_numpy(arrays["x_train"][order]).permute(0, 3, 1, 2).to(device)
-    mean, std = (torch.tensor(x, device=device)[:, None, None] for x in ((0.491, 0.482, 0.447), (0.247, 0.244, 0.262)))
-    return (pixels.float() / 255 - mean) / std, torch.from_numpy(arrays["y_train"][order]).long().to(device)
+    mean, std = (
+        torch.tensor(x, device=device)[:, None, None] for x in ((0.491, 0.482, 0.447), (0.247, 0.244, 0.262))
+    )
+    return (pixels.float() / 255 - mean) / std, torch.from_numpy(labels[order]).long().to(device)
 
 
 def _adamw(model: Any, lr: float) -> Any:
@@ -154,7 +159,9 @@ def outcome(losses: list[float]) -> str:
 
 def tasks(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Every cell, the deep ones first, so that the last to finish are short."""
-    common = {key: getattr(args, key) for key in ("data", "device", "dim", "grid", "batch_size", "updates", "seed")}
+    common = {
+        key: getattr(args, key) for key in ("data", "device", "dim", "grid", "batch_size", "updates", "seed")
+    }
     common["threads"] = max(1, args.threads)
     return [
         {"switch": switch, "depth": depth, "lr": lr, **common}
@@ -178,8 +185,11 @@ def run(args: argparse.Namespace) -> None:
             except multiprocessing.TimeoutError:
                 break
             row = done[-1]
-            print(f"{len(done):3}/{len(planned)} {row['outcome']:9} {row['last']} {row['switch']}, "
-                  f"depth {row['depth']}, lr {row['lr']:g}, {row['seconds']:.0f} s", flush=True)
+            print(
+                f"{len(done):3}/{len(planned)} {row['outcome']:9} {row['last']} {row['switch']}, "
+                f"depth {row['depth']}, lr {row['lr']:g}, {row['seconds']:.0f} s",
+                flush=True,
+            )
         pool.terminate()
     done.sort(key=lambda row: (list(SWITCHES).index(row["switch"]), row["depth"], row["lr"]))
     about = {"planned": len(planned), "done": len(done), "seconds": round(time.monotonic() - began, 1)}
@@ -190,7 +200,9 @@ def run(args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     runner = commands.add_parser("run", help="run the grid")
     runner.add_argument("--data", default="digits", help="an .npz with x_train and y_train, or digits")

@@ -45,9 +45,9 @@ def measure(
         gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
     by_parameter: dict[int, Tensor | None] = dict(zip(parameters, gradients, strict=False))
     for (name, branch), values in recorder.sites.items():
-        values |= _of_parameters(blocks[name], branch, by_parameter, optimizer)
+        values |= _of_parameters(blocks[name], branch, by_parameter, optimizer, images.device)
         for missing in ("gradient", "gradient_rms"):
-            values.setdefault(missing, torch.zeros(()))
+            values.setdefault(missing, torch.zeros((), device=images.device))
     if not recorder.sites:
         raise ConfigError(f"probe: no block of {type(model).__name__} ran; give a whole model")
     sizes = torch.stack([loss.detach().double(), rms(logits).double()]).tolist()
@@ -55,13 +55,18 @@ def measure(
 
 
 def _of_parameters(
-    block: nn.Module, branch: str, gradients: dict[int, Tensor | None], optimizer: Optimizer | None
+    block: nn.Module,
+    branch: str,
+    gradients: dict[int, Tensor | None],
+    optimizer: Optimizer | None,
+    device: torch.device,
 ) -> dict[str, Tensor]:
     """What a branch's parameters say: their gradient, their scales, and the next update."""
     side = branch.rstrip("0123456789")
     parameters = [parameter for _, parameter in branch_parameters(block, side)]
     own = [g for p in parameters if (g := gradients.get(id(p))) is not None]
-    total = _total([norm(g) for g in own])
+    # A frozen branch has no gradient: its norm is zero.
+    total = _total([norm(g) for g in own] or [torch.zeros((), device=device)])
     count = sum(g.numel() for g in own)
     values = {"weights": total, "weights_rms": total / math.sqrt(max(count, 1))}
     gammas, norms = scales_of(block, side)
@@ -76,7 +81,7 @@ def _of_parameters(
 
 def _total(norms: list[Tensor]) -> Tensor:
     """The norm of tensors together, from the norm of each."""
-    return torch.linalg.vector_norm(torch.stack(norms).double()) if norms else torch.zeros(())
+    return torch.linalg.vector_norm(torch.stack(norms).double())
 
 
 @contextmanager
