@@ -100,7 +100,7 @@ class Bench:
 def accuracies(run: Path) -> dict[int, float]:
     """Test accuracy after each epoch that a run reached, from its metrics."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {row["epoch"] + 1: row["top1"] for row in rows if row["split"] == "val"}
+    return {row["epoch"]: row["top1"] for row in rows if row["split"] == "val"}
 
 
 def measure(bench: Bench, seed: int, base_epochs: int, lr: float) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Plain-text tables for the terminal."""
+"""Plain text for the terminal: tables, and counts with their nouns."""
 
 from __future__ import annotations
 
@@ -18,3 +18,12 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for row in (header, *rows)
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "epoch"), plural(2, "epoch")
+    ('1 epoch', '2 epochs')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

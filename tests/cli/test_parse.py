@@ -48,3 +48,19 @@ def test_an_optional_boolean_is_given_refused_or_absent():
     assert "amp" not in given(parsed("train").training)
     assert given(parsed("train", "--amp").training)["amp"] is True
     assert given(parsed("train", "--no-amp").training)["amp"] is False
+
+
+def help_of(command, capsys):
+    with pytest.raises(SystemExit):
+        parsed(command, "--help")
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_help_names_values_as_people_do(capsys):
+    text = help_of("validate", capsys)
+    assert "[OPTIONS] [DATA]" in text
+    assert "--robustness NAME [NAME ...] Further data sets to evaluate. --real-labels" in text
+    assert "--no-use-ema Take the plain weights" in text
+    assert "default: True" not in text
+    assert "[STR" not in text + help_of("train", capsys)
+    assert "IMAGES ... Images, or folders of images. " in help_of("predict", capsys)

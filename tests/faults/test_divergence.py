@@ -67,7 +67,7 @@ def test_a_bad_number_stops_the_run_before_the_weights_and_names_layer_and_batch
     summary = tiny_runs.summary()
     assert summary["status"] == "diverged"
     assert message in summary["reason"]
-    assert "epoch 0, update 3, batch 3" in summary["reason"]
+    assert "epoch 1, update 4, batch 3" in summary["reason"]
     (tensors, record), (now, record_now) = before[0], everything(trainer)
     assert all(torch.equal(now[name], tensor) for name, tensor in tensors.items())
     assert record == record_now
@@ -93,7 +93,7 @@ def test_a_skipped_update_is_as_if_its_batch_had_not_been_and_too_many_stop_the_
     poison(trainer, {(0, 3), (1, 2)}, trainer.model.blocks[2].attn, nan_output)
     assert trainer.run().code == 0
     assert tiny_runs.summary("skipped")["guard"]["skipped"] == 2
-    assert [row["update"] for row in tiny_runs.lines("guard.jsonl", "skipped")] == [3, 10]
+    assert [row["update"] for row in tiny_runs.lines("guard.jsonl", "skipped")] == [4, 11]
     assert all(math.isfinite(row["loss"]) for row in tiny_runs.metrics("skipped"))
     assert all(value.isfinite().all() for value in tiny_runs.weights("skipped").values())
     # The other way to the same end: pass the two batches over without ever computing them.
@@ -184,7 +184,7 @@ def test_a_spike_is_logged_and_may_be_rolled_back(tiny_runs):
         poison(trainer, {(3, 2)}, trainer.model.head, lambda output: output * 1e3)
         assert trainer.run().code == 0
         rows = tiny_runs.lines("guard.jsonl", act)
-        assert (rows[0]["kind"], rows[0]["act"], rows[0]["update"]) == ("spike", act, 26)
+        assert (rows[0]["kind"], rows[0]["act"], rows[0]["update"]) == ("spike", act, 27)
         assert rows[0]["score"] > 10
         assert tiny_runs.summary(act)["guard"]["rollbacks"] == rollbacks
 
@@ -197,7 +197,7 @@ def test_best_is_never_a_model_whose_evaluation_is_not_finite(tiny_runs):
         )
     )
     assert trainer.run().code == 0
-    assert tiny_runs.summary()["best"]["epoch"] == 0
+    assert tiny_runs.summary()["best"]["epoch"] == 1
     assert tiny_runs.lines("guard.jsonl")[0]["kind"] == "evaluation_not_finite"
     assert tiny_runs.state(which="best")["updates"] == 8
 

@@ -27,11 +27,11 @@ def test_a_run_leaves_the_folder_that_everything_else_reads(digit_runs):
     assert config["classes"] == [str(digit) for digit in range(10)]
     metrics = digit_runs.metrics()
     assert [(row["epoch"], row["split"]) for row in metrics] == [
-        (0, "train"),
-        (0, "val"),
         (1, "train"),
         (1, "val"),
-        (1, "test"),
+        (2, "train"),
+        (2, "val"),
+        (2, "test"),
     ]
     assert all({"step", "loss", "top1", "top5", "lr"} <= row.keys() for row in metrics)
     summary = json.loads((folder / "summary.json").read_text())

@@ -35,9 +35,9 @@ def test_a_policy_leaves_nothing_of_the_one_before():
 
 
 def test_a_precision_given_by_hand_overrides_the_amp_of_a_recipe():
-    assert Recipe.join({"amp": True}, {"precision": "bf16"}).policy == "bf16"
-    assert Recipe.join({"amp": True}, {}).policy == "autocast"
-    assert Recipe().policy == "fp32"
+    joined = Recipe.join({"amp": True}, {"precision": "bf16"})
+    assert (joined.precision, joined.amp) == ("bf16", None)
+    assert Recipe.join({"precision": "bf16"}, {"precision": "auto"}) == Recipe()
 
 
 def test_contradictions_are_refused():
@@ -46,6 +46,6 @@ def test_contradictions_are_refused():
     with pytest.raises(ConfigError, match="float16"):
         Recipe(precision="bf16", amp_dtype="float16")
     with pytest.raises(ConfigError, match="needs --torchcompile"):
-        Recipe(compile_scope="blocks")
+        Recipe(torchcompile="none", compile_scope="blocks")
     with pytest.raises(ConfigError, match="fathoms models"):
         set_stream(nn.Linear(2, 2), "autocast_fp32_stream")

@@ -40,7 +40,6 @@ NEEDS = {
     "model_ema_decay": (0.9, {"model_ema": True}),
     "model_ema_warmup": (True, {"model_ema": True}),
     "amp_dtype": ("float16", {"amp": True}),
-    "compile_scope": ("blocks", {"torchcompile": "inductor"}),
 }
 # An option that is read by default, and what switches it off.
 SWITCHED_OFF = {
@@ -52,6 +51,7 @@ SWITCHED_OFF = {
     "scale": ((0.5, 1.0), {"crop": "whole"}),
     "ratio": ((0.9, 1.1), {"crop": "pad"}),
     "amp": (True, {"precision": "bf16"}),
+    "compile_scope": ("blocks", {"torchcompile": "none"}),
 }
 
 

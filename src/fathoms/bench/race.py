@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +25,14 @@ from fathoms.train.learner import build_learner
 from fathoms.train.objective.objective import Objective
 from fathoms.train.precision.compile import KEEPS, compile_blocks, kept_for_backward
 from fathoms.train.precision.cuda_graph import WARMUP, GraphedStep
-from fathoms.train.precision.policy import PRECISIONS, set_stream
+from fathoms.train.precision.policy import set_stream
+from fathoms.train.precision.speed import LAUNCHES, PRECISIONS, Speed
 from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.step import Stepper
 
 COMPILES = ("none", "model", "blocks")
-LAUNCHES = ("eager", "graph")
+MODES = ("default", "reduce-overhead")
+"""Modes of torch.compile; the second replays CUDA graphs of its own."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +45,25 @@ class Setting:
         launch: Kernel by kernel ("eager"), or forward and backward pass as one CUDA graph ("graph").
         keep: What a compiled forward pass saves for the backward pass: "all" that torch would, or "lean", which
             recomputes element-wise results.
+        mode: The mode of torch.compile, for models of other libraries.
     """
 
     precision: str = "bf16"
     compile: str = "blocks"
     launch: str = "graph"
     keep: str = "lean"
+    mode: str = "default"
 
     def __post_init__(self) -> None:
         check_name(self.precision, PRECISIONS, "precision", "--precision")
         check_name(self.compile, COMPILES, "scope", "--compile")
         check_name(self.launch, LAUNCHES, "launch", "--launch")
         check_name(self.keep, KEEPS, "amount", "--keep")
+        check_name(self.mode, MODES, "mode", "mode")
 
 
 # The optimizer and the options of a measured update: AdamW, without clipping or a moving average.
 RECIPE = Recipe(lr=1e-4)
-
-# As people run timm's models: compiled whole, under autocast, one kernel at a time; for inference in bfloat16
-# throughout. Around timm's model an update is the same as around ours: its guard, optimizer and groups.
-TIMM_SETTINGS = {
-    "train": Setting("autocast", "model", "eager", "all"),
-    "infer": Setting("bf16", "model", "eager", "all"),
-}
 
 
 @dataclass
@@ -119,17 +117,15 @@ def training_update(
     It includes the gradient norm and clipping, the guard's readback of the previous update, the optimizer with
     its parameter groups, and the moving average if the recipe has one. The first calls compile.
     """
-    scope = None if setting.compile == "none" else setting.compile
-    recipe = recipe.replace(
-        precision=setting.precision,
-        torchcompile=scope and "inductor",
-        compile_scope=scope,
-        launch=setting.launch,
-    )
-    set_stream(model, recipe.policy)
+    if setting.mode != "default":
+        model = compiled(model, setting)
+    backend = "none" if setting.compile == "none" or setting.mode != "default" else "inductor"
+    scope = "blocks" if setting.compile == "blocks" else "model"
+    speed = Speed(setting.precision, backend, scope, setting.launch)
+    set_stream(model, speed.precision)
     job, world = Job(None, type(model).__name__, None, recipe), World(0, 1, device)
     objective = Objective(recipe, model, (), device)
-    stepper = Stepper(job, world, build_learner(job, world, model, objective), objective, channels)
+    stepper = Stepper(job, world, build_learner(job, world, model, objective, speed), objective, channels)
     state = TrainState(torch.zeros(4, dtype=torch.float64, device=device))
 
     def update(batch: Batch) -> None:
@@ -150,12 +146,12 @@ def _training(model: nn.Module, images: Tensor, labels: Tensor, setting: Setting
 
 
 def compiled(model: nn.Module, setting: Setting) -> nn.Module:
-    """The model compiled whole, block by block, or not."""
-    if setting.compile == "none":
-        return model
+    """The model, its calls compiled whole, block by block, or not."""
+    mode = None if setting.mode == "default" else setting.mode
     if setting.compile == "model":
-        return cast(nn.Module, torch.compile(model, dynamic=False))
-    compile_blocks(model, dynamic=False)
+        model.compile(dynamic=False, mode=mode)
+    elif setting.compile == "blocks":
+        compile_blocks(model, dynamic=False, mode=mode)
     return model
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json as json_format
 import os
+import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +17,11 @@ from typing import Any
 
 import tyro
 
+from fathoms.cli.early_checks import check_job
 from fathoms.cli.parse import Switches, given, optional
 from fathoms.errors import printable
 from fathoms.models.build_timm import TIMM
+from fathoms.text_table import plural
 from fathoms.train.job import Job, RunOptions
 from fathoms.train.recipe.files import read_recipe, recipe_options
 from fathoms.train.recipe.recipe import Recipe
@@ -37,7 +40,9 @@ ALIASES = {
     "--in-chans": "--in-channels",
     "-b": "--batch-size",
     "-j": "--workers",
-    "--data-dir": "--data",
+    # DATA has no flag.
+    "--data-dir": "",
+    "--data": "",
     "--grad-checkpoint": "--grad-checkpointing",
 }
 
@@ -87,18 +92,30 @@ def make_job(args: Args) -> Job:
 
 def run(args: Args) -> int:
     """Train, and print the result and its files."""
+    from fathoms.train.record.start_profile import StartProfile
+
+    start = StartProfile()
+    job = make_job(args)
+    check_job(job)
     from fathoms.train.distributed import gather_objects, join_world, leave_world, naming_lost_ranks
     from fathoms.train.loop import Trainer
 
-    job = make_job(args)
+    start.mark("imports")
     world = join_world(job.run.device)
+    start.mark("device")
+    if job.run.profile_start:
+        start.wait_for(world.device)
     try:
         with naming_lost_ranks(world):
-            outcome = Trainer(job, world).run()
+            outcome = Trainer(job, world, start=start).run()
             if world.is_main:
                 from fathoms.report.page import write_report
 
+                start.mark("training")
                 write_report(job.folder)
+                start.mark("report")
+                if job.run.profile_start:
+                    start.write(job.folder)
                 print_safely(json_format.dumps(outcome.summary) if args.json else closing(outcome.summary))
             # torchrun ends all ranks when one has left after a signal: none leaves while rank 0 still writes.
             gather_objects(world, None)
@@ -127,11 +144,12 @@ FILES = (
 
 def closing(summary: dict[str, Any]) -> str:
     """The last printed lines: status, accuracy, files and the next command."""
-    lines = [f"{summary['status']} after {summary['epoch']} epochs, {summary['seconds']:.0f} s of training"]
+    done = plural(summary["epoch"], "epoch")
+    lines = [f"{summary['status']} after {done}, {summary['seconds']:.0f} s of training"]
     last, best, test, folder = (summary[key] for key in ("last", "best", "test", "folder"))
     if last is not None:
         # If no evaluation was finite, there is no best one.
-        at_best = "" if best is None else f" (best {best['top1']:.2f} % at epoch {best['epoch'] + 1})"
+        at_best = "" if best is None else f" (best {best['top1']:.2f} % in epoch {best['epoch']})"
         lines.append(f"val accuracy {last['top1']:.2f} %{at_best}")
     if test is not None:
         lines.append(f"test accuracy {test['top1']:.2f} % of the last weights")
@@ -140,5 +158,8 @@ def closing(summary: dict[str, Any]) -> str:
     there = ", ".join(name for name in FILES if (Path(folder) / name).exists())
     lines.append(f"run folder {folder}: {there}")
     if summary["status"] == "done":
-        lines.append(f"next: fathoms validate --checkpoint {folder}")
+        lines.append(f"next: fathoms validate --checkpoint {shlex.quote(folder)}")
+    elif summary["status"] == "interrupted":
+        place = f"in epoch {summary['epoch'] + 1}, after update {summary['updates']}"
+        lines.append(f"next: give the same command again; it resumes {place}")
     return "\n".join(map(printable, lines))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.models.config import ViTConfig
+from fathoms.train.identity import SPEED
 from fathoms.train.job import Job, RunOptions
 from fathoms.train.recipe.recipe import Recipe
 
@@ -28,12 +29,16 @@ class Cell:
         settings: What makes the arm, by option.
         seed: Its seed.
         job: The run, whose folder lies in the comparison's.
+        fingerprint: Of the data it is to be trained on.
+        test: Whether the test set is evaluated at its end; a trial of tuning never touches it.
     """
 
     arm: str
     settings: Mapping[str, str]
     seed: int
     job: Job
+    fingerprint: str
+    test: bool = True
 
     @property
     def folder(self) -> Path:
@@ -44,9 +49,10 @@ class Cell:
     def architecture(self) -> str:
         """Equal for cells whose compiled code is the same."""
         recipe = self.job.recipe
-        speed = (recipe.policy, recipe.torchcompile, recipe.compile_scope, recipe.launch, recipe.batch_size)
+        speed = (*(getattr(recipe, name) for name in SPEED), recipe.batch_size)
         config = None if self.job.config is None else self.job.config.to_dict()
-        return json.dumps([self.job.model, config, speed], sort_keys=True)
+        other = (self.job.run.swap_norms, recipe.grad_checkpointing)
+        return json.dumps([self.job.model, config, speed, other], sort_keys=True)
 
 
 def make_cell(
@@ -57,7 +63,7 @@ def make_cell(
     job = dataclasses.replace(job, run=run)
     stem = re.sub(r"[^\w.=+-]+", "_", arm, flags=re.ASCII).strip("_")[:80] or "arm"
     run = dataclasses.replace(run, experiment=f"{stem}-seed{seed}-{key_of(job, fingerprint)[:10]}")
-    return Cell(arm, dict(settings), seed, dataclasses.replace(job, run=run))
+    return Cell(arm, dict(settings), seed, dataclasses.replace(job, run=run), fingerprint)
 
 
 def key_of(job: Job, fingerprint: str) -> str:

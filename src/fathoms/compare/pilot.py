@@ -14,6 +14,7 @@ from typing import Any
 from fathoms.compare.cells import Cell
 from fathoms.compare.runner import task_of
 from fathoms.compare.worker_process import Worker
+from fathoms.data.sources.splits import Roles
 from fathoms.errors import ConfigError
 from fathoms.train.job import Job
 
@@ -24,14 +25,14 @@ EVALUATION = 0.4
 """Seconds of a forward pass, as a share of an update."""
 
 
-def time_updates(job: Job, updates: int) -> dict[str, Any]:
+def time_updates(job: Job, roles: Roles, updates: int) -> dict[str, Any]:
     """Train a few updates in a folder that is then removed: seconds to start and of an epoch, bytes of a checkpoint."""
     from fathoms.compare.worker import make_trainer
 
     with tempfile.TemporaryDirectory() as scratch:
         began = time.monotonic()
         run = replace(job.run, output=scratch, experiment="pilot", log=None, probe_interval=0)
-        trainer, times = make_trainer(replace(job, run=run)), list[float]()
+        trainer, times = make_trainer(replace(job, run=run), roles), list[float]()
         update = trainer._update
 
         def timed(batch: Any) -> None:

@@ -8,12 +8,16 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fathoms.compare.cells import Cell
 from fathoms.compare.folder import VERSION, ComparisonFolder
+from fathoms.csv_cells import inert
 from fathoms.errors import ConfigError
-from fathoms.untrusted_files import read_json
+from fathoms.untrusted_files import read_json, read_plain
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_FILE = 256 << 20
 
@@ -47,8 +51,38 @@ def row_of(
     return row
 
 
-def judged(rows: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]) -> dict[str, Any]:
-    """results.json: the rows, the verdicts and the answer in a sentence."""
+def correct_of(run: Path, images: int) -> np.ndarray | None:
+    """Whether a run classified each held-out image correctly, from its bits; None without them, or if damaged."""
+    import numpy as np
+
+    try:
+        packed = read_plain(run / "correct.bits", MAX_FILE)
+    except OSError:
+        return None
+    if len(packed) != -(-images // 8):
+        return None
+    return np.unpackbits(np.frombuffer(packed, np.uint8), count=images)
+
+
+def _correct_of_all(rows: Sequence[Mapping[str, Any]], root: Path, images: int) -> np.ndarray | None:
+    """The bits of an arm's runs, a row each; None unless all have them."""
+    import numpy as np
+
+    found = [None if row["run"] is None else correct_of(root / row["run"], images) for row in rows]
+    known = [bits for bits in found if bits is not None]
+    return np.stack(known) if known and len(known) == len(found) else None
+
+
+def judged(
+    rows: Sequence[Mapping[str, Any]], plan: Mapping[str, Any], root: Path | None = None
+) -> dict[str, Any]:
+    """results.json: the rows, the verdicts and the answer in a sentence.
+
+    Args:
+        rows: The cells, as `gather` has them.
+        plan: The plan.
+        root: The comparison's folder, whose runs have a bit for each held-out image; None leaves new images out.
+    """
     from fathoms.compare.verdicts import Arm, Metric, Rules, judge, leader
 
     classes = plan["classes"]
@@ -64,7 +98,9 @@ def judged(rows: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]) -> dict[s
         counts = {
             kind: sum(row["status"] == kind for row in own) for kind in ("diverged", "failed", "stalled")
         }
-        arms.append(Arm(name, tuple((row["seed"], row[metric.name]) for row in ended), **counts))
+        correct = None if root is None else _correct_of_all(ended, root, plan["images"])
+        scores = tuple((row["seed"], row[metric.name]) for row in ended)
+        arms.append(Arm(name, scores, **counts, correct=correct))
     rules = Rules(metric, plan["margin"], plan["floor"], plan["baseline"], plan["paired"])
     verdicts = judge(arms, rules)
     summary = [
@@ -109,20 +145,36 @@ def as_table(results: Mapping[str, Any]) -> str:
     lines = [
         results["answer"] + ".",
         "",
-        f"| arm | seeds | {results['metric']} | sd | diverged | stalled | failed |",
+        f"| arm | seeds | {results['metric']} | sd | diverged | with diverged at chance | stalled | failed |",
     ]
-    lines.append("|---|---|---|---|---|---|---|")
+    lines.append("|---|---|---|---|---|---|---|---|")
     for arm in results["arms"]:
         cells = [_cell(arm["name"]), arm["seeds"], _shown(arm["mean"], digits), _shown(arm["sd"], digits)]
-        cells += [arm["diverged"], arm["stalled"], arm["failed"]]
+        cells += [_share(arm), _shown(arm["mean_with_diverged"], digits), arm["stalled"], arm["failed"]]
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    lines += ["", "| pair | difference | corrected interval | p | verdict |", "|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| pair | difference | corrected interval | on new images | p | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in results["verdicts"]:
-        interval = f"{_shown(row['low'], digits)} to {_shown(row['high'], digits)}"
+        interval = _interval([row["low"], row["high"]], digits)
+        further = _interval(row.get("new_images") or [None, None], digits)
         pair = f"{_cell(row['a'])} − {_cell(row['b'])}"
         shown = _shown(row["difference"], digits)
-        lines.append(f"| {pair} | {shown} | {interval} | {_shown(row['p'], 4)} | {_cell(row['sentence'])} |")
+        numbers = f"{shown} | {interval} | {further} | {_shown(row['p'], 4)}"
+        lines.append(f"| {pair} | {numbers} | {_cell(row['sentence'])} |")
     return "\n".join(lines) + "\n"
+
+
+def _interval(sides: Sequence[float | None], digits: int) -> str:
+    return "–" if None in sides else " to ".join(_shown(side, digits) for side in sides)
+
+
+def _share(arm: Mapping[str, Any]) -> str:
+    """How many runs of an arm diverged, with Wilson's interval of the share where some did."""
+    low, high = arm["diverged_interval"]
+    return f"{arm['diverged']} ({low:.0%} to {high:.0%})" if arm["diverged"] else "0"
 
 
 def _shown(value: float | None, digits: int) -> str:
@@ -143,13 +195,8 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         values = [row["name"], *(row["arm"].get(option, "") for option in options)]
         rest = [row[key] for key in ("seed", "status", "split", "top1", "loss", "run")]
-        table.writerow([_inert(value) for value in values] + rest)
+        table.writerow([inert(value) for value in values + rest])
     return written.getvalue()
-
-
-def _inert(value: str) -> str:
-    """A text that no spreadsheet takes for a formula."""
-    return f"'{value}" if value[:1] in "=+-@\t\r" else value
 
 
 def write_results(folder: ComparisonFolder, results: Mapping[str, Any]) -> None:
@@ -172,4 +219,9 @@ def load_results(folder: str | Path) -> list[dict[str, Any]]:
     if table.get("version") != VERSION or not isinstance(rows, list):
         raise ConfigError(f"{path}: its version is {table.get('version')!r}; this package reads {VERSION}")
     kept = ("seed", "status", "split", "top1", "loss", "reason", "run")
-    return [{"arm_name": row["name"], **row["arm"], **{key: row[key] for key in kept}} for row in rows]
+    try:
+        return [{"arm_name": row["name"], **row["arm"], **{key: row[key] for key in kept}} for row in rows]
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: a cell in it is damaged; give the command of the comparison again"
+        ) from error

@@ -54,6 +54,7 @@ class Runner:
     # Reentrant: the handler of a signal runs in the main thread, which may hold it.
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _errors: list[BaseException] = field(default_factory=list)
+    _results: queue.SimpleQueue[tuple[Cell, dict[str, Any]] | None] = field(default_factory=queue.SimpleQueue)
 
     def run(self, cells: Iterable[Cell]) -> None:
         """Train all cells; those whose worker died once more at the end, alone."""
@@ -63,6 +64,9 @@ class Runner:
             waiting.put(cell)
         died: list[Cell] = []
         clock = self._clock()
+        # Apart from the workers, which need not wait until results are gathered and judged.
+        listening = threading.Thread(target=self._listen, daemon=True)
+        listening.start()
         try:
             threads = [
                 threading.Thread(target=self._serve, args=(slot, waiting, died), daemon=True)
@@ -74,12 +78,25 @@ class Runner:
                 # In pieces, so that a signal's handler runs.
                 while thread.is_alive():
                     thread.join(0.2)
-            if self._errors:
-                raise self._errors[0]
-            self._run_alone(died)
+            if not self._errors:
+                self._run_alone(died)
         finally:
+            self._results.put(None)
+            listening.join()
             if clock is not None:
                 clock.cancel()
+        if self._errors:
+            raise self._errors[0]
+
+    def _listen(self) -> None:
+        """Pass results on to the listener, in their order; an error there ends the comparison."""
+        while (item := self._results.get()) is not None:
+            try:
+                self.listener.ended(*item)
+            except BaseException as error:  # noqa: BLE001
+                # Such as a disk that takes no more: it is raised again in the main thread.
+                self._errors.append(error)
+                self.stop()
 
     def _clock(self) -> threading.Timer | None:
         if self.deadline is None:
@@ -123,7 +140,7 @@ class Runner:
                     self._end(slot, worker)
                     worker = None
         except BaseException as error:  # noqa: BLE001
-            # Such as a disk that takes no more: it is raised again in the main thread.
+            # Such as a process that cannot be started: it is raised again in the main thread.
             self._errors.append(error)
             self.stop()
         finally:
@@ -143,7 +160,7 @@ class Runner:
             # Others share the memory, and earlier cells may have left something: alone it may fit.
             died.append(cell)
         else:
-            self.listener.ended(cell, result)
+            self._results.put((cell, result))
         return not (result.get("broken") or result.get("grown") or worker.done >= CELLS_PER_WORKER)
 
     def _run_alone(self, cells: Sequence[Cell]) -> None:
@@ -160,7 +177,7 @@ class Runner:
             finally:
                 self._end(0, worker)
             if result is not None:
-                self.listener.ended(cell, result)
+                self._results.put((cell, result))
 
     def _start(self, slot: int) -> Worker:
         with self._lock:
@@ -178,7 +195,12 @@ class Runner:
 
 def task_of(cell: Cell) -> dict[str, Any]:
     """The message to a worker that starts a cell."""
-    return {"job": job_to_json(cell.job), "architecture": cell.architecture}
+    return {
+        "job": job_to_json(cell.job),
+        "architecture": cell.architecture,
+        "fingerprint": cell.fingerprint,
+        "test": cell.test,
+    }
 
 
 def make_slots(jobs: int, gpus: int, per_gpu: int) -> list[dict[str, str]]:
@@ -197,9 +219,11 @@ def make_slots(jobs: int, gpus: int, per_gpu: int) -> list[dict[str, str]]:
     return [{**os.environ, **openmp_settings(os.environ, jobs)} for _ in range(jobs)]
 
 
-def order(cells: Iterable[Cell]) -> list[Cell]:
+def order(cells: Iterable[Cell], gpus: int = 0) -> list[Cell]:
     """Cells in the order of work: compiled ones by architecture, which is then compiled once; others by seed."""
     listed = list(cells)
-    if any(cell.job.recipe.torchcompile is not None for cell in listed):
+    # Whether `auto` compiles is known to the workers alone; on a CPU it never does.
+    plain = {"none"} if gpus else {"none", "auto"}
+    if any(cell.job.recipe.torchcompile not in plain for cell in listed):
         return sorted(listed, key=lambda cell: (cell.architecture, cell.seed))
     return sorted(listed, key=lambda cell: cell.seed)

@@ -61,6 +61,8 @@ class Task:
                 "settings": dict(cell.settings),
                 "seed": cell.seed,
                 "job": job_to_json(cell.job),
+                "fingerprint": cell.fingerprint,
+                "test": cell.test,
             }
             for cell in cells
         ]
@@ -77,10 +79,7 @@ class Task:
         if "SLURM_CPUS_PER_TASK" in os.environ:
             os.environ.setdefault("OMP_NUM_THREADS", os.environ["SLURM_CPUS_PER_TASK"])
         folder = ComparisonFolder(Path(self.root))
-        cells = [
-            Cell(table["arm"], table["settings"], table["seed"], job_from_json(table["job"]))
-            for table in self.cells
-        ]
+        cells = [cell_of(table) for table in self.cells]
         todo = stale(cells, folder)
         if not todo:
             return
@@ -120,6 +119,12 @@ class Task:
         else:
             # Slurm has sent them SIGTERM too, and a second one would end them unsaved.
             runner.stopping.set()
+
+
+def cell_of(table: dict[str, Any]) -> Cell:
+    """The cell that a task holds as plain data."""
+    arm, settings, seed = table["arm"], table["settings"], table["seed"]
+    return Cell(arm, settings, seed, job_from_json(table["job"]), table["fingerprint"], table["test"])
 
 
 def _without_user_signals(runner: Runner, cells: Sequence[Cell]) -> None:

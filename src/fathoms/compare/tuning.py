@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -55,9 +56,8 @@ class Tuning:
             tried = {**settings, **choice}
             name = ", ".join([arm, *(f"{key}={value}" for key, value in choice.items())])
             job = self.job({**tried, **shorter})
-            made.append(
-                Trial(arm, choice, make_cell(name, tried, FIRST_SEED, job, fingerprint, folder.tuning))
-            )
+            cell = make_cell(name, tried, FIRST_SEED, job, fingerprint, folder.tuning)
+            made.append(Trial(arm, choice, dataclasses.replace(cell, test=False)))
         return made
 
 
@@ -94,6 +94,7 @@ def _curve(run: Path) -> list[dict[str, Any]]:
     path = run / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     keys = ("epoch", "top1", "loss")
+    rows = [row | {"epoch": row["epoch"] + ("version" not in row)} for row in rows]
     return [{key: row.get(key) for key in keys} for row in rows if row.get("split") == "val"]
 
 

@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fathoms.compare.cells import job_from_json
+from fathoms.compare.resident import ResidentData
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.train.job import Job
 from fathoms.untrusted_files import read_json
 
 if TYPE_CHECKING:
+    from fathoms.data.sources.splits import Roles
     from fathoms.train.loop import Trainer
 
 PARENT_POLL = 1.0
@@ -69,29 +71,20 @@ def forget_compiled() -> None:
         torch.cuda.empty_cache()
 
 
-def prepare(job: Job) -> None:
-    """Make this process ready for one cell: peak memory counted anew, a recompile limit that fails."""
+def make_trainer(job: Job, roles: Roles | None = None) -> Trainer:
+    """The trainer of a cell; a checkpoint made where the same data had another path is accepted."""
     import torch
 
-    from fathoms.train.distributed import choose_device
+    from fathoms.train.distributed import World, choose_device
+    from fathoms.train.loop import Trainer
 
     device = choose_device(job.run.device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    if job.recipe.torchcompile is not None:
-        import torch._dynamo
-
+    trainer = Trainer(job, World(0, 1, device), show=False, roles=roles)
+    if trainer.learner.speed.compiles:
         # Beyond its limit the compiler would fall back to eager code in silence.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-
-
-def make_trainer(job: Job) -> Trainer:
-    """The trainer of a cell; a checkpoint made where the same data had another path is accepted."""
-    from fathoms.train.distributed import World, choose_device
-    from fathoms.train.loop import Trainer
-
-    prepare(job)
-    trainer = Trainer(job, World(0, 1, choose_device(job.run.device)), show=False)
     if moved(job, trainer.context.data.fingerprint):
         run = replace(job.run, allow_change=("data",))
         trainer.context = trainer.context._replace(job=replace(job, run=run))
@@ -130,22 +123,23 @@ def reason_of(error: Exception) -> str:
     return f"out of memory: {text}" if memory else f"{type(error).__name__}: {text}"
 
 
-def train(job: Job) -> dict[str, Any]:
+def train(job: Job, roles: Roles) -> dict[str, Any]:
     """Train one cell to its end: its status, and why it diverged."""
     wait_until_free(job.folder)
-    summary = make_trainer(job).run().summary
+    summary = make_trainer(job, roles).run().summary
     return {"status": summary["status"], "reason": summary["reason"]}
 
 
-def answer(task: dict[str, Any]) -> dict[str, Any]:
+def answer(task: dict[str, Any], data: ResidentData) -> dict[str, Any]:
     """The result of a task, which is a cell or its pilot; its reason where it fails."""
     try:
         job = job_from_json(task["job"])
+        roles = data.roles(job, task["fingerprint"], task["test"])
         if "pilot" in task:
             from fathoms.compare.pilot import time_updates
 
-            return time_updates(job, task["pilot"])
-        return train(job)
+            return time_updates(job, roles, task["pilot"])
+        return train(job, roles)
     except FathomsError as error:
         return {"status": "failed", "reason": str(error)}
     except Exception as error:  # noqa: BLE001
@@ -155,25 +149,28 @@ def answer(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def resident() -> int:
-    """Bytes of memory of this process, on the host."""
+    """Bytes of memory that this process holds, on the host and on its GPU."""
+    import torch
+
+    on_device = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        return on_device + int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:
-        return 0
+        return on_device
 
 
 def main() -> int:
     """Serve until standard input ends."""
     channel = own_stdout()
     threading.Thread(target=watch_parent, args=(os.getppid(),), daemon=True).start()
-    architecture, first = None, 0
+    architecture, first, data = None, 0, ResidentData()
     for line in sys.stdin:
         task = json.loads(line)
         began = time.monotonic()
         if architecture not in (None, task["architecture"]):
             forget_compiled()
         architecture = task["architecture"]
-        result = answer(task)
+        result = answer(task, data)
         gc.collect()
         first = first or resident()
         result |= {"wall_seconds": time.monotonic() - began, "grown": resident() > 2 * first + GROWTH}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator
 from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -30,6 +31,11 @@ from fathoms.errors import ConfigError
 # Pixels that a GPU prepares at once: 16,384 images of 32 x 32, 201 MB as float32. The host's work is the same for one
 # image as for all of them. See `results/loader.md` for the memory this takes.
 _PIXELS_AT_ONCE = 16384 * 32 * 32
+
+# Pixels and labels of each source by device, for as long as the source lives.
+_RESIDENT: WeakKeyDictionary[ArraySource, dict[torch.device, tuple[torch.Tensor, torch.Tensor]]] = (
+    WeakKeyDictionary()
+)
 
 T = TypeVar("T")
 
@@ -100,12 +106,19 @@ class DeviceLoader:
         self._cubic = interpolation == "bicubic"
         self._backend = loader_backend(augment, self.device)
         self._next: Ahead[list[Batch]] | None = None
-        self._check_memory()
-        # torch does not take read-only arrays, and a file read into memory is one.
-        pixels = np.require(source.images, requirements=["C", "W"])
-        self._pixels = as_words(torch.from_numpy(pixels).to(self.device)).view(-1)
-        self._labels = torch.from_numpy(source.labels).to(self.device)
+        self._pixels, self._labels = self._resident()
         self.stats = LoaderStats()
+
+    def _resident(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pixels and labels on the device; loaders of one source, of one run or the next, share them."""
+        held = _RESIDENT.setdefault(self.source, {})
+        if self.device not in held:
+            self._check_memory()
+            # torch does not take read-only arrays, and a file read into memory is one.
+            pixels = np.require(self.source.images, requirements=["C", "W"])
+            words = as_words(torch.from_numpy(pixels).to(self.device)).view(-1)
+            held[self.device] = words, torch.from_numpy(self.source.labels).to(self.device)
+        return held[self.device]
 
     def _check_memory(self) -> None:
         if self.device.type != "cuda":

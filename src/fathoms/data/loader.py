@@ -68,7 +68,7 @@ class LoaderOptions:
         if self.timeout <= 0:
             raise ConfigError(f"timeout={self.timeout}: must be positive")
         if not 0 <= self.max_bad <= 1:
-            raise ConfigError(f"max_bad={self.max_bad}: must be a share, from 0 to 1")
+            raise ConfigError(f"--max-bad {self.max_bad}: is not a share; use 0 to 1")
 
     @property
     def count(self) -> int:
@@ -143,7 +143,7 @@ class Loader:
         where = getattr(self.transform, "resize_on", "worker")
         return (
             f"data: {self.source.kind} {self.source.split}, {len(self.source)} images, "
-            f"{len(self.source.classes)} classes; decoder in use: {self.decoder.name} ({self.decoder.reason}); "
+            f"{len(self.source.classes)} classes; decoder in use: {self.decoder.name}; "
             f"{self.options.count} {self.worker_kind}; resize on the {where}{self._backend.described(self.device)}"
         )
 

@@ -157,10 +157,11 @@ def evaluate(
         amp_dtype: Autocast dtype; None for full precision.
         label_map: See `Tally`.
     """
-    tally = Tally(classes, device, label_map)
-    with in_inference(model):
+    tally, kind = Tally(classes, device, label_map), torch.device(device).type
+    # Autocast forgets its casts of the weights with its outermost context: this one keeps them for all batches.
+    with in_inference(model), torch.autocast(kind, enabled=False):
         for batch in batches:
-            with torch.autocast(torch.device(device).type, dtype=amp_dtype, enabled=amp_dtype is not None):
+            with torch.autocast(kind, dtype=amp_dtype, enabled=amp_dtype is not None):
                 logits = model(batch.images)
             tally.add(logits, batch.labels)
     return tally.result()

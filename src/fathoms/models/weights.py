@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fathoms.atomic import replacing
-from fathoms.errors import WeightsError, reason
+from fathoms.errors import WeightsError, flag_of, reason
 from fathoms.models import hub
 from fathoms.models.config import ViTConfig
+from fathoms.models.misfit import misfits
 from fathoms.models.recorded_hash import check_recorded_hash
 from fathoms.models.resolve import resolve_weights
 from fathoms.models.safetensors_header import check_header
@@ -84,8 +85,8 @@ def _check_kinds(state: State, name: str) -> None:
         )
 
 
-def _check(own: State, given: State, name: str) -> None:
-    """Every parameter must be given, in its shape, and nothing else."""
+def _check(own: State, given: State, name: str, differ: Mapping[str, tuple[object, object]]) -> None:
+    """Every parameter must be given, in its shape, and nothing else; else `differ` has the settings to name."""
     missing = [key for key in own if key not in given]
     extra = [key for key in given if key not in own]
     wrong = [
@@ -97,12 +98,29 @@ def _check(own: State, given: State, name: str) -> None:
     found = [f"{fault}: {_list(keys)}" for fault, keys in faults.items() if keys]
     if not found:
         return
-    heads = any(key.startswith("head") for key in [*missing, *wrong])
-    hint = '; to keep a new classifier, pass skip=["head*"]' if heads else ""
-    error = WeightsError(f"{name} does not fit the model: {'; '.join(found)}{hint}")
+    error = WeightsError(f"{name} does not fit the model: {_advice(differ) or '; '.join(found)}")
     for fault, keys in faults.items():
         error.add_note(f"{fault}: {', '.join(keys) or 'none'}")
     raise error
+
+
+def _advice(differ: Mapping[str, tuple[object, object]]) -> str:
+    """The settings that differ, and what to do about them."""
+    if not differ:
+        return ""
+    said = ", ".join(f"{name} {theirs} against {own}" for name, (theirs, own) in differ.items())
+    if set(differ) == {"num_classes"}:
+        return f'{said}; to start a new classifier, give --initial-head new (in Python skip=["head*"])'
+    flags = [
+        flag_of(name)
+        if theirs is True
+        else f"--no-{flag_of(name)[2:]}"
+        if theirs is False
+        else f"{flag_of(name)} {theirs}"
+        for name, (theirs, _) in differ.items()
+        if name != "num_classes"
+    ]
+    return f"{said}; build it with {' '.join(flags)}, or give the --model of these weights"
 
 
 def _other_grid(table: Tensor, target: Tensor) -> bool:
@@ -143,7 +161,8 @@ def load_weights(
     if table is not None and target is not None and _other_grid(table, target):
         given["position.table"] = resize_positions(table, model.config.grid)
         resized = (round(table.shape[0] ** 0.5), model.config.grid)
-    _check(own, given, name)
+    shapes = {key: tuple(value.shape) for key, value in given.items()}
+    _check(own, given, name, misfits(model.config, shapes, skipped))
     for key, parameter in own.items():
         parameter.copy_(given[key])
     return LoadReport(name, layout, resized, skipped)

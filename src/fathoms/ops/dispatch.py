@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -17,8 +18,21 @@ from fathoms.registry import check_name
 Impl = Literal["auto", "triton", "reference"]
 IMPLS = get_args(Impl)
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 # The limit of CUDA for a grid's second and third axis.
 MAX_PROGRAMS = 65535
+
+
+def constant_to_compiler(function: F) -> F:
+    """Mark a function whose result torch.compile may take as a constant, without looking inside.
+
+    This is `torch.compiler.assume_constant_result` without its import of the compiler, which takes longer than
+    the rest of torch and which a run that compiles nothing never needs.
+    """
+    function._dynamo_marked_constant = True  # pyrefly: ignore[missing-attribute]
+    return function
+
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fathoms.errors import ShapeError
 from fathoms.ops.autocast import product_dtype
-from fathoms.ops.dispatch import Impl, choose, device_shared_memory, why_not_triton
+from fathoms.ops.dispatch import Impl, choose, constant_to_compiler, device_shared_memory, why_not_triton
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 # The accumulators of all channels of a tile stay in registers, which hold no more.
@@ -112,7 +112,7 @@ def _why_too_wide(x: Tensor) -> str | None:
 
 
 # A constant to torch.compile, which does not look inside; so it is not given a size, which may be dynamic.
-@torch.compiler.assume_constant_result
+@constant_to_compiler
 def _most_channels(device: int) -> int:
     """The most channels for which a CUDA device has enough shared memory."""
     return _channels_within(device_shared_memory(device))
@@ -141,7 +141,7 @@ def _why_not_faster(x: Tensor) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
+@constant_to_compiler
 def _capability(device: int) -> int:
     return torch.cuda.get_device_capability(device)[0]
 

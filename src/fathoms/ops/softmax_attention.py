@@ -10,6 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fathoms.ops.dispatch import constant_to_compiler
+
 
 def attend(
     q: Float[Tensor, "B H Q K"], k: Float[Tensor, "B H N K"], v: Float[Tensor, "B H N K"]
@@ -27,7 +29,7 @@ def attend(
 
 
 # A constant to torch.compile, which cannot read the switches itself.
-@torch.compiler.assume_constant_result
+@constant_to_compiler
 def _sound_backends() -> list[SDPBackend]:
     """The other backends, without those that are switched off."""
     switches = torch.backends.cuda

@@ -10,7 +10,7 @@ from typing import Any
 
 from fathoms.errors import ConfigError
 from fathoms.report.quantities import shown
-from fathoms.report.run_files import RunRecord, listed, number, read_json_file, read_run, table
+from fathoms.report.run_files import RunRecord, epoch_of, listed, number, read_json_file, read_run, table
 
 SCORED = ("done", "stalled")
 """Statuses of cells that count in the mean of their arm."""
@@ -47,7 +47,7 @@ class Cell:
     @functools.cached_property
     def epoch(self) -> int:
         """Epochs done."""
-        return max((int(number(row.get("epoch"), -1)) + 1 for row in self.record.metrics), default=0)
+        return max((int(epoch_of(row)) for row in self.record.metrics), default=0)
 
     @property
     def seconds(self) -> float | None:

@@ -9,6 +9,7 @@ from fathoms.atomic import write_atomic
 from fathoms.errors import ConfigError
 from fathoms.report.comparison_files import is_comparison, read_comparison, read_runs
 from fathoms.report.comparison_page import render_comparison
+from fathoms.report.figures import write_figures
 from fathoms.report.run_files import read_run
 from fathoms.report.run_page import render_run
 
@@ -29,14 +30,18 @@ def render(folders: Sequence[Path], live: bool = False) -> str:
 def write_report(folder: Path | Sequence[Path], target: Path | None = None) -> Path:
     """Write the report page and return its path.
 
-    It goes to `target`; without one, to report.html in the folder, or in the working folder for several.
+    It goes to `target`; without one, to report.html in the folder, or in the working folder for several. A comparison
+    also gets its figures as SVG files, in `figures/`.
     """
     folders = [folder] if isinstance(folder, Path) else list(folder)
-    text = render(folders)
+    planned = read_comparison(folders[0]) if len(folders) == 1 and is_comparison(folders[0]) else None
+    text = render(folders) if planned is None else render_comparison(planned)
     if target is None:
         target = folders[0] / FILE if len(folders) == 1 else Path(FILE)
     try:
         write_atomic(target, text.encode(errors="replace"))
+        if planned is not None:
+            write_figures(folders[0], planned)
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written ({error.strerror}); give another --output") from error
     return target

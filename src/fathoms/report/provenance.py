@@ -8,7 +8,7 @@ from typing import Any
 
 from fathoms.report.arms import Arm
 from fathoms.report.comparison_files import Comparison
-from fathoms.report.quantities import clipped, shown
+from fathoms.report.quantities import clipped, file_size, shown
 from fathoms.report.run_files import listed, number, table
 from fathoms.report.tuning import arms_of
 
@@ -20,7 +20,7 @@ WITH_VALUE = {
     *("--baseline", "--metric", "--smallest-difference"),
     *("--budget", "--jobs", "--per-gpu", "--shard", "--slurm", "--keep", "--output", "--experiment"),
 }
-WITHOUT_VALUE = ("--paired", "--dry-run", "--json")
+WITHOUT_VALUE = ("--paired", "--dry-run", "--json", "--wait", "--no-pilot")
 
 
 def train_command(arm: Arm, comparison: Comparison) -> str:
@@ -40,11 +40,12 @@ def train_command(arm: Arm, comparison: Comparison) -> str:
     options = dict(arm.options)
     tuned = table(arms_of(comparison.tuning).get(arm.name, {}).get("best"))
     options |= {str(name): shown(value) for name, value in tuned.items()}
-    if not any(word.partition("=")[0] == "--epochs" for word in kept) and "epochs" not in options:
-        # The demonstration is shorter than the recipe.
-        epochs = number(table(table(comparison.plan.get("base")).get("recipe")).get("epochs"))
-        if epochs is not None:
-            options["epochs"] = f"{epochs:g}"
+    recipe = table(table(comparison.plan.get("base")).get("recipe"))
+    # The demonstration is shorter than the recipe, and a comparison takes its val from the training set.
+    for name in ("epochs", "val_share"):
+        flag, value = f"--{name.replace('_', '-')}", number(recipe.get(name))
+        if value is not None and name not in options and not any(w.partition("=")[0] == flag for w in kept):
+            options[name] = f"{value:g}"
     kept += [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     return shlex.join(["fathoms", "train", *kept])
 
@@ -91,7 +92,12 @@ def machines(arms: Sequence[Arm]) -> tuple[Rows, list[str]]:
     values: dict[str, dict[str, int]] = {}
     for cell in (cell for arm in arms for cell in arm.cells):
         environment = cell.record.environment
-        flat = {key: value for key, value in environment.items() if not isinstance(value, dict)}
+        # Starts, commands and the version of the file differ by nature.
+        flat = {
+            key: file_size(value) if key.endswith("memory") and number(value) is not None else value
+            for key, value in environment.items()
+            if not isinstance(value, dict | list) and key != "version"
+        }
         for key, value in (flat | table(environment.get("versions"))).items():
             if value is not None:
                 found = values.setdefault(clipped(str(key), 60), {})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import ConfigError, reason
+from fathoms.evaluate.training_record import DO_WITHOUT, current_summary
 from fathoms.untrusted_files import MAX_JSON, read_json, read_plain, read_toml
 
 Row = dict[str, Any]
@@ -26,6 +27,10 @@ class RunRecord:
     environment: dict[str, Any] = field(default_factory=dict)
     metrics: list[Row] = field(default_factory=list)
     probes: list[Row] = field(default_factory=list)
+    updates: list[Row] = field(default_factory=list)
+    guard: list[Row] = field(default_factory=list)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    examples: dict[str, Any] = field(default_factory=dict)
     files: list[tuple[str, int]] = field(default_factory=list)
     folder: Path | None = None
 
@@ -38,13 +43,19 @@ class RunRecord:
     def series(self, split: str, field: str) -> list[tuple[float, float | None]]:
         """(epochs done, value) of one metric of one split; None where it is not finite."""
         rows = [row for row in self.metrics if row.get("split") == split and field in row]
-        return [(number(row.get("epoch"), 0.0) + 1, number(row[field])) for row in rows]
+        return [(epoch_of(row, 1.0), number(row[field])) for row in rows]
 
 
 def number(value: Any, otherwise: Any = None) -> Any:
     """The value if it is a number that can be drawn, else `otherwise`."""
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if plain and abs(value) <= MOST else otherwise
+
+
+def epoch_of(row: Row, otherwise: float = 0.0) -> float:
+    """The epoch of a row of a .jsonl file, counted from 1; rows without a version count from 0."""
+    epoch = number(row.get("epoch"))
+    return otherwise if epoch is None else epoch + ("version" not in row)
 
 
 def table(value: Any) -> dict[str, Any]:
@@ -58,7 +69,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def read_run(folder: Path, light: bool = False) -> RunRecord:
-    """Read a run folder; a light record leaves out its probes and the list of its files."""
+    """Read a run folder; a light record has what is compared between runs."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder}: is not a run folder, it has no config.toml; give a run folder")
     hidden = (".", "report.html")
@@ -67,10 +78,14 @@ def read_run(folder: Path, light: bool = False) -> RunRecord:
     return RunRecord(
         name=folder.resolve().name,
         config=read_toml(folder / "config.toml", ConfigError),
-        summary=read_json_file(folder / "summary.json"),
+        summary=current_summary(read_json_file(folder / "summary.json")),
         environment=read_json_file(folder / "environment.json"),
         metrics=read_lines(folder / "metrics.jsonl"),
         probes=[] if light else read_lines(folder / "probe.jsonl"),
+        updates=[] if light else read_lines(folder / "updates.jsonl"),
+        guard=[] if light else read_lines(folder / "guard.jsonl"),
+        evaluation={} if light else read_json_file(folder / "evaluation.json"),
+        examples={} if light else read_json_file(folder / "examples.json"),
         files=[(str(path.relative_to(folder)), path.stat().st_size) for path in files],
         folder=folder,
     )
@@ -78,7 +93,7 @@ def read_run(folder: Path, light: bool = False) -> RunRecord:
 
 def read_json_file(path: Path) -> dict[str, Any]:
     """The object in a JSON file; an empty one where there is no file."""
-    return read_json(path, ConfigError) if path.is_file() else {}
+    return read_json(path, ConfigError, remedy=DO_WITHOUT) if path.is_file() else {}
 
 
 def read_lines(path: Path) -> list[Row]:

@@ -40,25 +40,41 @@ def page_data(arms: Sequence[Arm]) -> dict[str, Any]:
         "arms": [
             {"name": arm.label, "colour": arm.index % COLOURS, "dash": arm.index // COLOURS} for arm in arms
         ],
-        "order": [arm.index for arm in sorted(arms, key=_rank)],
+        "order": [arm.index for arm in best_first(arms)],
         "curves": curves(arms),
         "depth": depth_maps(arms),
     }
 
 
-def _rank(arm: Arm) -> tuple[bool, float]:
+def best_first(arms: Sequence[Arm]) -> list[Arm]:
     """Best mean first, arms without a score last."""
-    mean = arm.mean
-    return mean is None, 0.0 if mean is None else mean if arm.metric == "loss" else -mean
+
+    def rank(arm: Arm) -> tuple[bool, float]:
+        mean = arm.mean
+        return mean is None, 0.0 if mean is None else mean if arm.metric == "loss" else -mean
+
+    return sorted(arms, key=rank)
+
+
+def epoch_grid(arms: Sequence[Arm]) -> np.ndarray:
+    """The epochs that are drawn."""
+    last = min(max((cell.epoch for arm in arms for cell in arm.cells), default=0), 1_000_000)
+    if last > MOST_EPOCHS:
+        return np.unique(np.linspace(1, last, MOST_EPOCHS).round().astype(int))
+    return np.arange(1, last + 1)
+
+
+def arm_lines(arm: Arm, split: str, field: str, grid: np.ndarray) -> list[np.ndarray]:
+    """One metric of each run of an arm that measured it, on a grid of epochs."""
+    lines = [line for cell in arm.cells if (line := _on_grid(cell, split, field, grid)) is not None]
+    finite = [np.where(np.isfinite(line), line, np.nan) for line in lines]
+    return [line for line in finite if not np.isnan(line).all()]
 
 
 def curves(arms: Sequence[Arm]) -> dict[str, Any]:
     """Every metric of every cell on one grid of epochs, NaN where it was not measured."""
     cells = [(arm, cell) for arm in arms for cell in arm.cells]
-    last = min(max((cell.epoch for _, cell in cells), default=0), 1_000_000)
-    grid = np.arange(1, last + 1)
-    if last > MOST_EPOCHS:
-        grid = np.unique(np.linspace(1, last, MOST_EPOCHS).round().astype(int))
+    grid = epoch_grid(arms)
     made = []
     for split, field, title, unit in CURVES:
         lines = [_on_grid(cell, split, field, grid) for _, cell in cells]

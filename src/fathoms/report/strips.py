@@ -12,6 +12,8 @@ from fathoms.report.comparison_files import Comparison
 from fathoms.report.quantities import clipped, score
 from fathoms.report.run_files import listed, number, table
 
+WORDS = {"a better": "the first is better", "b better": "the second is better"}
+"""Verdicts as a reader of "A − B" understands them."""
 MOST_PAIRS = 60
 """Pairs that are drawn; a page of a thousand is not read."""
 
@@ -115,7 +117,14 @@ def difference_strips(arms: Sequence[Arm], comparison: Comparison) -> Strips | N
         a, b = (labels.get(str(row.get(key)), clipped(str(row.get(key)))) for key in ("a", "b"))
         difference, p = number(row.get("difference")), number(row.get("p"))
         middle, least, most = (score(value, comparison.metric) for value in (difference, low, high))
-        remark = f"{row.get('verdict')}" + ("" if p is None else f", p = {p:.2g}")
+        text = f"{middle} ({least} to {most})"
+        remark = WORDS.get(str(row.get("verdict")), str(row.get("verdict")))
+        remark += "" if p is None else f", p = {p:.2g}"
+        if (ahead := number(row.get("win_share"))) is not None:
+            remark += f", first ahead in {ahead:.0%} of pairs of runs"
+        if (further := _new_images(row)) is not None:
+            least, most = (score(value, comparison.metric) for value in further)
+            remark += f"; on new images {least} to {most}"
         mean = None if difference is None else scale.place(difference)
         style = "sure" if str(row.get("verdict")).endswith("better") else "unsure"
         rows.append(
@@ -126,7 +135,7 @@ def difference_strips(arms: Sequence[Arm], comparison: Comparison) -> Strips | N
                 mean,
                 scale.place(low),
                 scale.place(high),
-                f"{middle} ({least} to {most})",
+                text,
                 clipped(remark),
             )
         )
@@ -142,3 +151,9 @@ def _inside(value: float | None, scale: Scale) -> float | None:
 def _interval(row: dict[str, Any]) -> tuple[float, float] | None:
     low, high = number(row.get("low")), number(row.get("high"))
     return None if low is None or high is None else (low, high)
+
+
+def _new_images(row: dict[str, Any]) -> tuple[float, float] | None:
+    """The interval that holds for new images too, where it is known."""
+    sides = [value for side in listed(row.get("new_images"))[:2] if (value := number(side)) is not None]
+    return (sides[0], sides[1]) if len(sides) == 2 else None

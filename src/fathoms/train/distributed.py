@@ -7,17 +7,21 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
+from fathoms.devices import check_device
 from fathoms.errors import ConfigError, FathomsError, reason
+from fathoms.train.rank_watch import watching
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,9 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """The device of this rank: "auto" is a GPU where there is one; a missing device is an error."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"--device {name}: unknown device; use auto, cpu or cuda") from error
+    device = torch.device(check_device(name))
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"--device {name}: this machine has no Apple GPU; use --device cpu")
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"--device {name}: this machine has no usable GPU; use --device cpu")
@@ -116,11 +119,18 @@ def gather_objects(world: World, mine: Any) -> list[Any]:
 _LOST = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "Timed out", "store")
 
 
+def _watch(world: World) -> AbstractContextManager[None]:
+    if world.size == 1 or not dist.is_initialized():
+        return nullcontext()
+    return watching(dist.distributed_c10d._get_default_store(), world.rank, world.size)
+
+
 @contextmanager
 def naming_lost_ranks(world: World) -> Iterator[None]:
-    """Report a lost rank in one line instead of torch's many."""
+    """Report a lost rank in one line instead of torch's many, and name one that stops answering."""
     try:
-        yield
+        with _watch(world):
+            yield
     except RuntimeError as error:
         known = isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST)
         if world.size == 1 or not known:
@@ -176,13 +186,26 @@ def shard(model: nn.Module, by_block: bool = True) -> None:
             exempt_from_decay(parameter)
 
 
+def is_sharded(value: Tensor) -> TypeGuard[DTensor]:
+    """Whether a tensor is sharded over ranks; nothing is before torch's module for that has been imported."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def own_part(value: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds: all of it, unless it is sharded."""
+    return value.to_local() if is_sharded(value) else value
+
+
 def whole(value: Tensor) -> Tensor:
     """The whole of a tensor that may be sharded over ranks; every rank must call this."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    return value.full_tensor() if is_sharded(value) else value
 
 
 def spread_like(value: Tensor, like: Tensor) -> Tensor:
     """A whole tensor, sharded as `like` is; one of another shape is returned as it is."""
-    if not isinstance(like, DTensor) or isinstance(value, DTensor) or value.shape != like.shape:
+    if not is_sharded(like) or is_sharded(value) or value.shape != like.shape:
         return value
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)

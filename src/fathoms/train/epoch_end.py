@@ -7,16 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from fathoms.data import LoaderStats
+from fathoms.evaluate.examples import COUNT, choose, examples, spread
 from fathoms.evaluate.loader import AnyLoader
 from fathoms.evaluate.metrics import Evaluation, FewerChannels, evaluate
+from fathoms.evaluate.preprocessing import Preprocessing
+from fathoms.models.build_timm import timm_size
 from fathoms.models.vit import ViT
 from fathoms.train.context import RunContext, TrainState
 from fathoms.train.distributed import sum_over_ranks
 from fathoms.train.learner import Learner
+from fathoms.train.record.run_folder import FORMAT
 
 
 def live_numbers(state: TrainState, epochs: int, rate: float, stats: LoaderStats) -> dict[str, str]:
@@ -26,9 +31,17 @@ def live_numbers(state: TrainState, epochs: int, rate: float, stats: LoaderStats
         "epoch": f"{state.epoch + 1}/{epochs}",
         "loss": f"{loss / max(count, 1):.3f}",
         "top1": f"{100 * top1 / max(count, 1):.1f}",
-        "img/s": f"{rate:,.0f}",
+        "images/s": f"{rate:,.0f}",
         "data wait": f"{stats.wait_share:.0%}",
     }
+
+
+def host_numbers(state: TrainState, epochs: int, rate: float, loss: float | None) -> dict[str, str]:
+    """The numbers of a progress line that the host knows already."""
+    numbers = {"epoch": f"{state.epoch + 1}/{epochs}", "update": f"{state.updates}"}
+    if loss is not None:
+        numbers["loss"] = f"{loss:.3f}"
+    return {**numbers, "images/s": f"{rate:,.0f}"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +79,7 @@ class EpochEnd:
                 result = self._evaluate(self.context.data.val)
                 better = self._is_best(result, lr)
                 if state.epoch == epochs and self.context.data.test is None:
-                    self._keep_correct(result)
+                    self._keep_details("val", self.context.data.val, result)
                 line += f"  val loss {result.loss:.4f}  top1 {result.top1:.2f}"
         self.say(f"{line}  {rate:,.0f} images/s")
         if advice := self.context.data.train.advice():
@@ -78,7 +91,7 @@ class EpochEnd:
         loss, top1, top5, count = sum_over_ranks(self.context.world, state.sums).tolist()
         # Where every update of the epoch was skipped, nothing was counted.
         count = max(count, 1.0)
-        row = {"epoch": state.epoch, "step": state.updates, "split": "train", "loss": loss / count}
+        row = {"epoch": state.epoch + 1, "step": state.updates, "split": "train", "loss": loss / count}
         row |= {"top1": 100 * top1 / count, "top5": 100 * top5 / count, "lr": lr, "images_per_second": rate}
         if job.recipe.progressive_size is not None and job.image_sizes is not None:
             row["image_size"] = job.image_sizes.at(state.epoch)
@@ -89,9 +102,9 @@ class EpochEnd:
         if self.context.data.test is None:
             return None
         result = self._evaluate(self.context.data.test)
-        self._keep_correct(result)
+        self._keep_details("test", self.context.data.test, result)
         row = {
-            "epoch": self.state.epoch - 1,
+            "epoch": self.state.epoch,
             "step": self.state.updates,
             "split": "test",
             **result.summary(),
@@ -100,14 +113,38 @@ class EpochEnd:
         self.say(f"test loss {result.loss:.4f}  top1 {result.top1:.2f}, of the last weights")
         return {**result.summary(), "checkpoint": "last"}
 
-    def _keep_correct(self, result: Evaluation) -> None:
-        """Keep which held-out images were classified correctly; with several ranks nobody has them all."""
-        if self.context.world.size == 1:
-            self.context.folder.write_correct(result.correct_bits())
+    def _keep_details(self, split: str, loader: AnyLoader, result: Evaluation) -> None:
+        """Keep what the last evaluation says beyond its averages: each image, each class, and a dozen examples."""
+        world, folder, job = self.context.world, self.context.folder, self.context.job
+        pairs = [
+            [true, guess, count]
+            for true, row in enumerate(result.confusion)
+            for guess, count in enumerate(row)
+            if count
+        ]
+        details = {"split": split, "epoch": self.state.epoch, "images": result.images}
+        folder.write_json("evaluation.json", {**details, "confusion": pairs})
+        chosen = spread(np.arange(len(loader.source)), COUNT)
+        if world.size == 1:
+            # With several ranks nobody has the results of all images.
+            folder.write_correct(result.correct_bits())
+            chosen = choose(result.correct)
+        if world.is_main and not job.run.fsdp:
+            size = timm_size(job.model) if job.config is None else job.config.image_size
+            preprocessing = Preprocessing.of(job.recipe.to_dict())
+            model, where = FewerChannels(self._judged(), self.channels), world.device
+            shown = examples(
+                model, loader, chosen, size, preprocessing, device=where, amp_dtype=self.amp_dtype
+            )
+            folder.write_json("examples.json", {"split": split, "examples": shown})
+
+    def _judged(self) -> nn.Module:
+        """The model that is evaluated: its EMA where there is one."""
+        return self.learner.model if self.learner.ema is None else self.learner.ema.module
 
     def _evaluate(self, loader: AnyLoader) -> Evaluation:
         """Evaluate the model, or its EMA where there is one, at the model's own image size."""
-        model = self.learner.model if self.learner.ema is None else self.learner.ema.module
+        model = self._judged()
         data, sizes = self.context.data, self.context.job.image_sizes
         if sizes is not None and isinstance(model, ViT):
             model.set_image_size(sizes.final)
@@ -124,9 +161,9 @@ class EpochEnd:
         """Record an evaluation; whether it is the best so far. One that is not finite never is."""
         state, done = self.state, self.state.epoch - 1
         state.last = result.summary()
-        self._record({"epoch": done, "step": state.updates, "split": "val", **state.last, "lr": lr})
+        self._record({"epoch": state.epoch, "step": state.updates, "split": "val", **state.last, "lr": lr})
         if not math.isfinite(result.loss):
-            self.context.folder.append("guard.jsonl", {"kind": "evaluation_not_finite", "epoch": done})
+            self.context.folder.append("guard.jsonl", {"kind": "evaluation_not_finite", "epoch": state.epoch})
             self.say(f"guard: epoch {state.epoch}: the loss of the evaluation is not finite: not the best")
             return False
         if state.best is not None and result.top1 <= state.best["top1"]:
@@ -152,9 +189,11 @@ def write_summary(
     """Write summary.json, and return it; `test` is the evaluation on the test split, made once at the end."""
     peak = torch.cuda.max_memory_allocated() if context.world.device.type == "cuda" else None
     summary = {
+        "version": FORMAT,
         "status": status,
         "reason": reason,
-        "best": state.best,
+        # The loop counts epochs from 0, everything that people read from 1.
+        "best": None if state.best is None else {**state.best, "epoch": state.best["epoch"] + 1},
         "last": state.last,
         "test": test,
         "epoch": state.epoch,

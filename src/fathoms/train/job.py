@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fathoms.errors import ConfigError
+from fathoms.devices import check_device
+from fathoms.errors import ConfigError, flag_of
 from fathoms.models.config import ViTConfig
+from fathoms.train.identity import config_identity, recipe_identity
 from fathoms.train.recipe.image_sizes import ImageSizes
 from fathoms.train.recipe.recipe import Recipe
 
@@ -31,6 +33,8 @@ class RunOptions:
     """Number of workers that decode images; 0: one per core."""
     worker_kind: Literal["auto", "threads", "processes"] = "auto"
     """Kind of the workers; auto: processes when training on a GPU, where threads would slow the loop, else threads."""
+    max_bad: float = 0.01
+    """Share of the images that may be unreadable; they are replaced, and more end the run."""
     resume: Literal["auto", "never"] = "auto"
     """auto: resume where the same command left off; never: refuse to touch an old run."""
     allow_change: tuple[str, ...] | None = None
@@ -58,13 +62,20 @@ class RunOptions:
     """Log a spike in guard.jsonl, or also roll back as --guard rollback does."""
     fsdp: bool = False
     """Shard parameters over the ranks of torchrun (FSDP2) instead of copying them."""
+    profile_start: bool = False
+    """Print how long each phase of the start takes, from the command to the report, and keep it in start.json."""
     log: str | None = None
     """Trackers that get the metrics, separated by commas: tensorboard, wandb, mlflow, trackio."""
     swap_norms: str | None = None
     """Replace every norm of the model before training, such as by learnable_scaler."""
 
     def __post_init__(self) -> None:
+        check_device(self.device)
+        for name, most in {"seed": 2**32 - 1, "workers": 1024}.items():
+            if getattr(self, name) > most:
+                raise ConfigError(f"{flag_of(name)} {getattr(self, name)}: use {most} or less")
         for name, least in {
+            "seed": 0,
             "workers": 0,
             "recovery_interval": 0,
             "checkpoint_hist": 1,
@@ -74,7 +85,9 @@ class RunOptions:
             "spike_score": 0,
         }.items():
             if getattr(self, name) < least:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: use {least} or more")
+                raise ConfigError(f"{flag_of(name)} {getattr(self, name)}: use {least} or more")
+        if not 0 <= self.max_bad <= 1:
+            raise ConfigError(f"--max-bad {self.max_bad}: is not a share; use 0 to 1")
         if self.allow_change and self.experiment is None:
             raise ConfigError("--allow-change: name the run to resume with --experiment")
         if self.initial_head == "new" and self.initial_checkpoint is None:
@@ -114,7 +127,7 @@ class Job:
         return ImageSizes(text, self.config.image_size, self.config.patch_size, self.recipe.epochs)
 
     def identity(self) -> dict[str, Any]:
-        """Everything that decides the result, and so must not change when a run resumes."""
+        """Everything that was asked for and decides the result, and so must not change when a run resumes."""
         return {
             "data": self.data or "digits",
             "model": self.model,
@@ -123,16 +136,17 @@ class Job:
             "initial_checkpoint": self.run.initial_checkpoint,
             # None as long as it changes nothing, so that runs from before it existed resume.
             "initial_head": None if self.run.initial_head == "load" else self.run.initial_head,
-            "config": None if self.config is None else self.config.to_dict(),
-            "recipe": self.recipe.to_dict(),
+            "config": config_identity(self.config),
+            "recipe": recipe_identity(self.recipe),
         }
 
     def table(self) -> dict[str, Any]:
         """All settings, as in config.toml."""
         identity = self.identity()
-        config = identity.pop("config") or {}
-        recipe = identity.pop("recipe")
-        return {**identity, "model": {"name": self.model, **config}, "recipe": recipe, "run": vars(self.run)}
+        del identity["config"]
+        config = {} if self.config is None else self.config.to_dict()
+        model, recipe = {"name": self.model, **config}, self.recipe.to_dict()
+        return {**identity, "model": model, "recipe": recipe, "run": vars(self.run)}
 
     @property
     def folder(self) -> Path:
@@ -143,15 +157,3 @@ class Job:
         stem = Path(self.data).name if self.data else "digits"
         name = re.sub(r"[^\w.-]+", "_", f"{self.model}-{stem}")
         return Path(self.run.output) / f"{name}-{digest[:8]}"
-
-
-def differences(before: dict[str, Any], now: dict[str, Any], path: str = "") -> list[str]:
-    """The differences between two identities, one "name: old -> new" each."""
-    changed: list[str] = []
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            changed += differences(old, new, f"{path}{key}.")
-        elif json.dumps(old) != json.dumps(new):
-            changed.append(f"{path}{key}: {old} -> {new}")
-    return changed

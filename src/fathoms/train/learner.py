@@ -15,7 +15,9 @@ from fathoms.train.objective.objective import Objective
 from fathoms.train.optim.build import build_optimizer
 from fathoms.train.optim.ema import Ema
 from fathoms.train.precision.compile import compile_blocks, keep_lean
+from fathoms.train.precision.compile_cache import compile_repeatably, keep_compiled_code
 from fathoms.train.precision.master_weights import ComputeCopy
+from fathoms.train.precision.speed import Speed
 
 
 class Learner(NamedTuple):
@@ -30,9 +32,11 @@ class Learner(NamedTuple):
     ema: Ema | None
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
+    speed: Speed
+    """Precision, compilation and launch."""
 
 
-def build_learner(job: Job, world: World, model: nn.Module, objective: Objective) -> Learner:
+def build_learner(job: Job, world: World, model: nn.Module, objective: Objective, speed: Speed) -> Learner:
     """Build what trains a model. The order matters.
 
     The EMA copies the model before it is sharded, the bfloat16 copy is what DDP synchronises, and the compiler sees
@@ -49,25 +53,25 @@ def build_learner(job: Job, world: World, model: nn.Module, objective: Objective
         if ema is not None:
             shard(ema.module)
     compute_copy = None
-    if recipe.policy == "bf16":
-        if job.run.fsdp:
-            raise ConfigError("--precision bf16 copies whole weights; with --fsdp use autocast")
+    if speed.precision == "bf16":
         compute_copy = ComputeCopy(compute_model)
         compute_model = compute_copy.module
     options: dict[str, Any] = {}
-    if recipe.torchcompile is not None:
+    if speed.compiles:
         keep_lean()
-        options = {"backend": recipe.torchcompile, "dynamic": False}
-    if recipe.torchcompile is not None and recipe.compile_scope == "blocks":
+        keep_compiled_code()
+        compile_repeatably()
+        options = {"backend": speed.torchcompile, "dynamic": False}
+    if speed.compiles and speed.compile_scope == "blocks":
         compile_blocks(compute_model, **options)
     if world.size > 1 and not job.run.fsdp:
         ids = [world.device.index] if world.device.type == "cuda" else None
         compute_model = nn.parallel.DistributedDataParallel(compute_model, device_ids=ids)
-    if recipe.torchcompile is not None and recipe.compile_scope != "blocks":
+    if speed.compiles and speed.compile_scope != "blocks":
         compute_model = cast(nn.Module, torch.compile(compute_model, **options))
     groups = param_groups(model, recipe.weight_decay, recipe.layer_decay)
     own = {"momentum": recipe.momentum, "betas": recipe.opt_betas, "eps": recipe.opt_eps}
     optimizer = build_optimizer(groups, recipe.opt, lr=recipe.lr, **own)
-    half = recipe.policy != "fp32" and recipe.amp_dtype == "float16"
+    half = speed.precision != "fp32" and recipe.amp_dtype == "float16"
     scaler = torch.amp.GradScaler(world.device.type, enabled=half)
-    return Learner(model, compute_model, compute_copy, ema, optimizer, scaler)
+    return Learner(model, compute_model, compute_copy, ema, optimizer, scaler, speed)

@@ -35,15 +35,17 @@ class Stepper:
     def __init__(self, job: Job, world: World, learner: Learner, objective: Objective, channels: int) -> None:
         self.recipe, self.seed, self.world = job.recipe, job.run.seed, world
         self.learner, self.objective, self.channels = learner, objective, channels
-        self.amp_dtype = getattr(torch, self.recipe.amp_dtype) if self.recipe.policy != "fp32" else None
+        speed = learner.speed
+        self.amp_dtype = getattr(torch, self.recipe.amp_dtype) if speed.precision != "fp32" else None
         self.conditional_step, self.readback = (
             ConditionalStep(learner.model, learner.optimizer),
             Readback(world),
         )
         # Loss and hits of this update's batches, added to the epoch's sums if the update is not skipped.
         self.pending = torch.zeros(4, dtype=torch.float64, device=world.device)
-        launch = self.recipe.launch
-        self.forward_backward = launched(self._forward_backward, launch, learner.compute_model, world.size)
+        self.forward_backward = launched(
+            self._forward_backward, speed.launch, learner.compute_model, world.size
+        )
 
     @property
     def unwrapped_model(self) -> nn.Module:

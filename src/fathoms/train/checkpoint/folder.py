@@ -227,17 +227,21 @@ def read(folder: Path) -> Checkpoint:
     return Checkpoint(tensors, state)
 
 
+def candidates(checkpoints: Path) -> list[Path]:
+    """The checkpoints of a run that it may resume from, the newest first; not yet known to be whole."""
+    folders = [checkpoints / "last", checkpoints / "previous", *_older(checkpoints)]
+    return [folder for folder in folders if folder.is_dir()]
+
+
 def newest(checkpoints: Path) -> Path | None:
     """The newest whole checkpoint, or None; a damaged one is skipped with a warning."""
-    folders = [checkpoints / "last", checkpoints / "previous", *_older(checkpoints)]
+    folders = candidates(checkpoints)
     for folder in folders:
-        if not folder.is_dir():
-            continue
         reason = why_unusable(folder)
         if reason is None:
             return folder
         warnings.warn(f"{folder}: damaged ({reason}); looking at the one before it", stacklevel=2)
-    if any(folder.is_dir() for folder in folders):
+    if folders:
         raise WeightsError(
             f"{checkpoints}: no checkpoint is whole; remove the folder or choose another --experiment"
         )

@@ -10,7 +10,7 @@ from typing import Any
 from fathoms.errors import WeightsError
 from fathoms.train.guard.policy import GUARD_COUNTS
 
-VERSION = 3
+VERSION = 4
 RENAMED_IN_3 = {"step": "batch", "steps": "batches_per_epoch"}
 """Until version 2 a batch was called a step, as an optimizer update is."""
 
@@ -34,7 +34,20 @@ def migrate(state: dict[str, Any], where: str) -> dict[str, Any]:
         state = _from_1(state)
     if version < 3:
         state = {RENAMED_IN_3.get(key, key): value for key, value in state.items()}
+    if version < 4:
+        state = {**state, "speed": speed_before_4(state["identity"]["recipe"]), "device": None}
     return {**state, "version": VERSION}
+
+
+def speed_before_4(recipe: dict[str, Any]) -> dict[str, str]:
+    """What the options of a recipe meant when they were not chosen by the device: float32 and eager by default."""
+    backend = recipe.get("torchcompile")
+    return {
+        "precision": recipe.get("precision") or ("autocast" if recipe.get("amp") else "fp32"),
+        "torchcompile": backend or "none",
+        "compile_scope": recipe.get("compile_scope") or "model",
+        "launch": recipe.get("launch") or "eager",
+    }
 
 
 def _from_1(state: dict[str, Any]) -> dict[str, Any]:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from fathoms.errors import ConfigError
-from fathoms.models.config import ViTConfig
+from fathoms.errors import ConfigError, FathomsError
 from fathoms.registry import check_name
 from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.checkpoint.folder import Checkpoint
+from fathoms.train.checkpoint.migrate import migrate
 from fathoms.train.checkpoint.state_dict import LINES, restore
+from fathoms.train.checkpoint.validate import check_state
 from fathoms.train.context import RunContext, TrainState
 from fathoms.train.distributed import gather_objects
 from fathoms.train.guard.policy import Guard
-from fathoms.train.job import Job, differences
+from fathoms.train.identity import completed, differences
+from fathoms.train.job import Job
 from fathoms.train.learner import Learner
-from fathoms.train.recipe.recipe import Recipe
+from fathoms.train.precision.speed import Speed
 from fathoms.untrusted_files import read_json
 
 
@@ -36,11 +40,10 @@ def resume(context: RunContext, learner: Learner, state: TrainState, guard: Guar
     if newest is None:
         return start_over(context) if begun else []
     checkpoint = checkpoints.read(newest)
-    check_same_run(context, checkpoint)
+    check_same_run(context, checkpoint, learner)
     load_checkpoint(context, learner, state, checkpoint, str(newest))
     guard.load_state_dict(checkpoint.state["guard"])
-    for name, length in checkpoint.state["lines"].items():
-        folder.cut(name, length)
+    cut_rows(context, checkpoint)
     gather_objects(world, None)
     if folder.writes:
         checkpoints.drop_damaged(folder.checkpoints, newest)
@@ -66,27 +69,55 @@ def start_over(context: RunContext) -> list[str]:
     return ["starts over: the run in this folder has left no checkpoint, and its rows are dropped"]
 
 
-def check_same_run(context: RunContext, checkpoint: Checkpoint) -> None:
+def recorded_speed(checkpoints_folder: Path) -> dict[str, Any] | None:
+    """The speed of the run in a folder, and its device; None if it has no checkpoint to resume from."""
+    for folder in checkpoints.candidates(checkpoints_folder):
+        with contextlib.suppress(FathomsError):
+            state = read_json(folder / "state.json", ConfigError)
+            check_state(state, str(folder))
+            state = migrate(state, str(folder))
+            return {**state["speed"], "device": state["device"]}
+    return None
+
+
+def check_same_run(context: RunContext, checkpoint: Checkpoint, learner: Learner) -> None:
     """Refuse a checkpoint of other settings or other data, naming the difference, unless --allow-change names it."""
     where, allowed, saved = context.folder.path, context.job.run.allow_change or (), checkpoint.state
-    changed = changes(saved, context.job, context.world.size)
+    changed = [
+        *changes(saved, context.job, context.world.size),
+        *speed_changes(saved["speed"], learner.speed),
+    ]
     refused = [change for change in changed if not _is_allowed(change.partition(":")[0], allowed)]
     if refused:
-        first = refused[0].partition(":")[0].rpartition(".")[2]
+        names = [change.partition(":")[0].rpartition(".")[2] for change in refused]
         raise ConfigError(
             f"{where}: holds a run with other settings ({'; '.join(map(_with_flag, refused))}); "
-            f"choose another --experiment, or --allow-change {first}"
+            f"choose another --experiment{_or_allow(context, checkpoint, learner, names)}"
         )
     if saved["data"] != context.data.fingerprint and "data" not in allowed:
         raise ConfigError(
             f"{where}: the data set has changed since this run began ({_short(saved['data'])} -> "
-            f"{_short(context.data.fingerprint)}); bring it back, choose another --experiment, or --allow-change data"
+            f"{_short(context.data.fingerprint)}); bring it back, or choose another --experiment"
+            f"{_or_allow(context, checkpoint, learner, ['data'])}"
         )
+
+
+def _or_allow(context: RunContext, checkpoint: Checkpoint, learner: Learner, names: list[str]) -> str:
+    """The flag that allows the changes, if the checkpoint fits this run; without --experiment it needs that too."""
+    try:
+        # This run is refused, so the weights may stay in it.
+        restore(checkpoint, learner, str(context.folder.path))
+    except FathomsError:
+        return ""
+    run = context.job.run
+    allowed = " ".join([*(run.allow_change or ()), *names])
+    experiment = "" if run.experiment is not None else f"--experiment {context.folder.path.name} "
+    return f", or {experiment}--allow-change {allowed}"
 
 
 def check_allowed(job: Job) -> None:
     """Refuse an --allow-change of a setting that does not exist."""
-    full = _names(job.identity())
+    full = [*_names(completed(job.identity())), *(f"recipe.{name}" for name in NUMERIC)]
     known = [*full, *(name.rpartition(".")[2] for name in full)]
     for name in job.run.allow_change or ():
         check_name(name, known, "setting", "--allow-change")
@@ -98,10 +129,7 @@ def changes(saved: dict[str, Any], job: Job, world: int) -> list[str]:
     A setting that is newer than the checkpoint had today's default. Another number of ranks may share the same
     global batch.
     """
-    before, now = dict(saved["identity"]), job.identity()
-    before["recipe"] = {**Recipe().to_dict(), **before["recipe"]}
-    if before["config"] is not None:
-        before["config"] = {**ViTConfig().to_dict(), **before["config"]}
+    before, now = completed(saved["identity"]), completed(job.identity())
     then, batch = before["recipe"]["batch_size"], now["recipe"]["batch_size"]
     shared = saved["world"] is not None and then * saved["world"] == batch * world
     if shared:
@@ -110,6 +138,17 @@ def changes(saved: dict[str, Any], job: Job, world: int) -> list[str]:
         ranks = f"batch_size: {then} x {saved['world']} ranks -> {batch} x {world}"
         return [ranks, *differences(before, now)]
     return differences(before, now)
+
+
+NUMERIC = ("precision", "torchcompile", "compile_scope")
+"""Parts of a speed that move the numbers; a graph replays the numbers of the kernels it has captured."""
+
+
+def speed_changes(saved: dict[str, str], speed: Speed) -> list[str]:
+    """The differences between the recorded speed and the one asked for that change the result."""
+    now = vars(speed)
+    names = NUMERIC if speed.compiles else NUMERIC[:2]
+    return [f"recipe.{name}: {saved[name]} -> {now[name]}" for name in names if saved[name] != now[name]]
 
 
 def _with_flag(change: str) -> str:
@@ -159,8 +198,14 @@ def roll_back(context: RunContext, learner: Learner, state: TrainState, guard: G
     load_checkpoint(context, learner, state, checkpoint, str(newest))
     state.seconds = seconds
     guard.roll_back(checkpoint.state["guard"])
-    for name, length in checkpoint.state["lines"].items():
-        if name != "guard.jsonl":
+    cut_rows(context, checkpoint, but="guard.jsonl")
+
+
+def cut_rows(context: RunContext, checkpoint: Checkpoint, but: str = "") -> None:
+    """Drop the rows that were written after a checkpoint; files that it does not know of begin with it."""
+    lengths = {"updates.jsonl": 0, **checkpoint.state["lines"]}
+    for name, length in lengths.items():
+        if name != but:
             context.folder.cut(name, length)
 
 

@@ -20,8 +20,9 @@ from fathoms.train.distributed import spread_like, sum_over_ranks, whole
 from fathoms.train.guard.policy import Guard
 from fathoms.train.learner import Learner
 from fathoms.train.optim.conditional_step import COUNTER
+from fathoms.train.precision.machine import device_name
 
-LINES = ("metrics.jsonl", "probe.jsonl", "guard.jsonl")
+LINES = ("metrics.jsonl", "probe.jsonl", "guard.jsonl", "updates.jsonl")
 """Files of the run folder that a checkpoint records the length of."""
 
 Stage = Callable[[Tensor], Tensor]
@@ -43,6 +44,7 @@ def counters(context: RunContext, state: TrainState, guard: Guard) -> dict[str, 
         "world": context.world.size,
         "batches_per_epoch": context.batches_per_epoch,
         "classes": list(context.data.classes),
+        "device": device_name(context.world.device),
     }
 
 
@@ -54,7 +56,7 @@ def gather(learner: Learner, values: dict[str, Any], stage: Stage) -> Checkpoint
         tensors["ema"] = weights_of(learner.ema.module)
     full = {name: {key: stage(whole(value)) for key, value in part.items()} for name, part in tensors.items()}
     values = {key: stage(value) if isinstance(value, Tensor) else value for key, value in values.items()}
-    values |= {"optimizer": record, "scaler": learner.scaler.state_dict()}
+    values |= {"optimizer": record, "scaler": learner.scaler.state_dict(), "speed": vars(learner.speed)}
     return Checkpoint({**full, "optimizer": moments}, values)
 
 

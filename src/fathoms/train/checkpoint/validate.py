@@ -15,6 +15,7 @@ from typing import Any
 from fathoms.errors import WeightsError
 from fathoms.train.checkpoint.migrate import RENAMED_IN_3, check_version
 from fathoms.train.guard.policy import GUARD_COUNTS
+from fathoms.train.precision.speed import LAUNCHES, PRECISIONS, SCOPES
 from fathoms.untrusted_files import read_json
 
 NEEDED = ("state.json", "model.safetensors")
@@ -75,12 +76,26 @@ def check_state(state: dict[str, Any], where: str) -> None:
         not state["scaler"] or all(_is_number(state["scaler"].get(key)) for key in scale), where, "scaler"
     )
     _expect(isinstance(state.get("data"), str), where, "data")
+    if version > 3:
+        _check_speed(state, where)
     _check_guard(state.get("guard"), where)
     for name, length in state["lines"].items():
         # The file is cut to this length: a name with a path in it would cut somebody else's file.
         _expect(
             re.fullmatch(r"[a-z]+\.jsonl", name) is not None and _is_count(length), where, f"lines.{name}"
         )
+
+
+def _check_speed(state: dict[str, Any], where: str) -> None:
+    """Check the settings that the run resumes with."""
+    _expect(isinstance(state.get("speed"), dict), where, "speed")
+    speed = state["speed"]
+    for key, names in {"precision": PRECISIONS, "compile_scope": SCOPES, "launch": LAUNCHES}.items():
+        _expect(speed.get(key) in names, where, f"speed.{key}")
+    backend = speed.get("torchcompile")
+    _expect(isinstance(backend, str) and re.fullmatch(r"[\w.-]{1,100}", backend) is not None, where, "speed")
+    device = state.get("device")
+    _expect(isinstance(device, str | None) and len(device or "") <= 200, where, "device")
 
 
 def _check_guard(guard: Any, where: str) -> None:

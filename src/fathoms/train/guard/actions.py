@@ -37,8 +37,9 @@ def act_on(
     row: dict[str, Any] = {
         "kind": finding.kind,
         "act": finding.act,
-        "epoch": report.epoch,
-        "update": report.update,
+        # Counted from 1, as everywhere outside of the loop.
+        "epoch": report.epoch + 1,
+        "update": report.update + 1,
     }
     row |= {"loss": report.loss, "gradient_norm": report.norm, "score": finding.score}
     if finding.kind == "spike":
@@ -52,7 +53,7 @@ def act_on(
         )
         why = describe(row["cause"])
     context.folder.append("guard.jsonl", row)
-    where = f"epoch {report.epoch}, update {report.update}, "
+    where = f"epoch {row['epoch']}, update {row['update']}, "
     if finding.act == "stop":
         raise DivergedError(
             f"{where}{why}; the weights are those before this update; "

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from fathoms.data import Batch
 from fathoms.models.hooks import hooked
-from fathoms.train.distributed import World, gather_objects
+from fathoms.train.distributed import World, gather_objects, own_part
 
 
 def locate_nonfinite(
@@ -115,8 +114,7 @@ def bad_gradient(model: nn.Module) -> str | None:
     """A parameter whose gradient is not finite, or None; FSDP sets gradients outside of the hooks above."""
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
-        own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        if own is not None and not bool(own.isfinite().all()):
+        if gradient is not None and not bool(own_part(gradient).isfinite().all()):
             return name
     return None
 

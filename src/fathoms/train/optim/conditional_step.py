@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from fathoms.errors import ConfigError
+from fathoms.train.distributed import own_part
 
 # A group's own counter, which is as much part of the state as the moments are.
 COUNTER = "step"
@@ -36,7 +36,7 @@ def zero_(tensors: Sequence[Tensor], hold: Tensor) -> None:
 
 
 def _bits(tensors: Sequence[Tensor]) -> list[Tensor]:
-    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    local = map(own_part, tensors)
     return [tensor.detach().view(_BITS[tensor.element_size()]) for tensor in local]
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from fathoms.errors import ConfigError
+from fathoms.train.distributed import is_sharded, own_part
 from fathoms.train.optim.closure import loss_of
 from fathoms.train.optim.conditional_step import hold_of, put_back_
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement
 
 # Largest number of elements of a stack (256 MB in bfloat16); more matrices of its shape make another one.
 LIMIT = 2**27
@@ -113,9 +116,9 @@ def _settings(group: dict[str, Any]) -> Settings:
 
 def _move(settings: Settings, stack: list[Matrix], go: Tensor | None) -> None:
     """Update matrices of one shape; if `go` is zero, they and their momentum stay as they are."""
-    params = [_own(matrix.parameter) for matrix in stack]
-    grads = [_own(matrix.gradient) for matrix in stack]
-    buffers = [_own(matrix.buffer) for matrix in stack]
+    params = [own_part(matrix.parameter) for matrix in stack]
+    grads = [own_part(matrix.gradient) for matrix in stack]
+    buffers = [own_part(matrix.buffer) for matrix in stack]
     # New values are kept apart from the old ones, which a skipped update keeps.
     fresh = torch._foreach_lerp(buffers, grads, 1 - settings.momentum)
     _put(buffers, fresh, go)
@@ -169,17 +172,14 @@ class Spread(NamedTuple):
 
 def _spread(parameter: Tensor) -> Spread | None:
     """Sharding of a parameter; None if this rank has all of it."""
-    if not isinstance(parameter, DTensor):
+    if not is_sharded(parameter):
         return None
+    from torch.distributed.tensor import Replicate, Shard
+
     for placement in parameter.placements:
         if type(placement) not in (Shard, Replicate):
             raise ConfigError(f"muon: a matrix is placed on ranks as {placement}; shard it with fully_shard")
     return Spread(parameter.device_mesh, parameter.placements)
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _orthogonalized_together(parts: Tensor, like: Tensor, settings: Settings) -> Tensor:
@@ -190,6 +190,8 @@ def _orthogonalized_together(parts: Tensor, like: Tensor, settings: Settings) ->
     spread = _spread(like)
     if spread is None:
         return orthogonalized(parts, settings)
+    from torch.distributed.tensor import Shard
+
     shape = torch.Size((len(parts), *like.shape))
     cut = [Shard(p.dim + 1) if isinstance(p, Shard) else p for p in spread.placements]
     dealt = [Shard(0) if isinstance(p, Shard) else p for p in spread.placements]
@@ -201,6 +203,8 @@ def _traded(
     own: Tensor, shape: torch.Size, mesh: DeviceMesh, before: list[Placement], after: list[Placement]
 ) -> Tensor:
     """This rank's part of a tensor of `shape` after a change of its placements."""
+    from torch.distributed.tensor import DTensor
+
     stride = (shape[1] * shape[2], shape[2], 1)
     spread = DTensor.from_local(own, mesh, before, run_check=False, shape=shape, stride=stride)
     return spread.redistribute(placements=after).to_local()

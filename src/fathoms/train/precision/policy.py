@@ -4,7 +4,7 @@
 |---|---|---|---|
 | fp32 | float32 | float32 | float32 |
 | autocast_fp32_stream | the dtype of --amp-dtype | float32 | float32, cast at every use |
-| autocast (`--amp`) | the dtype of --amp-dtype | the same | float32, cast at every use |
+| autocast | the dtype of --amp-dtype | the same | float32, cast at every use |
 | bf16 | bfloat16 | bfloat16 | float32 master weights, cast once per update |
 
 Norms, scales and tokens stay float32 under every policy, and statistics are always in float32.
@@ -18,8 +18,7 @@ from torch import nn
 from fathoms.errors import ConfigError
 from fathoms.models.vit import ViT
 from fathoms.registry import check_name
-
-PRECISIONS = ("fp32", "autocast_fp32_stream", "autocast", "bf16")
+from fathoms.train.precision.speed import PRECISIONS
 
 
 def set_stream(model: nn.Module, precision: str) -> None:

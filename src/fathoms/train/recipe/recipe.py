@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fathoms.config_checks import check_choices, check_types
+from fathoms.config_checks import check_choices, check_types, takes_off
 from fathoms.errors import ConfigError, flag_of
 from fathoms.registry import check_name
 from fathoms.train.recipe.unused import refuse_unused, without_idle
@@ -115,7 +116,8 @@ class Recipe:
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     """Interpolation of evaluation."""
     crop_pct: float | None = None
-    """Share of the image that the center crop of evaluation keeps. Default: 0.9 for image files, 1 for arrays."""
+    """Share of the image that the center crop of evaluation keeps. Default: 0.9 for image files if the
+    model's images are larger than 128 pixels, else 1."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Mean of each colour channel, for normalisation."""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
@@ -140,18 +142,20 @@ class Recipe:
     """Decay of the EMA."""
     model_ema_warmup: bool = False
     """Let the decay of the EMA rise from zero."""
-    amp: bool = False
-    """Mixed precision; the same as --precision autocast."""
+    amp: bool | None = None
+    """Mixed precision, in the form that suits the device; --no-amp: float32. Default: on a GPU that is good at it."""
     amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
     """Low-precision dtype of autocast."""
-    precision: Literal["fp32", "autocast_fp32_stream", "autocast", "bf16"] | None = None
-    """Precision of training; bf16 casts the weights once per update. Default: autocast with --amp, else fp32."""
-    torchcompile: str | None = None
-    """Compile with this torch.compile backend, such as inductor."""
-    compile_scope: Literal["model", "blocks"] | None = None
-    """Compile the whole model, or each block, which compiles faster. Default: the model."""
-    launch: Literal["eager", "graph"] | None = None
-    """Launch kernels one by one (eager), or replay each batch as one CUDA graph. Default: eager."""
+    precision: Literal["auto", "fp32", "autocast_fp32_stream", "autocast", "bf16"] = "auto"
+    """Precision of training; bf16 casts the weights once per update. auto: bf16 where the GPU and the model allow it,
+    else autocast or fp32."""
+    torchcompile: str = "auto"
+    """Compile with this torch.compile backend, such as inductor, or none. auto: inductor on a GPU where the run is
+    long enough for it to pay."""
+    compile_scope: Literal["auto", "model", "blocks"] = "auto"
+    """Compile the whole model, or each block, which compiles faster. auto: the blocks, if nothing looks into them."""
+    launch: Literal["auto", "eager", "graph"] = "auto"
+    """Launch kernels one by one (eager), or replay each batch as one CUDA graph. auto: a graph where that is safe."""
     grad_checkpointing: bool = False
     """Recompute activations in the backward pass, to save memory."""
     freeze: str | None = None
@@ -173,14 +177,15 @@ class Recipe:
             check_name(name, RECIPE_FIELDS, "option", "Recipe")
         return cls(**without_idle(DEFAULTS, base, given))
 
+    @classmethod
+    def can_be_off(cls) -> frozenset[str]:
+        """Options that `none` switches off; for the others zero, one, a name or --no-... does."""
+        hints = typing.get_type_hints(cls)
+        return frozenset(name for name, hint in hints.items() if takes_off(hint))
+
     def to_dict(self) -> dict[str, Any]:
         """Every field by name."""
         return {name: getattr(self, name) for name in RECIPE_FIELDS}
-
-    @property
-    def policy(self) -> str:
-        """The precision policy, `--amp` taken into account."""
-        return self.precision or ("autocast" if self.amp else "fp32")
 
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Recipe)}

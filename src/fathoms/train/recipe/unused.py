@@ -47,10 +47,12 @@ USES = (
     Use(("distillation_tau",), lambda r: r.distillation_type == "soft", "--distillation-type soft"),
     Use(("model_ema_decay", "model_ema_warmup"), lambda r: r.model_ema, "--model-ema"),
     Use(
-        ("amp_dtype",), lambda r: r.amp or r.precision not in (None, "fp32"), "--amp or --precision autocast"
+        ("amp_dtype",),
+        lambda r: r.amp or r.precision not in ("auto", "fp32"),
+        "--amp or --precision autocast",
     ),
-    Use(("amp",), lambda r: r.precision is None, "--precision to be left out"),
-    Use(("compile_scope",), lambda r: r.torchcompile is not None, "--torchcompile"),
+    Use(("amp",), lambda r: r.precision == "auto", "--precision to be left out"),
+    Use(("compile_scope",), lambda r: r.torchcompile != "none", "--torchcompile"),
 )
 
 
@@ -86,6 +88,6 @@ def without_idle(defaults: dict[str, Any], base: dict[str, Any], given: dict[str
         given: The flags.
     """
     options = SimpleNamespace(**{**defaults, **base, **given})
-    refuse_unused(options, given)
+    refuse_unused(options, [name for name, value in given.items() if value is not None])
     idle = unused(options)
     return {name: value for name, value in {**base, **given}.items() if name not in idle}

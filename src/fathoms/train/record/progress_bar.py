@@ -1,66 +1,158 @@
-"""The progress of a run: a live bar in a terminal, and one line per epoch everywhere."""
+"""The progress of a run: one live line in a terminal, elsewhere a line at least every ten seconds."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from collections.abc import Mapping
 from typing import Any
 
 from fathoms.errors import printable
 
+EVERY = 10.0
+"""Seconds of silence after which a line is printed where there is no terminal."""
+WIDE = 120
+"""Columns of a line where there is no terminal."""
+BAR, SHORTEST = 24, 6
+"""Most and fewest characters of the bar."""
+
+
+def clock(seconds: float | None) -> str:
+    """A time as people read it on a clock.
+
+    >>> clock(7384), clock(61.2), clock(None)
+    ('2:03:04', '1:01', '-:--')
+    """
+    if seconds is None:
+        return "-:--"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def fit(width: int, share: float, left: str, numbers: Mapping[str, str]) -> tuple[int, str]:
+    """The line for a terminal of `width` columns: the length of its bar, and the text after it.
+
+    Share and time left are always whole; the numbers that do not fit are left out, the last first, and the bar
+    takes what remains.
+
+    >>> fit(40, 0.5, "1:02", {"epoch": "3/9", "loss": "1.250", "images/s": "1,024"})
+    (0, ' 50%  1:02 left  epoch 3/9  loss 1.250')
+    """
+    text = f"{share:4.0%}  {left} left"
+    for name, value in numbers.items():
+        longer = f"{text}  {name} {value}"
+        if len(longer) > width:
+            break
+        text = longer
+    bar = min(BAR, width - len(text) - 1)
+    return (bar if bar >= SHORTEST else 0), text
+
 
 class Progress:
-    """A bar over the batches of a run, and printed lines; no bar where there is no terminal.
+    """Printed lines, and how far a run has come.
 
     Args:
         total: Batches of the run.
         done: Batches already done.
         show: Whether to print anything.
+        every: Seconds of silence after which a line is printed where there is no terminal.
     """
 
-    def __init__(self, total: int, done: int, show: bool) -> None:
-        self._bar: Any = None
-        self.show = show
-        if show and sys.stderr is not None and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
+    def __init__(self, total: int, done: int, show: bool, every: float = EVERY) -> None:
+        self.total, self.done, self.show, self.every = total, done, show, every
+        self.numbers: dict[str, str] = {}
+        self.activity = ""
+        self._first, self._began = done, time.monotonic()
+        self._said = self._began
+        self._live: Any = None
+        self._closed = threading.Event()
+        if not show or sys.stderr is None:
+            return
+        if sys.stderr.isatty():
+            self._start_live()
+        else:
+            threading.Thread(target=self._break_silence, daemon=True).start()
 
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                TextColumn("{task.percentage:>3.0f}%"),
-                TimeRemainingColumn(compact=True),
-                TextColumn("left"),
-                TextColumn("{task.fields[numbers]}"),
-            )
-            self._bar = Bar(*columns, console=Console(stderr=True), refresh_per_second=4)
-            self._task = self._bar.add_task("train", total=total, completed=done, numbers="")
-            self._bar.start()
+    def _start_live(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
 
-    def advance(self, batches: int, numbers: dict[str, Any] | None = None) -> None:
-        """Move the bar, and show the numbers if given."""
-        if self._bar is not None:
-            fields = {} if numbers is None else {"numbers": "  ".join(f"{k} {v}" for k, v in numbers.items())}
-            self._bar.update(self._task, advance=batches, **fields)
+        console = Console(stderr=True)
+        self._live = Live(
+            get_renderable=lambda: self._render(console.width),
+            console=console,
+            refresh_per_second=4,
+            transient=True,
+        )
+        self._live.start()
+
+    def _render(self, width: int) -> Any:
+        from rich.text import Text
+
+        share = self.share
+        numbers = self.numbers if not self.activity else {**self.numbers, "": self.activity}
+        # The last column stays free: some terminals break a line that fills it.
+        bar, text = fit(width - 1, share, clock(self.left), numbers)
+        filled = round(bar * share)
+        unicode = (getattr(sys.stderr, "encoding", None) or "").lower().startswith("utf")
+        mark = "━" if unicode else "#"
+        line = Text(no_wrap=True, overflow="crop")
+        line.append(mark * filled, "cyan").append((mark if unicode else "-") * (bar - filled), "dim")
+        return line.append(f" {text}" if bar else text)
+
+    def _break_silence(self) -> None:
+        """Print a line whenever nothing has been printed for a while; the device is not asked for anything."""
+        while not self._closed.wait(max(0.01, self._said + self.every - time.monotonic())):
+            if time.monotonic() - self._said >= self.every:
+                self.say(self.line())
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the end at the speed of this process so far; None before its first batch."""
+        done = self.done - self._first
+        if done <= 0:
+            return None
+        return (time.monotonic() - self._began) / done * (self.total - self.done)
+
+    def line(self) -> str:
+        """How far the run has come, in one line."""
+        shown = dict(self.numbers)
+        begun = "" if shown else f"  no update yet, {clock(time.monotonic() - self._began)} since the start"
+        _, text = fit(WIDE, self.share, clock(self.left), shown)
+        return f"{text.strip()}{begun}{f'  {self.activity}' if self.activity else ''}"
+
+    @property
+    def share(self) -> float:
+        """Share of the batches that are done."""
+        return self.done / max(self.total, 1)
+
+    def advance(self, batches: int, numbers: dict[str, str] | None = None) -> None:
+        """Move on, and show the numbers if given."""
+        self.done += batches
+        if numbers is not None:
+            self.numbers = numbers
 
     @property
     def live(self) -> bool:
-        """Whether there is a bar to show numbers in."""
-        return self._bar is not None
+        """Whether there is a live line to show numbers in."""
+        return self._live is not None
 
     def rewind(self, done: int) -> None:
-        """Put the bar back to `done`."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done)
+        """Go back to `done`."""
+        self.done = done
+        self._first = min(self._first, done)
 
     def say(self, line: str) -> None:
         """Print a line."""
+        self._said = time.monotonic()
         if not self.show or sys.stderr is None:
             return
         line = printable(line)
         try:
-            if self._bar is not None:
-                self._bar.console.print(line, highlight=False, markup=False)
+            if self._live is not None:
+                self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
             else:
                 print(line, file=sys.stderr, flush=True)
         except (OSError, ValueError):
@@ -68,7 +160,8 @@ class Progress:
             self.show = False
 
     def close(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        """Remove the live line, and print no more lines unasked."""
+        self._closed.set()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None

@@ -6,20 +6,22 @@ import fcntl
 import json
 import math
 import os
-import platform
+import shutil
 import stat
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
 from fathoms.atomic import write_atomic
 from fathoms.errors import ConfigError, FathomsError
+from fathoms.train.record.environment import environment
 from fathoms.train.record.toml import to_toml
+from fathoms.untrusted_files import read_json
 
+FORMAT = 2
+"""Version of summary.json and of the rows of the .jsonl files. Version 1, without a number, counts epochs from 0."""
 FAILED = 2
 """Exit code of a run that failed for a reason outside it."""
 DIVERGED = 3
@@ -59,6 +61,7 @@ class RunFolder:
     def __init__(self, path: Path, writes: bool = True) -> None:
         self.path, self.writes = path, writes
         self._lock: TextIO | None = None
+        self._made: list[Path] = []
 
     @property
     def checkpoints(self) -> Path:
@@ -71,6 +74,7 @@ class RunFolder:
             return
         try:
             refuse_links(self.path)
+            self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,24 +88,39 @@ class RunFolder:
                 f"{self.path}: cannot be written ({error.strerror}); choose another --output"
             ) from error
 
+    def discard(self) -> None:
+        """Remove the folder of a run that was refused before it had anything to keep."""
+        begun = self.length("metrics.jsonl") or (
+            self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        )
+        if not self._made or begun:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        for place in self._made[1:]:
+            # Another run may have put its folder there meanwhile.
+            with suppress(OSError):
+                place.rmdir()
+
     def close(self) -> None:
         """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
-    def write_config(self, table: dict[str, Any]) -> None:
-        """Write config.toml with every field, and environment.json."""
+    def write_config(self, table: dict[str, Any], resumed: bool = False) -> None:
+        """Write config.toml with every field, and environment.json, which keeps the earlier starts of a run."""
         if self.writes:
             with self._naming_the_folder():
                 write_atomic(self.path / "config.toml", to_toml(table).encode())
-                write_atomic(self.path / "environment.json", dumps(environment()).encode() + b"\n")
+                path = self.path / "environment.json"
+                before = read_json(path, ConfigError) if resumed and path.is_file() else None
+                write_atomic(path, dumps(environment(before)).encode() + b"\n")
 
     def append(self, name: str, row: dict[str, Any]) -> None:
-        """Add one line to a .jsonl file."""
+        """Add one line to a .jsonl file, with the version of its format."""
         if self.writes:
             with self._naming_the_folder(), (self.path / name).open("a") as file:
-                file.write(dumps(row) + "\n")
+                file.write(dumps({"version": FORMAT, **row}) + "\n")
 
     @contextmanager
     def _naming_the_folder(self) -> Iterator[None]:
@@ -134,6 +153,12 @@ class RunFolder:
         if self.writes and split is not None:
             with self._naming_the_folder():
                 write_atomic(self.path / "split.json", dumps(split).encode() + b"\n")
+
+    def write_json(self, name: str, value: dict[str, Any]) -> None:
+        """Write a file of strict JSON, with the version of its format."""
+        if self.writes:
+            with self._naming_the_folder():
+                write_atomic(self.path / name, dumps({"version": FORMAT, **value}).encode() + b"\n")
 
     def write_correct(self, correct: bytes) -> None:
         """Write correct.bits: a bit for each held-out image, 1 if it was classified correctly."""
@@ -169,36 +194,3 @@ def _is_odd(path: Path) -> bool:
         # The run that holds this folder has just renamed it; the lock will report that.
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-
-
-def environment() -> dict[str, Any]:
-    """Versions, commit and machine of a run."""
-    import torch
-
-    packages = ("fathoms", "torch", "triton", "numpy", "timm", "torchvision", "safetensors")
-    versions: dict[str, str] = {}
-    for package in packages:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "python": platform.python_version(),
-        "versions": versions,
-        "commit": _commit(),
-        "system": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)),
-        "gpu": gpu,
-    }
-
-
-def _commit() -> str | None:
-    """The commit of the working folder; None outside a git repository."""
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None

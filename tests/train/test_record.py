@@ -1,0 +1,106 @@
+"""What a run folder records for its page, beyond the metrics: nothing of it changes the training."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fathoms.evaluate.training_record import current_summary
+from fathoms.train.record.environment import MOST_STARTS, _commit, environment
+from fathoms.train.record.updates import ROW
+from tiny_runs import poison, stop_after_update
+
+
+def updates(runs, name="run"):
+    """Update numbers with loss and norm, from all rows."""
+    found = {}
+    for row in runs.lines("updates.jsonl", name):
+        for place, pair in enumerate(zip(row["loss"], row["gradient_norm"], strict=True)):
+            assert row["update"] + place not in found
+            found[row["update"] + place] = pair
+    return found
+
+
+def test_loss_and_gradient_norm_of_every_update_survive_an_interruption(digit_runs):
+    digit_runs.train(name="whole")
+    trainer = digit_runs.trainer(name="cut")
+    stop_after_update(trainer, 17)
+    assert trainer.run().code == 143
+    digit_runs.train(name="cut")
+    seen = updates(digit_runs, "whole")
+    assert list(seen) == list(range(1, 29))
+    assert seen == updates(digit_runs, "cut")
+    train = [row["loss"] for row in digit_runs.metrics("whole") if row["split"] == "train"]
+    assert np.mean([loss for loss, _ in list(seen.values())[:13]]) == pytest.approx(train[0], rel=0.01)
+    assert ROW > 14
+
+
+def test_a_rollback_writes_no_update_twice(tiny_runs):
+    trainer = tiny_runs.trainer("--guard", "rollback", "--recovery-interval", "3")
+    poison(trainer, {(0, 5)}, trainer.model.blocks[0].mlp, lambda output: output * float("nan"))
+    assert trainer.run().code == 0
+    assert sorted({*range(1, 17)} - set(updates(tiny_runs))) == [6], "the one that is passed over"
+
+
+def test_the_last_evaluation_keeps_confusions_and_a_dozen_images(digit_runs):
+    digit_runs.train()
+    folder = digit_runs.folder()
+    kept = json.loads((folder / "evaluation.json").read_text())
+    summary = digit_runs.summary()
+    assert (kept["split"], kept["epoch"], kept["images"]) == ("test", 2, 359)
+    hits = sum(count for true, guess, count in kept["confusion"] if true == guess)
+    assert 100 * hits / 359 == pytest.approx(summary["test"]["top1"])
+    shown = json.loads((folder / "examples.json").read_text())["examples"]
+    assert len(shown) == 12
+    assert [one["label"] == one["top"][0][0] for one in shown] == [False] * 6 + [True] * 6
+    for one in shown:
+        assert one["name"].startswith("test[")
+        assert 0 < one["top"][2][1] <= one["top"][0][1] <= 1
+        with Image.open(io.BytesIO(base64.b64decode(one["png"]))) as image:
+            assert image.size == (8, 8)
+            assert np.asarray(image).std() > 20
+
+
+def test_the_environment_tells_command_start_and_machine(digit_runs, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["fathoms", "train", "--epochs", "2"])
+    trainer = digit_runs.trainer()
+    stop_after_update(trainer, 17)
+    trainer.run()
+    digit_runs.train()
+    kept = json.loads((digit_runs.folder() / "environment.json").read_text())
+    assert kept["version"] == 2
+    assert len(kept["starts"]) == 2
+    for start in kept["starts"]:
+        assert start["command"] == ["fathoms", "train", "--epochs", "2"]
+        assert start["time"].endswith("+00:00")
+        assert start["host"]
+    assert kept["memory"] > 1e8
+    assert kept["threads"] == 1
+    assert len(environment({"starts": [{}] * 80})["starts"]) == MOST_STARTS
+
+
+def test_a_package_inside_of_a_project_does_not_have_the_projects_commit(tmp_path):
+    assert _commit(tmp_path) is None
+    here = environment()["commit"]
+    assert here is None or len(here.split()[0]) == 40
+
+
+def test_epochs_are_counted_from_one_in_every_file_and_old_summaries_too(digit_runs):
+    digit_runs.train("--probe-interval", "10")
+    summary, metrics = digit_runs.summary(), digit_runs.metrics()
+    assert (summary["version"], summary["epoch"]) == (2, 2)
+    best = max((row for row in metrics if row["split"] == "val"), key=lambda row: row["top1"])
+    assert summary["best"]["epoch"] == best["epoch"] >= 1
+    rows = digit_runs.lines("probe.jsonl")
+    assert [(row["version"], row["epoch"], row["step"]) for row in rows] == [(2, 1, 10), (2, 2, 20)]
+    assert digit_runs.state()["best"]["epoch"] == best["epoch"] - 1, "the loop counts from 0"
+    old = {"status": "done", "best": {"epoch": 0, "top1": 9.0}}
+    assert current_summary(old)["best"]["epoch"] == 1
+    assert current_summary(current_summary(old) | {"version": 2})["best"]["epoch"] == 1
+    assert current_summary({"best": "damaged"}) == {"best": "damaged"}
