@@ -1,13 +1,14 @@
 """A split that cannot be opened is an error with its reason, from every command; it never vanishes."""
 
 import gzip
+import json
 import struct
 
 import numpy as np
 import pytest
 
 from fathoms.cli.main import main
-from fathoms.data import list_splits, open_source
+from fathoms.data import DataError, list_splits, open_source
 from tiny_data import MAKERS
 
 TINY = ["--recipe", "digits", "--depth", "1", "--dim", "16", "--heads", "2", "--in-channels", "3"]
@@ -168,3 +169,16 @@ class limited_reads:  # noqa: N801
 
     def __exit__(self, *_error):
         gzip.GzipFile.read = self.original
+
+
+@pytest.mark.parametrize(
+    "entry", [3, {}, {"shards": 3}, {"shards": [3]}, {"shards": [{"name": "/"}]}], ids=str
+)
+def test_a_pack_opens_its_training_split_whatever_the_index_says_of_another(entry, tmp_path):
+    path = MAKERS["pack"](tmp_path)
+    index = json.loads((path / "index.json").read_text())
+    index["splits"]["val"] = entry
+    (path / "index.json").write_text(json.dumps(index))
+    assert len(open_source(path, "train")) == 6
+    with pytest.raises(DataError):
+        open_source(path, "val")

@@ -73,12 +73,19 @@ def open_pack(folder: str | Path, split: str = "train") -> ShardSource:
     return source
 
 
+def _shard_names(entry: Any) -> list[str]:
+    """The shards that the index lists for a split; it is checked when that split is opened, and may be damaged."""
+    listed = entry.get("shards") if isinstance(entry, dict) else None
+    found = [shard for shard in listed if isinstance(shard, dict)] if isinstance(listed, list) else []
+    return [str(shard.get("name")) for shard in found]
+
+
 def _left_out(folder: Path, splits: dict[str, Any], split: str) -> LeftOut:
     """Images that packing left out, and with the first split what lies beside the shards."""
     left = LeftOut()
     if split == min(splits, key=training_first):
-        shards = [Path(str(shard["name"])) for own in splits.values() for shard in own["shards"]]
-        names = {path.name for shard in shards for path in (shard, shard.with_suffix(".json"))}
+        shards = [name for own in splits.values() for name in _shard_names(own)]
+        names = {file for name in shards for file in (name, f"{name.removesuffix('.tar')}.json")}
         left.add_all(beside(folder, names | {INDEX_NAME, CLASS_LIST}))
     skipped = splits[split].get("skipped")
     if isinstance(skipped, list) and skipped:
