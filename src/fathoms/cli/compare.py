@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from fathoms.cli import train as train_command
-from fathoms.cli.early_checks import check_data
+from fathoms.cli.early_checks import check_run
+from fathoms.cli.live_table import live_table
 from fathoms.cli.parse import Switches, given, merged, parse
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
 from fathoms.compare.slurm import SlurmOptions, check_installed, parse_slurm
@@ -43,6 +44,8 @@ fathoms compare photos/ --arm "ln: norm=layernorm" --arm "ones: norm=learnable_s
 ALIASES = train_command.ALIASES
 DEMO = Plan({"norm": ["layernorm", "dyt"], "residual": ["none", "rezero"]}, seeds=3)
 DEMO_EPOCHS = 8
+DEMO_PROBES = 24
+"""Updates between measurements of the norms over depth, which the demonstration's page shows."""
 DEMO_JOBS = 2
 """Models this small do not gain from a second thread."""
 
@@ -76,7 +79,7 @@ class Args:
     jobs: int = 0
     """Runs at a time on a CPU; 0: one for two cores, on the digits two."""
     per_gpu: int = 1
-    """Runs that share a GPU."""
+    """Runs that share a GPU; they run side by side only where NVIDIA's MPS runs, else in turns."""
     shard: str | None = None
     """Run only the K-th of N equal shares of the cells, written K/N, for schedulers other than Slurm."""
     slurm: str | None = None
@@ -109,7 +112,7 @@ def make_plan(args: Args) -> Plan:
     """The plan that flags, preset and file describe together."""
     from fathoms.untrusted_files import read_toml
 
-    if args.data is None and not (args.axis or args.arm or args.preset or args.plan):
+    if is_demo(args):
         tune = parse_axes(args.tune, "--tune")
         seeds = DEMO.seeds if args.seeds is None else args.seeds
         return dataclasses.replace(DEMO, seeds=seeds, tune=tune, tune_epochs=args.tune_epochs)
@@ -134,7 +137,14 @@ def make_plan(args: Args) -> Plan:
             if name == "seed":
                 raise ConfigError(f"{flag} seed: every arm has the same seeds; say how many with --seeds")
             check_name(name, (*FIELDS, *RECIPE_FIELDS, "model", "swap_norms"), "option", flag)
+            if name == "val_share":
+                raise ConfigError(f"{flag} val_share: all arms share one val split; give --val-share instead")
     return Plan(axes, arms, seeds, tune, tune_epochs)
+
+
+def is_demo(args: Args) -> bool:
+    """Whether nothing was said about what is to be compared."""
+    return args.data is None and not (args.axis or args.arm or args.preset or args.plan)
 
 
 def job_of(args: Args, settings: Mapping[str, str]) -> Job:
@@ -146,6 +156,8 @@ def job_of(args: Args, settings: Mapping[str, str]) -> Job:
         training = dataclasses.replace(training, epochs=DEMO_EPOCHS)
     switches = merged(args.switches, own.switches)
     model, run = own.model or args.model, dataclasses.replace(args.run, experiment=None)
+    if is_demo(args) and not run.probe_interval:
+        run = dataclasses.replace(run, probe_interval=DEMO_PROBES)
     if own.run.swap_norms is not None:
         run = dataclasses.replace(run, swap_norms=own.run.swap_norms)
     return train_command.make_job(
@@ -172,21 +184,19 @@ def job_of_arm(args: Args, name: str, settings: Mapping[str, str]) -> Job:
     try:
         return job_of(args, settings)
     except FathomsError as error:
-        raise named_by_flag(args, settings) or ConfigError(f"arm {name!r}: {error}") from error
+        raise ConfigError(f"arm {name!r}: {error}") from error
 
 
-def named_by_flag(args: Args, settings: Mapping[str, str]) -> ConfigError | None:
-    """The error for a value that no run takes, with the flag and the value that the user typed; None without one."""
-    for flag, typed in (("--tune", args.tune), ("--axis", args.axis)):
-        for name in (text.partition("=")[0].strip().replace("-", "_") for text in typed):
-            if name not in settings:
-                continue
-            try:
-                parse(train_command, "train", [flag_of(name), settings[name]])
-            except FathomsError as error:
-                reason = str(error).removeprefix(f"{flag_of(name)}: ")
-                return ConfigError(f"{flag} {name}={settings[name]}: {reason}")
-    return None
+def check_values(plan: Plan) -> None:
+    """Refuse a value of an axis or of the tuning that no run takes, with the flag and the value that were typed."""
+    for flag, table in (("--tune", plan.tune), ("--axis", plan.axes)):
+        for name, values in table.items():
+            for value in values:
+                try:
+                    parse(train_command, "train", [flag_of(name), value])
+                except FathomsError as error:
+                    reason = str(error).removeprefix(f"{flag_of(name)}: ")
+                    raise ConfigError(f"{flag} {name}={value}: {reason}") from error
 
 
 def make_tuning(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> Any:
@@ -238,38 +248,51 @@ def with_val_share(args: Args) -> Args:
 
 def make_comparison(args: Args) -> Comparison:
     """The comparison that the flags describe, with the arms and seeds that are in its folder already."""
+    refuse_unused(args)
+    check_run(args.run, args.data, given(args.training).get("teacher"))
+    slurm, shard, seconds = slurm_options(args), parse_shard(args.shard), parse_budget(args.budget)
+    plan = make_plan(args)
+    check_values(plan)
     from fathoms.compare.comparison import Comparison, Options
     from fathoms.compare.folder import ComparisonFolder
 
-    refuse_unused(args)
-    check_data(args.data)
-    slurm, args = slurm_options(args), with_val_share(args)
-    shard, seconds, plan = parse_shard(args.shard), parse_budget(args.budget), make_plan(args)
+    args = with_val_share(args)
     folder = Path(args.run.output) / (args.run.experiment or default_name(args, plan))
     earlier = ComparisonFolder(folder).plan() or {}
     names = ("metric", "smallest_difference", "baseline", "paired", "keep", "jobs", "per_gpu")
     chosen = {name: getattr(args, name) for name in names}
     chosen["jobs"] = args.jobs or (DEMO_JOBS if args.data is None else 0)
     options = Options(command=("compare", *sys.argv[2:]), shard=shard, seconds=seconds, slurm=slurm, **chosen)
-    seeds = max(plan.seeds, earlier.get("seeds", 0))
-    return Comparison(
-        make_jobs(args, plan, earlier), seeds, folder, options, make_tuning(args, plan, earlier)
-    )
+    seeds, notes = seeds_of(args, plan, earlier)
+    tuning = make_tuning(args, plan, earlier)
+    return Comparison(make_jobs(args, plan, earlier), seeds, folder, options, tuning, notes)
+
+
+def seeds_of(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """The seeds of each arm, which a later command never lowers, and a line where it asks for fewer."""
+    there = earlier.get("seeds", 0)
+    if args.seeds is None and args.plan is None and there:
+        return there, []
+    if plan.seeds < there:
+        what = "--seeds" if args.seeds is not None else args.plan
+        return there, [f"the plan has {there} seeds of each arm: {what} {plan.seeds} takes none of them away"]
+    return plan.seeds, []
 
 
 def run(args: Args) -> int:
     """Run what is missing, and say what the results support."""
+    comparison = make_comparison(args)
     from fathoms.compare.comparison import UNFINISHED
     from fathoms.report.page import write_report
 
-    comparison = make_comparison(args)
     comparison.check()
     print(comparison.describe(), flush=True)
     if args.dry_run:
         if not args.no_pilot:
             print(comparison.estimate())
         return 0
-    results, code = comparison.run(lambda line: print(line, flush=True))
+    with live_table(sys.stdout.isatty() and args.slurm is None) as (say, show):
+        results, code = comparison.run(say, show)
     write_report(comparison.folder.path)
     print((comparison.folder.path / "table.md").read_text() if not args.json else json_format.dumps(results))
     if code == UNFINISHED:

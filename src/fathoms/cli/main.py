@@ -52,15 +52,25 @@ def overview() -> str:
     )
 
 
+def commands_of(group: str) -> str:
+    """The commands whose first word is `group`, one on each line; empty if it is not a group."""
+    own = {name: summary for name, summary in COMMANDS.items() if name.startswith(f"{group} ")}
+    width = max(map(len, own), default=0)
+    rows = "\n".join(f"  fathoms {name:<{width}}  {summary}" for name, summary in own.items())
+    return f"usage: fathoms {group} COMMAND [...]\n\ncommands:\n{rows}" if own else ""
+
+
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     """The command, of one word or two, and the words after it."""
     for length in (2, 1):
         name = " ".join(words[:length])
         if name in COMMANDS:
             return name, list(words[length:])
-    near = nearest(words[0], COMMANDS)
+    # A word of a group is mistyped, or a command.
+    typed = " ".join(words[:2]) if commands_of(words[0]) else words[0]
+    near = nearest(typed, COMMANDS)
     advice = f"did you mean {near!r}?" if near else "see `fathoms --help`"
-    raise FathomsError(f"no command is called {words[0]!r}; {advice}")
+    raise FathomsError(f"no command is called {typed!r}; {advice}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,6 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if words[0] == "--version":
         print(__version__)
+        return 0
+    if words[1:2] in ([], ["-h"], ["--help"], ["help"]) and commands_of(words[0]):
+        print(commands_of(words[0]))
         return 0
     name = ""
     try:

@@ -99,18 +99,32 @@ def annotate(cls: type) -> None:
                 (None, *(option for option in options if option is not type(None)))
             ]
         if not any(isinstance(extra, _ARG) for extra in extras):
-            several = typing.get_origin(kind) is tuple and Ellipsis in options
-            metavar = None
-            if tyro.conf.Positional in extras:
-                metavar = f"{name.upper()}..." if several else name.upper()
-                metavar = metavar if defaults[name] is dataclasses.MISSING else f"[{metavar}]"
-            hint_text = "" if several or defaults[name] is None else None
+            positional, default = tyro.conf.Positional in extras, defaults[name]
+            # A flag without a value says what it does; that it is off by default goes without saying.
+            plain = default is None or isinstance(default, bool) or _is_many(options)
+            hint_text = "" if plain else None
+            metavar = _metavar(name, options, positional, default)
             extras = (*extras, tyro.conf.arg(metavar=metavar, help_behavior_hint=hint_text))
         cls.__annotations__[name] = typing.cast(Any, Annotated)[(kind, *extras)]
 
 
 OFF = "none"
 """Value of an optional flag that was switched off, in the place of its own."""
+
+
+def _metavar(name: str, options: tuple[Any, ...], positional: bool, default: Any) -> str | None:
+    """How a value is called in the help text; None leaves that to the parser."""
+    many, word = _is_many(options), name.upper()
+    if not positional:
+        return "NAME [NAME ...]" if many else None
+    if many:
+        return f"{word} ..."
+    return word if default is dataclasses.MISSING else f"[{word}]"
+
+
+def _is_many(options: tuple[Any, ...]) -> bool:
+    """Whether a flag takes any number of values."""
+    return ... in options or any(... in typing.get_args(option) for option in options)
 
 
 def optional(cls: type, name: str, doc: str) -> Any:

@@ -52,7 +52,7 @@ def unwrap(state: Mapping[str, object]) -> State:
 
 def layout_of(state: State) -> str:
     """The naming scheme of a state dict: "fathoms" or "timm"."""
-    if "stem.proj.weight" in state:
+    if "stem.proj.weight" in state or "stem.convs.0.weight" in state:
         return "fathoms"
     if "patch_embed.proj.weight" in state:
         return "timm"
@@ -121,6 +121,11 @@ def why_not_timm(config: ViTConfig) -> str | None:
         "position": ("learned",),
         "mlp": ("gelu",),
         "norm_by_depth": (None,),
+        "placement_by_depth": (None,),
+        "stem": ("patch",),
+        "attn_gate": ("none",),
+        "class_token_block": (0,),
+        "readout": ("cls", "mean", "class_attention"),
     }
     for field, allowed in expected.items():
         value = getattr(config, field)

@@ -6,8 +6,10 @@ from fathoms.parts.attention import ATTENTIONS, ClassAttention, SelfAttention, T
 from fathoms.parts.block import Block, ClassBlock, Join
 from fathoms.parts.drop_path import DropPath
 from fathoms.parts.dyt import Derf, DyT
+from fathoms.parts.gate import GATES, ChannelGate, HeadGate
 from fathoms.parts.mlp import MLPS, GeluMLP, SwiGLU
 from fathoms.parts.norm import NORMS, LayerNorm, NoNorm, RMSNorm, ScaleNorm
+from fathoms.parts.placement import PLACEMENTS
 from fathoms.parts.position import (
     POSITIONS,
     LearnedPosition,
@@ -16,10 +18,12 @@ from fathoms.parts.position import (
     RotaryPosition,
     SinCosPosition,
 )
-from fathoms.parts.readout import READOUTS, ClassAttentionReadout, ClassToken, MeanToken
+from fathoms.parts.prores import ProgressiveResidual, set_progress
+from fathoms.parts.readout import READOUTS, ClassAttentionReadout, ClassToken, MeanToken, SequencePool
 from fathoms.parts.residual import (
     RESIDUALS,
     DeepNorm,
+    DepthTransfer,
     FixupScale,
     LayerNormScaling,
     LayerScale,
@@ -28,29 +32,37 @@ from fathoms.parts.residual import (
 )
 from fathoms.parts.rope import Rope2d
 from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
-from fathoms.parts.stem import STEM_NORMS, DualPatchNorm, PatchEmbed, patchify
+from fathoms.parts.stem import STEM_NORMS, STEMS, ConvStem, DualPatchNorm, PatchEmbed, patchify
+from fathoms.parts.update_rules import MeanVarianceSplit, OrthogonalUpdate
 from fathoms.registry import Registry
 
 __all__ = [
     "ATTENTIONS",
+    "GATES",
     "MLPS",
     "NORMS",
+    "PLACEMENTS",
     "POSITIONS",
     "READOUTS",
     "RESIDUALS",
+    "STEMS",
     "STEM_NORMS",
     "Block",
+    "ChannelGate",
     "ClassAttention",
     "ClassAttentionReadout",
     "ClassBlock",
     "ClassToken",
+    "ConvStem",
     "DeepNorm",
+    "DepthTransfer",
     "Derf",
     "DropPath",
     "DualPatchNorm",
     "DyT",
     "FixupScale",
     "GeluMLP",
+    "HeadGate",
     "Join",
     "LayerNorm",
     "LayerNormScaling",
@@ -60,21 +72,26 @@ __all__ = [
     "LearnedPosition",
     "LearnedRotaryPosition",
     "MeanToken",
+    "MeanVarianceSplit",
     "NoNorm",
     "NoPosition",
+    "OrthogonalUpdate",
     "PatchEmbed",
+    "ProgressiveResidual",
     "RMSNorm",
     "ReZero",
     "Rope2d",
     "RotaryPosition",
     "ScaleNorm",
     "SelfAttention",
+    "SequencePool",
     "SinCosPosition",
     "SkipInit",
     "SwiGLU",
     "TalkingHeadsAttention",
     "families",
     "patchify",
+    "set_progress",
 ]
 
 
@@ -82,9 +99,13 @@ def families() -> dict[str, Registry[Any, Any]]:
     """Each registry under the name of the ViTConfig field that picks from it."""
     return {
         "norm": NORMS,
+        "attn_placement": PLACEMENTS,
+        "mlp_placement": PLACEMENTS,
         "residual": RESIDUALS,
+        "stem": STEMS,
         "stem_norm": STEM_NORMS,
         "attention": ATTENTIONS,
+        "attn_gate": GATES,
         "position": POSITIONS,
         "readout": READOUTS,
         "mlp": MLPS,

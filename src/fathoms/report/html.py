@@ -24,7 +24,14 @@ VENDOR = Path(__file__).parent / "vendor"
 
 
 def fill(
-    template: str, *, styles: Sequence[str], scripts: Sequence[str], data: Any, live: bool, **values: Any
+    template: str,
+    *,
+    styles: Sequence[str],
+    scripts: Sequence[str],
+    data: Any,
+    live: bool,
+    images: bool = False,
+    **values: Any,
 ) -> str:
     """A template with its style sheets, scripts and data, each joined into one element.
 
@@ -34,6 +41,7 @@ def fill(
         scripts: Scripts, by file name.
         data: What the scripts read, as JSON.
         live: Whether the page fetches itself again while it is served.
+        images: Whether the page holds images, as data inside of it.
         values: Names in the template.
     """
     style, script = _joined(styles), _joined(scripts)
@@ -43,7 +51,7 @@ def fill(
         .render(
             style=Markup(style),
             script=Markup(script),
-            policy=policy(style, script, live),
+            policy=policy(style, script, live, images),
             data=Markup(embedded(data)),
             live=live,
             **values,
@@ -113,7 +121,7 @@ def embedded(value: Any) -> str:
     )
 
 
-def policy(style: str, script: str, live: bool = False) -> str:
+def policy(style: str, script: str, live: bool = False, images: bool = False) -> str:
     """A content security policy under which this style and this script run and nothing is loaded."""
 
     def digest(text: str) -> str:
@@ -122,5 +130,6 @@ def policy(style: str, script: str, live: bool = False) -> str:
     return (
         f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; "
         + ("connect-src 'self'; " if live else "")
+        + ("img-src data:; " if images else "")
         + "base-uri 'none'; form-action 'none'"
     )

@@ -27,6 +27,10 @@ class RunRecord:
     environment: dict[str, Any] = field(default_factory=dict)
     metrics: list[Row] = field(default_factory=list)
     probes: list[Row] = field(default_factory=list)
+    updates: list[Row] = field(default_factory=list)
+    guard: list[Row] = field(default_factory=list)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    examples: dict[str, Any] = field(default_factory=dict)
     files: list[tuple[str, int]] = field(default_factory=list)
     folder: Path | None = None
 
@@ -65,7 +69,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def read_run(folder: Path, light: bool = False) -> RunRecord:
-    """Read a run folder; a light record leaves out its probes and the list of its files."""
+    """Read a run folder; a light record has what is compared between runs."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder}: is not a run folder, it has no config.toml; give a run folder")
     hidden = (".", "report.html")
@@ -78,6 +82,10 @@ def read_run(folder: Path, light: bool = False) -> RunRecord:
         environment=read_json_file(folder / "environment.json"),
         metrics=read_lines(folder / "metrics.jsonl"),
         probes=[] if light else read_lines(folder / "probe.jsonl"),
+        updates=[] if light else read_lines(folder / "updates.jsonl"),
+        guard=[] if light else read_lines(folder / "guard.jsonl"),
+        evaluation={} if light else read_json_file(folder / "evaluation.json"),
+        examples={} if light else read_json_file(folder / "examples.json"),
         files=[(str(path.relative_to(folder)), path.stat().st_size) for path in files],
         folder=folder,
     )

@@ -116,7 +116,8 @@ class Recipe:
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     """Interpolation of evaluation."""
     crop_pct: float | None = None
-    """Share of the image that the center crop of evaluation keeps. Default: 0.9 for image files, 1 for arrays."""
+    """Share of the image that the center crop of evaluation keeps. Default: 0.9 for image files if the
+    model's images are larger than 128 pixels, else 1."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Mean of each colour channel, for normalisation."""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
