@@ -148,7 +148,9 @@ def measure_all(
             print(printable(note), file=sys.stderr)
     model = loaded.model.to(world.device)
     if args.torchcompile is not None:
-        model = torch.compile(model, backend=args.torchcompile)
+        from fathoms.train.precision.compile import check_backend
+
+        model = torch.compile(model, backend=check_backend(args.torchcompile))
     seen = FewerChannels(model, loaded.in_channels)
     results = {}
     for place in places:

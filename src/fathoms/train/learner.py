@@ -14,7 +14,7 @@ from fathoms.train.job import Job
 from fathoms.train.objective.objective import Objective
 from fathoms.train.optim.build import build_optimizer
 from fathoms.train.optim.ema import Ema
-from fathoms.train.precision.compile import compile_blocks, keep_lean
+from fathoms.train.precision.compile import check_backend, compile_blocks, keep_lean
 from fathoms.train.precision.compile_cache import compile_repeatably, keep_compiled_code
 from fathoms.train.precision.master_weights import ComputeCopy
 from fathoms.train.precision.speed import Speed
@@ -58,6 +58,7 @@ def build_learner(job: Job, world: World, model: nn.Module, objective: Objective
         compute_model = compute_copy.module
     options: dict[str, Any] = {}
     if speed.compiles:
+        check_backend(speed.torchcompile)
         keep_lean()
         keep_compiled_code()
         compile_repeatably()
