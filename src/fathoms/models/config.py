@@ -37,7 +37,7 @@ Attention = Literal["softmax", "talking_heads"]
 AttnGate = Literal["none", "head", "channel"]
 QKNorm = Literal["none", "rmsnorm", "layernorm"]
 Position = Literal["learned", "sincos", "rope", "learned_rope", "none"]
-Readout = Literal["cls", "mean", "seqpool", "class_attention"]
+Readout = Literal["cls", "mean", "mean_cls", "seqpool", "class_attention"]
 MLP = Literal["gelu", "swiglu"]
 Schedule = Literal["uniform", "linear"]
 
