@@ -13,7 +13,15 @@ from fathoms.parts.residual import build_residual, layerscale_start
 
 
 def built(name, depth=12, index=3, **options):
-    return build_residual(name, 32, depth=depth, index=index, **options)
+    return build_residual(name, 32, depth=depth, index=index, **{"factor": 0.25, **options})
+
+
+def called(name, scale, x):
+    """The method on a branch x; one that makes the update from branch and stream gets a stream of its own too."""
+    if RESIDUALS.metadata(name).place != "update":
+        return scale(x)
+    generator = torch.Generator().manual_seed(1)
+    return scale(x, torch.randn(x.shape, generator=generator).to(x.dtype))
 
 
 @pytest.fixture(params=list(RESIDUALS))
@@ -31,18 +39,18 @@ def block_of(name, **options):
 def test_keeps_shape_and_dtype(name, dtype):
     for shape in ((2, 5, 32), (2, 3, 4, 32), (2, 2, 3, 4, 32)):
         x = torch.randn(shape, dtype=dtype)
-        y = built(name)(x)
+        y = called(name, built(name), x)
         assert (y.shape, y.dtype) == (x.shape, x.dtype)
 
 
 def test_is_finite_at_extremes(name):
-    assert built(name)(torch.full((2, 5, 32), 1e4)).isfinite().all()
+    assert called(name, built(name), torch.full((2, 5, 32), 1e4)).isfinite().all()
 
 
 def test_gives_a_gradient_to_the_input_and_every_parameter(name):
     scale = built(name)
     x = torch.randn(2, 5, 32, requires_grad=True)
-    scale(x).square().sum().backward()
+    called(name, scale, x).square().sum().backward()
     assert x.grad is not None
     assert all(parameter.grad is not None for parameter in scale.parameters())
 
@@ -111,8 +119,12 @@ def test_method_values_are_those_of_the_papers():
         "fixup": 1.0,
         "deepnorm": (2 * 12) ** 0.25,
         "layernorm_scaling": 4**-0.5,
+        "completep": 0.25,
+        "depth_mup": 0.25,
+        "prores": 1.0,
     }
-    assert expected.keys() == set(RESIDUALS)
+    rules = {name for name in RESIDUALS if RESIDUALS.metadata(name).place == "update"}
+    assert expected.keys() | rules == set(RESIDUALS)
     for name, value in expected.items():
         assert torch.allclose(built(name)(x), torch.full_like(x, value)), name
 
@@ -131,6 +143,11 @@ def test_weight_inits_are_those_of_the_papers():
         "none": (truncated,) * 6,
         "layerscale": (truncated,) * 6,
         "layernorm_scaling": (truncated,) * 6,
+        "completep": (truncated,) * 6,
+        "depth_mup": (truncated,) * 6,
+        "orthogonal": (truncated,) * 6,
+        "mv_split": (truncated,) * 6,
+        "prores": (truncated,) * 6,
         "rezero": (square, square, square, square, wide, wide),
         "rezero_shared": (square, square, square, square, wide, wide),
         "skipinit": (*(math.sqrt(2 / dim),) * 4, math.sqrt(2 / dim), math.sqrt(2 / hidden)),

@@ -13,7 +13,18 @@ import pytest
 import torch
 
 from fathoms import FathomsError, ViT, ViTConfig
-from fathoms.parts import ATTENTIONS, MLPS, NORMS, POSITIONS, READOUTS, RESIDUALS, STEM_NORMS
+from fathoms.parts import (
+    ATTENTIONS,
+    GATES,
+    MLPS,
+    NORMS,
+    POSITIONS,
+    READOUTS,
+    RESIDUALS,
+    STEM_NORMS,
+    STEMS,
+    set_progress,
+)
 from fathoms.parts.residual import PLACEMENTS
 
 TINY = {
@@ -56,8 +67,10 @@ def perturb(model):
 def fingerprint(model):
     """Logits at the start, the size of the weights there, and logits after a perturbation, to 10 digits.
 
-    In float64 the same function agrees to more digits than that, and another one does not.
+    All of it at 5 % of a run, when the blocks of prores are still warming up. In float64 the same function agrees to
+    more digits than that, and another one does not.
     """
+    set_progress(model, 0.05)
     with torch.no_grad():
         start = model(IMAGES).flatten()
         size = sum(parameter.abs().sum() for parameter in model.parameters())
@@ -74,8 +87,10 @@ def check_gradients(model, label):
         assert parameter.grad.isfinite().all(), f"{label}: gradient of {name} is not finite"
 
 
-def refusal(norm, attn, mlp, residual):
+def refusal(norm, attn, mlp, residual, readout):
     """Whether the papers leave this combination without a meaning; written apart from the code's own rule."""
+    if residual == "mv_split" and readout == "class_attention":
+        return True
     if norm == "none" and (attn, mlp) != ("pre", "pre"):
         return True
     if residual == "deepnorm":
@@ -86,7 +101,8 @@ def refusal(norm, attn, mlp, residual):
 
 
 def is_refused(switches):
-    return refusal(*(switches[field] for field in ("norm", "attn_placement", "mlp_placement", "residual")))
+    fields = ("norm", "attn_placement", "mlp_placement", "residual", "readout")
+    return refusal(*(switches[field] for field in fields))
 
 
 def drawn(generator):
@@ -116,7 +132,7 @@ def pairwise(generator, tries=200):
 
 
 def products():
-    """The full product: 15,120 combinations."""
+    """The full product: 49,000 combinations."""
     return (dict(zip(FIELDS, values, strict=True)) for values in itertools.product(*FIELDS.values()))
 
 
@@ -126,7 +142,7 @@ def check_all(combinations):
     for switches in combinations:
         label = " ".join(switches.values())
         if is_refused(switches):
-            with pytest.raises(FathomsError, match="norm|placement") as caught:
+            with pytest.raises(FathomsError, match="norm|placement|reads the mean of the patches") as caught:
                 ViTConfig(**TINY, **switches)
             assert "\n" not in str(caught.value)
             continue
@@ -157,9 +173,9 @@ def test_every_pair_of_values_is_sampled_and_in_a_model_wherever_a_model_can_hav
 
 @pytest.mark.plain
 def test_sampled_combinations_work_or_are_refused_and_none_equals_another():
-    """71 combinations for the pairs and 200 drawn: 267 different ones, of which 54 are refused."""
+    """The pairs and 200 drawn: 308 different ones, of which 50 are refused."""
     combinations = sample()
-    assert (len(combinations), check_all(combinations)) == (267, 213)
+    assert (len(combinations), check_all(combinations)) == (308, 258)
 
 
 # Thousands of models: the run-time type checker, which other tests run under, would double the time.
@@ -179,8 +195,13 @@ def test_every_name_of_every_family_changes_the_function_or_the_start():
         "attention": [name for name in ATTENTIONS if not ATTENTIONS.metadata(name).reads_context],
         "qk_norm": ["none", "rmsnorm", "layernorm"],
         "position": list(POSITIONS),
+        "stem": list(STEMS),
         "stem_norm": list(STEM_NORMS),
         "readout": list(READOUTS),
+        "attn_gate": list(GATES),
+        "attn_placement": list(PLACEMENTS),
+        "placement_by_depth": [None, "0:post", "1-2:keel"],
+        "class_token_block": [0, 1, 3],
         "mlp": list(MLPS),
         "qkv_bias": [True, False],
         "registers": [0, 1, 4],
@@ -197,6 +218,20 @@ def test_every_name_of_every_family_changes_the_function_or_the_start():
 )
 def test_every_norm_init_changes_the_start(norm, inits):
     assert len({fingerprint(built(norm=norm, norm_init=init)) for init in inits}) == len(inits)
+
+
+@pytest.mark.parametrize(
+    ("switches", "field", "values"),
+    [
+        ({"residual": "completep"}, "base_depth", [None, 2, 8]),
+        ({"residual": "completep"}, "base_dim", [None, 4, 2]),
+        ({"residual": "prores"}, "residual_warmup", [None, 0.1, 0.5]),
+        ({"stem": "conv"}, "stem_kernel", [3, 5, 1]),
+        ({"stem": "conv", "patch_size": 4}, "stem_layers", [1, 2]),
+    ],
+)
+def test_every_option_of_a_part_changes_the_function(switches, field, values):
+    assert len({fingerprint(built(**switches, **{field: value})) for value in values}) == len(values)
 
 
 @pytest.mark.parametrize("readout", ["cls", "class_attention"])

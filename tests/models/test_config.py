@@ -13,7 +13,6 @@ import fathoms
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.models import config as config_module
 from fathoms.parts import ATTENTIONS, families
-from fathoms.parts.residual import PLACEMENTS
 
 # Wrong types are given on purpose here, so the type checker of the test run must be off.
 pytestmark = pytest.mark.plain
@@ -61,6 +60,51 @@ pytestmark = pytest.mark.plain
         ({"norm_by_depth": "0-12:dyt"}, "leaves the blocks 0-11"),
         ({"norm_by_depth": "0-3:dyt,3-4:derf"}, "block 3 has two norms"),
         ({"norm_by_depth": "0-3:dyd"}, "did you mean 'dyt'"),
+        (
+            {"placement_by_depth": "0-3:pots"},
+            "placement_by_depth: no placement is called 'pots'; did you mean 'post'",
+        ),
+        (
+            {"placement_by_depth": "0-3:post,2:pre"},
+            "placement_by_depth: block 2 has two placements; make the ranges",
+        ),
+        ({"placement_by_depth": "0-12:post"}, "placement_by_depth: '0-12:post' leaves the blocks 0-11"),
+        ({"placement_by_depth": ""}, "placement_by_depth is empty"),
+        ({"placement_by_depth": "0:post", "norm": "none"}, "places a norm, but norm is 'none'"),
+        (
+            {"residual": "deepnorm", "placement_by_depth": "0-5:post"},
+            "'deepnorm' contradicts attn_placement='pre'",
+        ),
+        ({"attn_gate": "heads"}, "attn_gate: no attn_gate is called 'heads'; did you mean 'head'"),
+        (
+            {"attn_gate": "head", "readout": "class_attention"},
+            "attn_gate 'head' is defined on self-attention",
+        ),
+        ({"stem": "convs"}, "stem: no stem is called 'convs'; did you mean 'conv'"),
+        (
+            {"stem": "conv", "stem_layers": 2, "patch_size": 8, "image_size": 32},
+            "patch_size=8 is not the stride of 2",
+        ),
+        (
+            {"stem": "conv", "stem_norm": "dual", "patch_size": 2},
+            "stem_norm 'dual' norms the pixels of a patch",
+        ),
+        ({"stem": "conv", "stem_kernel": 4, "patch_size": 2}, "stem_kernel=4 is even"),
+        ({"stem_layers": 2}, "stem 'patch' takes no stem_layers; leave it out, or use 'conv'"),
+        ({"readout": "seqpool", "distill_token": True}, "distill_token needs a read-out with query tokens"),
+        ({"class_token_block": 12}, "class_token_block=12 leaves the blocks 0-11"),
+        ({"class_token_block": -1}, "class_token_block=-1 leaves the blocks 0-11"),
+        ({"class_token_block": 2, "readout": "mean"}, "readout 'mean' takes no class_token_block"),
+        (
+            {"residual": "mv_split", "readout": "class_attention"},
+            "reads the mean of the patches, and class attention",
+        ),
+        ({"residual": "prores", "residual_warmup": 0.0}, "residual_warmup=0.0 is not a share of the run"),
+        ({"residual_warmup": 0.1}, "residual 'none' takes no residual_warmup"),
+        (
+            {"base_dim": 8, "residual": "completep", "readout": "seqpool"},
+            "base_dim: there is no rule for the scores",
+        ),
     ],
 )
 def test_bad_options_are_refused_in_one_line(options, message):
@@ -92,13 +136,19 @@ def test_images_of_another_shape_are_refused(shape, message):
 def test_literal_types_list_exactly_the_registered_names():
     """The types serve editors and --help; the registries decide."""
     kinds = {"norm": "Norm", "residual": "Residual", "stem_norm": "StemNorm", "attention": "Attention"}
-    kinds |= {"position": "Position", "readout": "Readout", "mlp": "MLP"}
+    kinds |= {
+        "position": "Position",
+        "readout": "Readout",
+        "mlp": "MLP",
+        "stem": "Stem",
+        "attn_gate": "AttnGate",
+    }
+    kinds |= {"attn_placement": "Placement", "mlp_placement": "Placement"}
     for field, family in families().items():
         names = {
             name for name in family if not (family is ATTENTIONS and ATTENTIONS.metadata(name).reads_context)
         }
         assert set(typing.get_args(getattr(config_module, kinds[field]))) == names
-    assert typing.get_args(config_module.Placement) == PLACEMENTS
 
 
 def test_a_start_belongs_to_its_method():
@@ -128,8 +178,6 @@ names = {field: st.sampled_from(sorted(family)) for field, family in families().
             "image_size": st.integers(0, 9),
             "registers": st.integers(-1, 4),
             "num_classes": st.integers(-1, 3),
-            "attn_placement": st.sampled_from(PLACEMENTS),
-            "mlp_placement": st.sampled_from(PLACEMENTS),
             "qkv_bias": st.booleans(),
             "distill_token": st.booleans(),
             **names,

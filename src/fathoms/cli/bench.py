@@ -14,8 +14,11 @@ from typing import Any, Literal
 
 import tyro
 
+from fathoms.cli.early_checks import check_counts
 from fathoms.cli.parse import Switches, given
+from fathoms.devices import check_device
 from fathoms.errors import ConfigError
+from fathoms.models.zoo import model_config
 
 EXAMPLES = """
 fathoms bench cait_s24_224 --batch-size 256 --against timm
@@ -58,20 +61,18 @@ class Args:
 
 def run(args: Args) -> int:
     """Build, warm up, measure and print."""
+    check_counts(args, ("batch_size", "turns", "steps"))
+    check_device(args.device)
+    config = model_config(args.model, **given(args.switches))
     import torch
 
     from fathoms.bench.beside_timm import TIMM_SETTINGS, prepare_modes, quicker
     from fathoms.bench.race import Setting, prepare, race
     from fathoms.models.build_timm import build_timm
     from fathoms.models.vit import ViT
-    from fathoms.models.zoo import model_config
     from fathoms.surgery.accelerate.accelerate import fuse_mlps
     from fathoms.train.distributed import choose_device
 
-    for name in ("batch_size", "turns", "steps"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: use 1 or more")
-    config = model_config(args.model, **given(args.switches))
     device = choose_device(args.device)
     launch = args.launch or ("graph" if device.type == "cuda" else "eager")
     torch.manual_seed(0)

@@ -17,6 +17,7 @@ from typing import Any
 
 import tyro
 
+from fathoms.cli.early_checks import check_job
 from fathoms.cli.parse import Switches, given, optional
 from fathoms.errors import printable
 from fathoms.models.build_timm import TIMM
@@ -39,7 +40,9 @@ ALIASES = {
     "--in-chans": "--in-channels",
     "-b": "--batch-size",
     "-j": "--workers",
-    "--data-dir": "--data",
+    # DATA has no flag.
+    "--data-dir": "",
+    "--data": "",
     "--grad-checkpoint": "--grad-checkpointing",
 }
 
@@ -92,11 +95,12 @@ def run(args: Args) -> int:
     from fathoms.train.record.start_profile import StartProfile
 
     start = StartProfile()
+    job = make_job(args)
+    check_job(job)
     from fathoms.train.distributed import gather_objects, join_world, leave_world, naming_lost_ranks
     from fathoms.train.loop import Trainer
 
     start.mark("imports")
-    job = make_job(args)
     world = join_world(job.run.device)
     start.mark("device")
     if job.run.profile_start:

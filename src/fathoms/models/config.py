@@ -12,7 +12,7 @@ from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 
 Norm = Literal["layernorm", "rmsnorm", "scalenorm", "learnable_scaler", "dyt", "derf", "none"]
-Placement = Literal["pre", "post", "pre_post", "res_post"]
+Placement = Literal["pre", "post", "pre_post", "res_post", "keel"]
 Residual = Literal[
     "none",
     "layerscale",
@@ -23,12 +23,19 @@ Residual = Literal[
     "tfixup",
     "deepnorm",
     "layernorm_scaling",
+    "completep",
+    "depth_mup",
+    "orthogonal",
+    "mv_split",
+    "prores",
 ]
+Stem = Literal["patch", "conv"]
 StemNorm = Literal["none", "pre", "post", "dual", "post_pos"]
 Attention = Literal["softmax", "talking_heads"]
+AttnGate = Literal["none", "head", "channel"]
 QKNorm = Literal["none", "rmsnorm", "layernorm"]
 Position = Literal["learned", "sincos", "rope", "learned_rope", "none"]
-Readout = Literal["cls", "mean", "class_attention"]
+Readout = Literal["cls", "mean", "seqpool", "class_attention"]
 MLP = Literal["gelu", "swiglu"]
 Schedule = Literal["uniform", "linear"]
 
@@ -44,7 +51,7 @@ class ViTConfig:
     image_size: int = 224
     """Side of the square images, in pixels."""
     patch_size: int = 16
-    """Side of a patch, in pixels."""
+    """Side of a patch, in pixels; for stem conv, pixels between two tokens."""
     in_channels: int = 3
     """Channels of an image."""
     num_classes: int = 1000
@@ -69,10 +76,24 @@ class ViTConfig:
     """Placement of the attention's norm."""
     mlp_placement: Placement = "pre"
     """Placement of the MLP's norm."""
+    placement_by_depth: str | None = None
+    """Placements of both by ranges of blocks, such as "0-2:post" (Mix-LN). None: the same everywhere."""
     residual: Residual = "none"
     """Residual method: how a branch is scaled, and its weights initialised."""
     residual_init: float | None = None
     """Init of that scale. None: the method's rule for this depth. 0 means 0."""
+    base_depth: int | None = None
+    """For completep and depth_mup: the depth that the learning rate was tuned at. None: 12."""
+    base_dim: int | None = None
+    """For completep and depth_mup: the width that it was tuned at, with heads of the same width. None: this width."""
+    residual_warmup: float | None = None
+    """For prores: share of the run by which the last block counts in full. None: 0.2."""
+    stem: Stem = "patch"
+    """From pixels to tokens: a projection of patches, or convolutions."""
+    stem_layers: int = 1
+    """Number of convolutions of the conv stem."""
+    stem_kernel: int = 3
+    """Side of its kernels."""
     stem_norm: StemNorm = "none"
     """LayerNorms around the patch projection."""
     attention: Attention = "softmax"
@@ -81,12 +102,16 @@ class ViTConfig:
     """Norm of each head's q and k."""
     qkv_bias: bool = True
     """Whether the q, k, v projection has a bias."""
+    attn_gate: AttnGate = "none"
+    """Gate on the output of each head or of each channel, before the attention's last projection."""
     position: Position = "learned"
     """Position embedding of the patches."""
     registers: int = 0
     """Number of register tokens, which no output reads."""
     readout: Readout = "cls"
     """Read-out: how the classifier's input is pooled from the tokens."""
+    class_token_block: int = 0
+    """Index of the first block that the class token of readout cls goes through; 0: all of them."""
     class_attention_depth: int = 2
     """Number of blocks of the class-attention read-out."""
     distill_token: bool = False
@@ -102,7 +127,9 @@ class ViTConfig:
         check_types(self, "", ConfigError)
         _check_sizes(self)
         _check_names(self)
-        _check_combination(self)
+        from fathoms.models.combinations import check_combination
+
+        check_combination(self)
 
     @property
     def grid(self) -> int:
@@ -119,16 +146,23 @@ class ViTConfig:
         ranges = parse_ranges(self.norm_by_depth, self.depth)
         return [ranges.get(index, self.norm) for index in range(self.depth)]
 
+    def placements(self) -> list[tuple[str, str]]:
+        """The placements of each block's attention and MLP."""
+        ranges = parse_ranges(self.placement_by_depth, self.depth, "placement_by_depth")
+        own = (self.attn_placement, self.mlp_placement)
+        return [(ranges[index],) * 2 if index in ranges else own for index in range(self.depth)]
+
     def replace(self, **changes: Any) -> ViTConfig:
         """A copy with other values; an unknown field is an error that names the nearest one.
 
-        An init belongs to its method: another norm or residual takes its default unless one is given.
+        An init belongs to its method: another norm or residual takes its default unless one is given. So do the other
+        options of some methods only.
         """
         for name in changes:
             check_name(name, FIELDS, "option", "ViTConfig")
-        for method in ("norm", "residual"):
+        for method, options in BELONGING.items():
             if changes.get(method, getattr(self, method)) != getattr(self, method):
-                changes.setdefault(f"{method}_init", None)
+                changes = {option: DEFAULTS[option] for option in options} | changes
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,24 +171,37 @@ class ViTConfig:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(ViTConfig))
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(ViTConfig)}
+# Options that belong to the value of another one.
+BELONGING = {
+    "norm": ("norm_init",),
+    "residual": ("residual_init", "base_depth", "base_dim", "residual_warmup"),
+    "stem": ("stem_layers", "stem_kernel"),
+}
 
 
-def parse_ranges(text: str | None, depth: int) -> dict[int, str]:
-    """Block index to norm, from a text such as "0-11:layernorm,12:dyt"."""
-    norms: dict[int, str] = {}
+# What the ranges of a field choose, and an example.
+_RANGES = {
+    "norm_by_depth": ("norms", "0-11:layernorm,12-23:dyt"),
+    "placement_by_depth": ("placements", "0-2:post"),
+}
+
+
+def parse_ranges(text: str | None, depth: int, field: str = "norm_by_depth") -> dict[int, str]:
+    """Block index to name, from a text such as "0-11:layernorm,12:dyt"."""
+    chosen: dict[int, str] = {}
+    kind, example = _RANGES[field]
     for item in text.split(",") if text else []:
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*:\s*(\S+)\s*", item, re.ASCII)
         if match is None:
-            raise ConfigError(
-                f"norm_by_depth: {item!r} is not a range; write for example '0-11:layernorm,12-23:dyt'"
-            )
+            raise ConfigError(f"{field}: {item!r} is not a range; write for example {example!r}")
         first, last, name = int(match[1]), int(match[2] or match[1]), match[3]
         if not first <= last < depth:
-            raise ConfigError(f"norm_by_depth: {item!r} leaves the blocks 0-{depth - 1} of this model")
-        if twice := norms.keys() & set(range(first, last + 1)):
-            raise ConfigError(f"norm_by_depth: block {min(twice)} has two norms; make the ranges disjoint")
-        norms |= dict.fromkeys(range(first, last + 1), name)
-    return norms
+            raise ConfigError(f"{field}: {item!r} leaves the blocks 0-{depth - 1} of this model")
+        if twice := chosen.keys() & set(range(first, last + 1)):
+            raise ConfigError(f"{field}: block {min(twice)} has two {kind}; make the ranges disjoint")
+        chosen |= dict.fromkeys(range(first, last + 1), name)
+    return chosen
 
 
 # Least and most of each size. The most is far above any model and far below what would keep a machine busy
@@ -169,6 +216,8 @@ _SIZES = {
     "heads": (1, 4_096),
     "registers": (0, 65_536),
     "class_attention_depth": (1, 1_000),
+    "stem_layers": (1, 16),
+    "stem_kernel": (1, 255),
 }
 
 
@@ -204,30 +253,7 @@ def _check_names(config: ViTConfig) -> None:
         *parse_ranges(config.norm_by_depth, config.depth).values(),
     }:
         norms.check(name, "norm_by_depth" if config.norm_by_depth else "final_norm")
+    for name in parse_ranges(config.placement_by_depth, config.depth, "placement_by_depth").values():
+        families()["attn_placement"].check(name, "placement_by_depth")
     check_name(config.drop_path_schedule, drop_path.SCHEDULES, "schedule", "drop_path_schedule")
     check_name(config.qk_norm, ("none", "rmsnorm", "layernorm"), "qk_norm", "qk_norm")
-
-
-def _check_combination(config: ViTConfig) -> None:
-    """Refuse options that contradict each other, and options that would silently have no effect."""
-    from fathoms.parts.attention import ATTENTIONS
-    from fathoms.parts.block import check_residual
-    from fathoms.parts.position import POSITIONS
-
-    for norm in {config.norm, *config.norms()}:
-        check_residual(config.residual, norm, config.attn_placement, config.mlp_placement)
-    if ATTENTIONS.metadata(config.attention).reads_context:
-        raise ConfigError(
-            f"attention={config.attention!r} reads a context besides the stream and works in a read-out only; "
-            f"use readout={config.attention!r}"
-        )
-    if config.readout != "class_attention" and config.class_attention_depth != 2:
-        raise ConfigError(f"readout {config.readout!r} takes no class_attention_depth; leave it out")
-    if config.readout == "mean" and config.distill_token:
-        raise ConfigError(
-            "distill_token needs a read-out with query tokens; use readout 'cls' or 'class_attention'"
-        )
-    if config.stem_norm == "post_pos" and not POSITIONS.metadata(config.position).adds:
-        raise ConfigError(
-            f"stem_norm 'post_pos' needs positions that are added, not {config.position!r}; use 'post'"
-        )

@@ -1,4 +1,4 @@
-"""Parameter groups for an optimizer: weight decay and layer-wise learning-rate decay."""
+"""Parameter groups for an optimizer: weight decay, layer-wise learning-rate decay, transfer over depth and width."""
 
 from __future__ import annotations
 
@@ -8,19 +8,27 @@ from torch import nn
 
 from fathoms.errors import ConfigError
 from fathoms.models.vit import ViT
+from fathoms.parts.transfer import Multipliers, Transfer
 from fathoms.text_table import aligned
 
 
 class ParamGroups(list[dict[str, Any]]):
-    """Groups for a torch optimizer: `params`, `weight_decay`, `lr_scale`, `names`, `why`."""
+    """Groups for a torch optimizer: `params`, `weight_decay`, `lr_scale`, `eps_scale`, `width`, `names`, `why`."""
+
+    def at(self, lr: float, eps: float = 1e-8) -> list[dict[str, Any]]:
+        """The groups with a learning rate and an epsilon each, for an Adam of your own.
+
+        torch's optimizers know no scales: without this they would give every group the same learning rate.
+        """
+        return [{**group, "lr": lr * group["lr_scale"], "eps": eps * group["eps_scale"]} for group in self]
 
     def table(self) -> str:
-        """One line per parameter: its group, weight decay, learning-rate scale, and the reason."""
+        """One line per parameter: its group, weight decay, factors of learning rate and epsilon, and the reason."""
         rows = []
         for index, group in enumerate(self):
-            numbers = (str(index), f"{group['weight_decay']:g}", f"{group['lr_scale']:.3g}")
-            rows += [(*numbers, name, group["why"]) for name in group["names"]]
-        return aligned(("group", "decay", "lr x", "parameter", "why"), rows)
+            numbers = [f"{group[key]:.3g}" for key in ("weight_decay", "lr_scale", "eps_scale")]
+            rows += [(str(index), *numbers, name, group["why"]) for name in group["names"]]
+        return aligned(("group", "decay", "lr x", "eps x", "parameter", "why"), rows)
 
 
 def why_no_decay(parameter: nn.Parameter) -> str | None:
@@ -40,15 +48,36 @@ def layer_of(model: nn.Module, name: str) -> int:
     first, _, rest = name.partition(".")
     if first == "blocks":
         return int(rest.partition(".")[0]) + 1
-    travels = first == "readout" and model.readout.travelling
-    return 0 if first in ("stem", "position", "registers") or travels else model.config.depth + 1
+    if first == "readout" and model.readout.travelling:
+        # Queries that join late belong to the layer that they come after.
+        return model.readout.joins
+    return 0 if first in ("stem", "position", "registers") else model.config.depth + 1
+
+
+def _transfer_of(model: nn.Module) -> Transfer:
+    return model.transfer if isinstance(model, ViT) else Transfer()
+
+
+def _group(parameter: nn.Parameter, rule: Multipliers, weight_decay: float, scale: float) -> dict[str, Any]:
+    """An empty group for parameters like this one."""
+    reason = why_no_decay(parameter)
+    return {
+        "params": [],
+        "names": [],
+        "weight_decay": 0.0 if reason else weight_decay * rule.decay,
+        "lr_scale": scale * rule.lr,
+        "eps_scale": rule.eps,
+        "width": rule.width,
+        "why": "; ".join(filter(None, (reason or "a matrix", rule.why))),
+    }
 
 
 def param_groups(model: nn.Module, weight_decay: float, layer_decay: float | None = None) -> ParamGroups:
-    """Group parameters by weight decay and learning-rate scale.
+    """Group parameters by weight decay, learning-rate scale and epsilon.
 
     Parameters that are marked `_no_weight_decay` (LayerScale, class token, positions) or have one dimension take
-    no decay. With `layer_decay` d, the learning rate of layer l of L + 1 is scaled by d^(L + 1 - l).
+    no decay. With `layer_decay` d, the learning rate of layer l of L + 1 is scaled by d^(L + 1 - l). Residual methods
+    that transfer over depth and width (completep) multiply all three by the rules of `fathoms.parts.transfer`.
 
     >>> from fathoms.models.zoo import create_model
     >>> groups = param_groups(create_model("vit_tiny_patch16_224"), weight_decay=0.05)
@@ -60,25 +89,18 @@ def param_groups(model: nn.Module, weight_decay: float, layer_decay: float | Non
             f"param_groups: weight_decay={weight_decay}, layer_decay={layer_decay}; "
             "the first must be zero or more, the second in (0, 1]"
         )
-    groups: dict[tuple[float, str], dict[str, Any]] = {}
+    transfer = _transfer_of(model)
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        reason = why_no_decay(parameter)
         scale = 1.0
         if layer_decay is not None:
-            last = layer_of(model, "head")
-            scale = layer_decay ** (last - layer_of(model, name))
-        group = groups.setdefault(
-            (scale, reason or ""),
-            {
-                "params": [],
-                "names": [],
-                "weight_decay": 0.0 if reason else weight_decay,
-                "lr_scale": scale,
-                "why": reason or "a matrix",
-            },
-        )
+            scale = layer_decay ** (layer_of(model, "head") - layer_of(model, name))
+        own = _group(parameter, transfer.of(name, parameter.ndim), weight_decay, scale)
+        # What differs between groups, in the order of their first parameters.
+        kind = tuple(own[key] for key in ("lr_scale", "eps_scale", "width", "why"))
+        group = groups.setdefault(kind, own)
         group["params"].append(parameter)
         group["names"].append(name)
     return ParamGroups(groups.values())

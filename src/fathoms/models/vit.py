@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,14 +16,15 @@ from fathoms.models.config import ViTConfig
 from fathoms.parts.block import Block
 from fathoms.parts.drop_path import drop_path_rates
 from fathoms.parts.init import STD, exempt_from_decay
-from fathoms.parts.linear import linear_flops
+from fathoms.parts.linear import ScaledLinear, linear_flops
 from fathoms.parts.norm import NORMS
 from fathoms.parts.position import POSITIONS
-from fathoms.parts.protocols import Position, Readout
+from fathoms.parts.protocols import Position, Readout, Stem
 from fathoms.parts.readout import READOUTS
 from fathoms.parts.residual import RESIDUALS
-from fathoms.parts.rope import Rope2d
-from fathoms.parts.stem import PatchEmbed
+from fathoms.parts.rope import Rope2d, Rotation
+from fathoms.parts.stem import STEMS
+from fathoms.parts.transfer import Transfer, transfer_of
 from fathoms.registry import check_name
 
 
@@ -45,7 +46,7 @@ class ViT(nn.Module):
         self.grad_checkpointing = False
         # The dtype of the residual stream; None keeps that of the stem, which under autocast is autocast's.
         self.stream_dtype: torch.dtype | None = None
-        self.stem = PatchEmbed(config.dim, config.patch_size, config.in_channels, config.stem_norm)
+        self.stem = _build_stem(config)
         self.position = _build_position(config)
         self.registers = nn.Parameter(torch.empty(config.registers, config.dim)) if config.registers else None
         rates = drop_path_rates(config.drop_path, config.depth, config.drop_path_schedule)
@@ -53,12 +54,18 @@ class ViT(nn.Module):
             Block(
                 norm=norm,
                 norm_init=config.norm_init if norm == config.norm else None,
+                attn_placement=attn,
+                mlp_placement=mlp,
                 attention=config.attention,
+                attn_gate=config.attn_gate,
                 index=index,
+                prefix=_prefix(config, index),
                 drop_path=rate,
                 **_block_options(config),
             )
-            for index, (norm, rate) in enumerate(zip(config.norms(), rates, strict=True))
+            for index, (norm, (attn, mlp), rate) in enumerate(
+                zip(config.norms(), config.placements(), rates, strict=True)
+            )
         )
         self.readout = _build_readout(config)
         final = config.final_norm or config.norm
@@ -85,6 +92,11 @@ class ViT(nn.Module):
                 _reset_head(head, self.config)
 
     @property
+    def transfer(self) -> Transfer:
+        """Ratios of depth and width to those that the learning rate was tuned at; ones for most residual methods."""
+        return _transfer(self.config)
+
+    @property
     def num_classes(self) -> int:
         """Outputs of the classifier."""
         return self.config.num_classes
@@ -96,7 +108,7 @@ class ViT(nn.Module):
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens in front of the patches while the blocks run."""
+        """Tokens in front of the patches in the last block."""
         return self.readout.travelling + self.config.registers
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -156,7 +168,8 @@ class ViT(nn.Module):
 
     def _home(self) -> dict[str, Any]:
         """Device and dtype of the model, for new modules."""
-        return {"device": self.stem.proj.weight.device, "dtype": self.stem.proj.weight.dtype}
+        like = next(self.stem.parameters())
+        return {"device": like.device, "dtype": like.dtype}
 
     def embed(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
         """The tokens that enter the first block."""
@@ -174,7 +187,19 @@ class ViT(nn.Module):
         if self.registers is not None:
             registers = self.registers.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
             tokens = torch.cat([registers, tokens], dim=1)
-        return self.readout.start(tokens)
+        return self.entering(0, tokens)
+
+    def entering(self, index: int, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B M D"]:
+        """The tokens that enter block `index`, from those that left the one before: queries join in front of one."""
+        return self.readout.start(tokens) if index == self.readout.joins else tokens
+
+    def stages(self) -> Iterator[tuple[int, Block, Rotation | None]]:
+        """Each block with its index and the rotation of q and k for the tokens that it sees."""
+        whole = None if self.rope is None else self.rope()
+        # Queries are the first tokens; until they join, their rotations are left out.
+        late = None if whole is None else Rotation(*(table[self.readout.travelling :] for table in whole))
+        for index, block in enumerate(cast(Iterable[Block], self.blocks)):
+            yield index, block, late if index < self.readout.joins else whole
 
     def run(self, block: Callable[..., Any], *inputs: Any) -> Any:
         """Call a block, or a function around one, recomputed in the backward pass under gradient checkpointing."""
@@ -189,9 +214,8 @@ class ViT(nn.Module):
     def _stream(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
         """The tokens after the last block."""
         tokens = self.embed(images)
-        rotation = None if self.rope is None else self.rope()
-        for block in self.blocks:
-            tokens = self.run(block, tokens, rotation)
+        for index, block, rotation in self.stages():
+            tokens = self.entering(index + 1, self.run(block, tokens, rotation))
         return tokens
 
     def forward_heads(self, tokens: Float[Tensor, "B N D"]) -> tuple[Tensor, ...]:
@@ -235,19 +259,20 @@ class ViT(nn.Module):
         check_name(output_fmt, ("NCHW", "NLC"), "output_fmt", "forward_intermediates")
         wanted = take_indices(indices, self.config.depth)
         tokens = self.embed(images)
-        rotation = None if self.rope is None else self.rope()
         taken = []
-        for index, block in enumerate(self.blocks):
+        for index, block, rotation in self.stages():
             tokens = self.run(block, tokens, rotation)
             if index in wanted:
-                taken.append(self._intermediate(tokens, norm, output_fmt, return_prefix_tokens))
+                shown = self.norm(tokens) if norm else tokens
+                taken.append(self._intermediate(shown, index, output_fmt, return_prefix_tokens))
+            tokens = self.entering(index + 1, tokens)
         if intermediates_only:
             return taken
         return self.norm(self.readout.finish(tokens, self.config.registers)), taken
 
-    def _intermediate(self, tokens: Tensor, norm: bool, output_fmt: str, with_prefix: bool) -> Any:
-        tokens = self.norm(tokens) if norm else tokens
-        prefix, patches = tokens[:, : self.num_prefix_tokens], tokens[:, self.num_prefix_tokens :]
+    def _intermediate(self, tokens: Tensor, index: int, output_fmt: str, with_prefix: bool) -> Any:
+        front = _prefix(self.config, index)
+        prefix, patches = tokens[:, :front], tokens[:, front:]
         if output_fmt == "NCHW":
             patches = patches.transpose(1, 2).unflatten(2, (self.grid, self.grid)).contiguous()
         return (patches, prefix) if with_prefix else patches
@@ -259,13 +284,16 @@ class ViT(nn.Module):
         """
         config = self.config
         patches = self.grid**2
-        tokens = patches + self.num_prefix_tokens
-        read = tokens if config.readout == "mean" else config.queries
+        # A read-out without queries reads all tokens.
+        read = config.queries if READOUTS.metadata(config.readout).queries else patches + config.registers
         heads = [head for head in (self.head, self.head_dist) if isinstance(head, nn.Linear)]
+        # Queries that join late are not rotated before.
+        late = 0 if self.rope is None else 4 * config.dim * self.readout.travelling * self.readout.joins
         return (
             self.stem.flop_count(patches)
-            + sum(block.flop_count(tokens) for block in cast(Iterable[Block], self.blocks))
+            + sum(block.flop_count(patches + _prefix(config, index)) for index, block, _ in self.stages())
             + self.position.flop_count(config.depth)
+            - late
             + self.readout.flop_count(patches)
             + self.norm.flop_count(read)
             + sum(linear_flops(head, 1) for head in heads)
@@ -286,22 +314,37 @@ def take_indices(indices: int | Sequence[int] | None, depth: int) -> set[int]:
 
 def _block_options(config: ViTConfig) -> dict[str, Any]:
     """Options that the blocks of both stages share."""
-    names = ("dim", "heads", "depth", "mlp_ratio", "attn_placement", "mlp_placement", "residual")
-    names += ("residual_init", "qk_norm", "qkv_bias", "mlp")
+    names = ("dim", "heads", "depth", "mlp_ratio", "residual", "residual_init", "residual_warmup")
+    names += ("qk_norm", "qkv_bias", "mlp", "base_depth", "base_dim")
     return {name: getattr(config, name) for name in names}
 
 
 def _build_readout(config: ViTConfig) -> Readout:
     if config.readout != "class_attention":
-        return READOUTS.build(config.readout, config.dim, queries=config.queries)
+        late = config.class_token_block or None
+        return READOUTS.build(config.readout, config.dim, queries=config.queries, joins=late)
     return READOUTS.build(
         config.readout,
         queries=config.queries,
         class_attention_depth=config.class_attention_depth,
         norm=config.norm,
         norm_init=config.norm_init,
+        attn_placement=config.attn_placement,
+        mlp_placement=config.mlp_placement,
         **_block_options(config),
     )
+
+
+def _build_stem(config: ViTConfig) -> Stem:
+    sizes = config.dim, config.patch_size, config.in_channels, config.stem_norm
+    conv = {"layers": config.stem_layers, "kernel": config.stem_kernel} if config.stem == "conv" else {}
+    return STEMS.build(config.stem, *sizes, **conv)
+
+
+def _prefix(config: ViTConfig, index: int) -> int:
+    """Tokens in front of the patches in block `index`."""
+    travels = READOUTS.metadata(config.readout).travels and index >= config.class_token_block
+    return config.registers + (config.queries if travels else 0)
 
 
 def _build_position(config: ViTConfig) -> Position:
@@ -312,10 +355,18 @@ def _build_position(config: ViTConfig) -> Position:
     return POSITIONS.build(config.position, config.dim, config.grid, config.heads, **tokens)
 
 
+def _transfer(config: ViTConfig) -> Transfer:
+    names = ("depth", "dim", "base_depth", "base_dim")
+    return transfer_of(config.residual, **{name: getattr(config, name) for name in names})
+
+
 def _build_head(config: ViTConfig) -> nn.Module:
-    head = nn.Linear(config.dim, config.num_classes) if config.num_classes else nn.Identity()
-    if isinstance(head, nn.Linear):
-        _reset_head(head, config)
+    if not config.num_classes:
+        return nn.Identity()
+    scale = _transfer(config).head
+    sizes = config.dim, config.num_classes
+    head = nn.Linear(*sizes) if scale == 1.0 else ScaledLinear(*sizes, scale)
+    _reset_head(head, config)
     return head
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from fathoms.models.config import ViTConfig
+from fathoms.models.config import FIELDS, ViTConfig
+from fathoms.models.overrides import Overrides
 from fathoms.registry import check_name
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def _plain() -> dict[str, Shape]:
         "deit": {"tiny": (16,), "small": (16,), "base": (16,)},
         "deit3": {"small": (16,), "medium": (16,), "base": (16,), "large": (16,)},
     }
-    extra = {"vit": {}, "deit": {}, "deit3": {"residual": "layerscale", "residual_init": 1e-6}}
+    extra = {"vit": {}, "deit": {}, "deit3": {"residual": "layerscale", "residual_init": 1e-4}}
     models: dict[str, Shape] = {}
     for family, patches_by_size in sizes.items():
         for size, patches in patches_by_size.items():
@@ -120,11 +121,45 @@ def _dual_patch_norm() -> dict[str, Shape]:
     }
 
 
+# Depth, heads, MLP ratio and width of CCT's sizes; kernel, convolutions and image size of each of its models.
+_CCT = {
+    2: {"depth": 2, "heads": 2, "mlp_ratio": 1.0, "dim": 128},
+    4: {"depth": 4, "heads": 2, "mlp_ratio": 1.0, "dim": 128},
+    6: {"depth": 6, "heads": 4, "mlp_ratio": 2.0, "dim": 256},
+    7: {"depth": 7, "heads": 4, "mlp_ratio": 2.0, "dim": 256},
+    14: {"depth": 14, "heads": 6, "mlp_ratio": 3.0, "dim": 384},
+}
+_CCT_STEMS = [(2, 3, 2, 32), (4, 3, 2, 32), (6, 3, 1, 32), (6, 3, 2, 32), (7, 3, 1, 32), (7, 3, 2, 32)]
+_CCT_STEMS += [(7, 7, 2, 224), (14, 7, 2, 224), (14, 7, 2, 384)]
+
+
+def _cct() -> dict[str, Shape]:
+    """Compact Convolutional Transformers, with learned positions and, as `_sine`, with fixed ones.
+
+    Blocks are those of the paper, pre-norm; the authors' code norms the stream itself after the attention.
+    """
+    models: dict[str, Shape] = {}
+    for size, kernel, layers, image in _CCT_STEMS:
+        # A convolution of 7x7 has stride 2, one of 3x3 stride 1, and each is pooled by 2.
+        stride = 4 if kernel == 7 else 2
+        shape = {
+            **_CCT[size],
+            "image_size": image,
+            "stem": "conv",
+            "stem_layers": layers,
+            "stem_kernel": kernel,
+        }
+        shape |= {"patch_size": stride**layers, "readout": "seqpool", "qkv_bias": False}
+        models[f"cct_{size}_{kernel}x{layers}_{image}"] = shape
+        models[f"cct_{size}_{kernel}x{layers}_{image}_sine"] = {**shape, "position": "sincos"}
+    return models
+
+
 # The default model of the commands: deep and narrow, for scikit-learn's 8x8 handwritten digits.
 _DIGITS = {"vit_digits": {"image_size": 8, "patch_size": 2, "in_channels": 1, "num_classes": 10}}
 _DIGITS["vit_digits"] |= {"dim": 64, "depth": 24, "heads": 4}
 
-MODELS: dict[str, Shape] = _DIGITS | _plain() | _cait() | _vit5() | _scaler() | _dual_patch_norm()
+MODELS: dict[str, Shape] = _DIGITS | _plain() | _cait() | _vit5() | _scaler() | _dual_patch_norm() | _cct()
 
 ALIASES: dict[str, str] = {f"vit5_{size}": f"vit5_{size}_patch16_224" for size in ("small", "base", "large")}
 for _dim, _patch, _depth in _SCALER:
@@ -155,7 +190,7 @@ def create_model(
     num_classes: int = 1000,
     image_size: int | None = None,
     weights: str | Path | None = None,
-    **overrides: Any,
+    **overrides: Unpack[Overrides],
 ) -> ViT:
     """Build a model by name.
 
@@ -170,6 +205,8 @@ def create_model(
     >>> create_model("cait_xxs24_224", depth=2, norm="dyt").config.norm
     'dyt'
     """
+    for option in overrides:
+        check_name(option, (*FIELDS, "weights"), "option", "create_model")
     from fathoms.models.vit import ViT
     from fathoms.models.weights import load_weights
 

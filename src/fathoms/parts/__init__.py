@@ -4,10 +4,13 @@ from typing import Any
 
 from fathoms.parts.attention import ATTENTIONS, ClassAttention, SelfAttention, TalkingHeadsAttention
 from fathoms.parts.block import Block, ClassBlock, Join
+from fathoms.parts.describe import describe, prints_nothing
 from fathoms.parts.drop_path import DropPath
 from fathoms.parts.dyt import Derf, DyT
+from fathoms.parts.gate import GATES, ChannelGate, HeadGate
 from fathoms.parts.mlp import MLPS, GeluMLP, SwiGLU
 from fathoms.parts.norm import NORMS, LayerNorm, NoNorm, RMSNorm, ScaleNorm
+from fathoms.parts.placement import PLACEMENTS
 from fathoms.parts.position import (
     POSITIONS,
     LearnedPosition,
@@ -16,10 +19,12 @@ from fathoms.parts.position import (
     RotaryPosition,
     SinCosPosition,
 )
-from fathoms.parts.readout import READOUTS, ClassAttentionReadout, ClassToken, MeanToken
+from fathoms.parts.prores import ProgressiveResidual, set_progress
+from fathoms.parts.readout import READOUTS, ClassAttentionReadout, ClassToken, MeanToken, SequencePool
 from fathoms.parts.residual import (
     RESIDUALS,
     DeepNorm,
+    DepthTransfer,
     FixupScale,
     LayerNormScaling,
     LayerScale,
@@ -28,29 +33,37 @@ from fathoms.parts.residual import (
 )
 from fathoms.parts.rope import Rope2d
 from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
-from fathoms.parts.stem import STEM_NORMS, DualPatchNorm, PatchEmbed, patchify
+from fathoms.parts.stem import STEM_NORMS, STEMS, ConvStem, DualPatchNorm, PatchEmbed, patchify
+from fathoms.parts.update_rules import MeanVarianceSplit, OrthogonalUpdate
 from fathoms.registry import Registry
 
 __all__ = [
     "ATTENTIONS",
+    "GATES",
     "MLPS",
     "NORMS",
+    "PLACEMENTS",
     "POSITIONS",
     "READOUTS",
     "RESIDUALS",
+    "STEMS",
     "STEM_NORMS",
     "Block",
+    "ChannelGate",
     "ClassAttention",
     "ClassAttentionReadout",
     "ClassBlock",
     "ClassToken",
+    "ConvStem",
     "DeepNorm",
+    "DepthTransfer",
     "Derf",
     "DropPath",
     "DualPatchNorm",
     "DyT",
     "FixupScale",
     "GeluMLP",
+    "HeadGate",
     "Join",
     "LayerNorm",
     "LayerNormScaling",
@@ -60,21 +73,26 @@ __all__ = [
     "LearnedPosition",
     "LearnedRotaryPosition",
     "MeanToken",
+    "MeanVarianceSplit",
     "NoNorm",
     "NoPosition",
+    "OrthogonalUpdate",
     "PatchEmbed",
+    "ProgressiveResidual",
     "RMSNorm",
     "ReZero",
     "Rope2d",
     "RotaryPosition",
     "ScaleNorm",
     "SelfAttention",
+    "SequencePool",
     "SinCosPosition",
     "SkipInit",
     "SwiGLU",
     "TalkingHeadsAttention",
     "families",
     "patchify",
+    "set_progress",
 ]
 
 
@@ -82,10 +100,20 @@ def families() -> dict[str, Registry[Any, Any]]:
     """Each registry under the name of the ViTConfig field that picks from it."""
     return {
         "norm": NORMS,
+        "attn_placement": PLACEMENTS,
+        "mlp_placement": PLACEMENTS,
         "residual": RESIDUALS,
+        "stem": STEMS,
         "stem_norm": STEM_NORMS,
         "attention": ATTENTIONS,
+        "attn_gate": GATES,
         "position": POSITIONS,
         "readout": READOUTS,
         "mlp": MLPS,
     }
+
+
+# A new part prints its arguments by being registered or exported.
+_registered = [family[name] for family in families().values() for name in family]
+for _part in filter(prints_nothing, [*_registered, *list(globals().values())]):
+    _part.extra_repr = describe

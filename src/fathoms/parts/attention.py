@@ -13,6 +13,7 @@ from fathoms.ops.class_attention import ClassAttentionImpl, class_attention
 from fathoms.ops.softmax_attention import attend
 from fathoms.ops.talking_heads import talking_heads
 from fathoms.parts.fixup_layers import PLAIN, Layers
+from fathoms.parts.gate import GATES
 from fathoms.parts.heads import head_width, merge_heads, split_heads
 from fathoms.parts.init import STD
 from fathoms.parts.linear import is_bare, linear_flops
@@ -51,12 +52,19 @@ class SelfAttention(nn.Module):
         qkv_bias: Whether the packed q, k, v projection has a bias.
         qk_norm: The norm on each head's q and k, one for all heads, before any rotation.
         layers: Factory of the linears.
+        gate: The gate on the heads' output.
 
     Paper: Vaswani et al. 2017, arXiv:1706.03762.
     """
 
     def __init__(
-        self, dim: int, heads: int, qkv_bias: bool = True, qk_norm: str = "none", layers: Layers = PLAIN
+        self,
+        dim: int,
+        heads: int,
+        qkv_bias: bool = True,
+        qk_norm: str = "none",
+        layers: Layers = PLAIN,
+        gate: str = "none",
     ) -> None:
         super().__init__()
         self.dim, self.heads = dim, heads
@@ -65,6 +73,7 @@ class SelfAttention(nn.Module):
         self.q_norm = NORMS.build(qk_norm, width)
         self.k_norm = NORMS.build(qk_norm, width)
         self.proj = layers.linear(dim, dim)
+        self.gate = GATES.build(gate, dim, heads, layers)
 
     def project(self, x: Float[Tensor, "B N D"], rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """The heads' q, k and v, normalised and rotated."""
@@ -78,22 +87,27 @@ class SelfAttention(nn.Module):
     def forward(self, x: Float[Tensor, "B N D"], rotation: Rotation | None = None) -> Float[Tensor, "B N D"]:
         """Attention of every token to every token."""
         q, k, v = self.project(x, rotation)
-        return self.proj(merge_heads(attend(q, k, v)))
+        return self.leave(attend(q, k, v), x)
+
+    def leave(self, out: Float[Tensor, "B H N K"], x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        """The attention's output, from that of its heads and its input x: gate and projection."""
+        return self.proj(self.gate(merge_heads(out), x))
 
     def roles(self) -> list[tuple[str, Tensor]]:
         """The matrices an init rule fills."""
         q, k, v = self.qkv.weight.detach().chunk(3)
-        return [("q", q), ("k", k), ("v", v), ("out", self.proj.weight.detach())]
+        gates = [("gate", linear.weight.detach()) for linear in self.gate.linears()]
+        return [("q", q), ("k", k), ("v", v), *gates, ("out", self.proj.weight.detach())]
 
     def ends(self) -> tuple[list[nn.Linear], nn.Linear]:
         """The linears at the entry and the one at the exit."""
-        return [self.qkv], self.proj
+        return [self.qkv, *self.gate.linears()], self.proj
 
     def flop_count(self, num_tokens: int) -> int:
-        """Projections, attention, and the q and k norms where there are any."""
-        norms = 2 * self.q_norm.flop_count(num_tokens * self.heads)
+        """Projections, attention, and the gate and the q and k norms where there are any."""
+        around = 2 * self.q_norm.flop_count(num_tokens * self.heads) + self.gate.flop_count(num_tokens)
         attend = _attend_flops(num_tokens, num_tokens, self.dim, self.heads)
-        return linear_flops(self.qkv, num_tokens) + norms + attend + linear_flops(self.proj, num_tokens)
+        return linear_flops(self.qkv, num_tokens) + around + attend + linear_flops(self.proj, num_tokens)
 
 
 @ATTENTIONS.add("talking_heads")
@@ -108,9 +122,15 @@ class TalkingHeadsAttention(SelfAttention):
     """
 
     def __init__(
-        self, dim: int, heads: int, qkv_bias: bool = True, qk_norm: str = "none", layers: Layers = PLAIN
+        self,
+        dim: int,
+        heads: int,
+        qkv_bias: bool = True,
+        qk_norm: str = "none",
+        layers: Layers = PLAIN,
+        gate: str = "none",
     ) -> None:
-        super().__init__(dim, heads, qkv_bias, qk_norm, layers)
+        super().__init__(dim, heads, qkv_bias, qk_norm, layers, gate)
         self.proj_l = nn.Linear(heads, heads)
         self.proj_w = nn.Linear(heads, heads)
         self.reset_parameters()
@@ -125,8 +145,7 @@ class TalkingHeadsAttention(SelfAttention):
         """Attention of every token to every token, with mixed heads."""
         q, k, v = self.project(x, rotation)
         mixers = self.proj_l.weight, self.proj_l.bias, self.proj_w.weight, self.proj_w.bias
-        out = talking_heads(q, k, v, *mixers, scale=(self.dim // self.heads) ** -0.5)
-        return self.proj(merge_heads(out))
+        return self.leave(talking_heads(q, k, v, *mixers, scale=(self.dim // self.heads) ** -0.5), x)
 
     def flop_count(self, num_tokens: int) -> int:
         """Plain attention, and heads² multiplications per pair of tokens for each of the two mixings."""

@@ -12,18 +12,51 @@ from fathoms.parts.attention import ATTENTIONS
 from fathoms.parts.drop_path import DropPath
 from fathoms.parts.mlp import MLPS
 from fathoms.parts.norm import NORMS
+from fathoms.parts.placement import PLACEMENTS, Site
 from fathoms.parts.protocols import Part
-from fathoms.parts.residual import PLACEMENTS, RESIDUALS, build_residual
+from fathoms.parts.residual import RESIDUALS, ConstantScale, Unscaled, build_residual
 from fathoms.parts.rope import Rotation
-from fathoms.registry import check_name
+from fathoms.parts.transfer import transfer_of
+
+
+def _scaled_branch(scale: Part, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+    return x, scale(branch)
+
+
+def _scaled_skip(scale: Part, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+    return scale(x), branch
+
+
+def _scaled_input(scale: Part, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+    del scale
+    return x, branch
+
+
+def _update(scale: Part, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+    return x, scale(branch, x)
+
+
+# The two terms of the addition, skip and update, by the place at which a residual method acts.
+TERMS = {"branch": _scaled_branch, "skip": _scaled_skip, "input": _scaled_input, "update": _update}
 
 
 class Join(nn.Module):
     """The residual connection of one branch F to the stream x: norm, placement and scale.
 
     With N the norm and s the residual scale: "pre" x + s F(N x), "post" N(x + s F x),
-    "pre_post" x + s N'(F(N x)), "res_post" x + s N(F x). The branch itself runs between `enter` and the
-    call of the join, so that it may read more than the stream, as class attention does.
+    "pre_post" x + s N'(F(N x)), "res_post" x + s N(F x), "keel" N'(2L x + s F(N x)). The branch itself runs between
+    `enter` and the call of the join, so that it may read more than the stream, as class attention does.
+
+    Args:
+        dim: Width of a token.
+        scale: The module of the residual method.
+        placement: Name of the placement.
+        norm: Name of the norm.
+        place: Where the residual method acts: see `Method`.
+        norm_init: Init of the norm; None: its default.
+        drop_path: Probability of dropping the branch in training.
+        branch: Number of this branch among all of the network, from 0.
+        branches: How many the network has.
     """
 
     def __init__(
@@ -36,41 +69,43 @@ class Join(nn.Module):
         place: str = "branch",
         norm_init: str | float | None = None,
         drop_path: float = 0.0,
+        branch: int = 0,
+        branches: int = 2,
     ) -> None:
         super().__init__()
-        self.place = place
-        self.placement = check_name(placement, PLACEMENTS, "placement")
-        self.norm = NORMS.build(norm, dim, init=norm_init)
-        self.post_norm = NORMS.build(norm, dim, init=norm_init) if placement == "pre_post" else None
+        self.place, self.placement = place, placement
+        placed = PLACEMENTS.build(placement, branch, branches)
+        norms = [NORMS.build(norm, dim, init=norm_init) for _ in placed.sites]
+        self.norm, self.post_norm = norms[0], norms[1] if len(norms) > 1 else None
+        # The attribute of the norm at each place that has one.
+        self.sites = dict(zip(placed.sites, ("norm", "post_norm"), strict=False))
         self.scale = scale
+        self.enlarge = Unscaled(dim) if placed.skip == 1.0 else ConstantScale(dim, placed.skip)
         self.drop_path = DropPath(drop_path)
+
+    def _normed(self, site: Site, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        """What passes a place: normed if the placement has a norm there."""
+        name = self.sites.get(site)
+        return x if name is None else getattr(self, name)(x)
 
     def enter(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
         """The branch's input, from the stream x."""
-        if self.placement in ("pre", "pre_post"):
-            x = self.norm(x)
+        x = self._normed("enter", x)
         return self.scale(x) if self.place == "input" else x
 
     def forward(self, x: Float[Tensor, "B N D"], branch: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
         """The stream after the branch has been added."""
-        if self.placement == "res_post":
-            branch = self.norm(branch)
-        elif self.post_norm is not None:
-            branch = self.post_norm(branch)
-        if self.place == "branch":
-            branch = self.scale(branch)
-        skip = self.scale(x) if self.place == "skip" else x
-        joined = skip + self.drop_path(branch)
-        return self.norm(joined) if self.placement == "post" else joined
+        skip, update = TERMS[self.place](self.scale, x, self._normed("leave", branch))
+        return self._normed("outer", self.enlarge(skip) + self.drop_path(update))
 
     def flop_count(self, num_tokens: int) -> int:
-        """The norms and the scale; an addition multiplies nothing."""
-        norms = [norm for norm in (self.norm, self.post_norm) if norm is not None]
-        return sum(norm.flop_count(num_tokens) for norm in norms) + self.scale.flop_count(num_tokens)
+        """The norms, the scale and the enlarged skip; an addition multiplies nothing."""
+        norms = sum(norm.flop_count(num_tokens) for norm in (self.norm, self.post_norm) if norm is not None)
+        return norms + self.scale.flop_count(num_tokens) + self.enlarge.flop_count(num_tokens)
 
     def enter_flops(self, num_tokens: int) -> int:
         """The part of `flop_count` spent in `enter`."""
-        norm = self.norm.flop_count(num_tokens) if self.placement in ("pre", "pre_post") else 0
+        norm = self.norm.flop_count(num_tokens) if "enter" in self.sites else 0
         return norm + (self.scale.flop_count(num_tokens) if self.place == "input" else 0)
 
 
@@ -79,7 +114,7 @@ def check_residual(residual: str, norm: str, attn_placement: str, mlp_placement:
     method = RESIDUALS.metadata(residual)
     placements = {"attn_placement": attn_placement, "mlp_placement": mlp_placement}
     for field, placement in placements.items():
-        check_name(placement, PLACEMENTS, "placement", field)
+        PLACEMENTS.check(placement, field)
         if norm == "none" and placement != "pre":
             raise ConfigError(f"{field}={placement!r} places a norm, but norm is 'none'; use 'pre'")
         if placement not in method.placements:
@@ -104,8 +139,12 @@ class Block(nn.Module):
         attn_placement: Placement of the attention's norm: see `Join`.
         mlp_placement: Placement of the MLP's norm.
         residual: Name of the residual method, with `residual_init` as its init; None takes its rule for `depth`.
-        attention: "softmax" or "talking_heads", with `qk_norm` and `qkv_bias`.
+        attention: "softmax" or "talking_heads", with `qk_norm`, `qkv_bias` and `attn_gate`.
         mlp: "gelu" or "swiglu".
+        base_depth: For methods that transfer over depth (completep): the depth that the learning rate was tuned at.
+        base_dim: For the same methods: the width that it was tuned at.
+        prefix: For mv_split: tokens in front of the patches.
+        residual_warmup: For prores: share of a run by which the last block counts in full.
         drop_path: Probability of dropping a branch in training.
 
     >>> import torch
@@ -131,24 +170,33 @@ class Block(nn.Module):
         attention: str = "softmax",
         qk_norm: str = "none",
         qkv_bias: bool = True,
+        attn_gate: str = "none",
         mlp: str = "gelu",
+        base_depth: int | None = None,
+        base_dim: int | None = None,
+        prefix: int = 0,
+        residual_warmup: float | None = None,
         drop_path: float = 0.0,
     ) -> None:
         super().__init__()
         check_residual(residual, norm, attn_placement, mlp_placement)
         self.depth, self.method = depth, RESIDUALS.metadata(residual)
+        self.transfer = transfer_of(residual, depth=depth, dim=dim, base_depth=base_depth, base_dim=base_dim)
 
         def scale() -> Part:
-            return build_residual(residual, dim, depth=depth, index=index, init_value=residual_init)
+            place = {"depth": depth, "index": index, "prefix": prefix}
+            own = {"factor": self.transfer.branch, "warmup": residual_warmup}
+            return build_residual(residual, dim, init_value=residual_init, **place, **own)
 
-        def join(placement: str, own: Part) -> Join:
-            place = self.method.place
-            return Join(dim, own, placement, norm, norm_init=norm_init, place=place, drop_path=drop_path)
+        def join(branch: int, placement: str, own: Part) -> Join:
+            place = {"place": self.method.place, "branch": 2 * index + branch, "branches": 2 * depth}
+            return Join(dim, own, placement, norm, norm_init=norm_init, drop_path=drop_path, **place)
 
-        options = {"qkv_bias": qkv_bias, "qk_norm": qk_norm, "layers": self.method.layers}
-        self.attn_join = join(attn_placement, scale())
+        gate = None if attn_gate == "none" else attn_gate
+        options = {"qkv_bias": qkv_bias, "qk_norm": qk_norm, "layers": self.method.layers, "gate": gate}
+        self.attn_join = join(0, attn_placement, scale())
         self.attn = ATTENTIONS.build(attention, dim, heads, **options)
-        self.mlp_join = join(mlp_placement, self.attn_join.scale if self.method.per_block else scale())
+        self.mlp_join = join(1, mlp_placement, self.attn_join.scale if self.method.per_block else scale())
         self.mlp = MLPS.build(mlp, dim, mlp_ratio, layers=self.method.layers)
         self.reset_parameters()
 
@@ -156,6 +204,8 @@ class Block(nn.Module):
         """Initialise both branches by the residual method's rule; their biases are zero."""
         for branch in (self.attn, self.mlp):
             self.method.weights(branch, self.depth)
+            for _, weight in branch.roles():
+                weight.mul_(self.transfer.start)
             for module in branch.modules():
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)

@@ -2,7 +2,7 @@
 
 A rule is `(branch, depth)`. It fills the weights of an attention or an MLP in place, for a network of
 `depth` blocks, which has 2 * depth residual branches; biases become zero. A branch gives its matrices
-by role through `roles()`: "q", "k", "v", "hidden" and "out". Packed matrices give one view per role, so
+by role through `roles()`: "q", "k", "v", "gate", "hidden" and "out". Packed matrices give one view per role, so
 that every rule sees the shapes of its paper.
 """
 
@@ -53,7 +53,7 @@ def fixup(branch: Branch, depth: int) -> None:
         if role == "out":
             nn.init.zeros_(weight)
         else:
-            nn.init.xavier_uniform_(weight, gain=(2 * depth) ** power[role])
+            nn.init.xavier_uniform_(weight, gain=(2 * depth) ** power.get(role, 0))
 
 
 def tfixup(branch: Branch, depth: int) -> None:
@@ -71,4 +71,4 @@ def deepnorm(branch: Branch, depth: int) -> None:
     """Xavier normal, divided by (8L)^1/4 on the values, the output and both MLP layers."""
     shrink = (8 * depth) ** -0.25
     for role, weight in branch.roles():
-        nn.init.xavier_normal_(weight, gain=1.0 if role in ("q", "k") else shrink)
+        nn.init.xavier_normal_(weight, gain=1.0 if role in ("q", "k", "gate") else shrink)

@@ -1,8 +1,28 @@
-"""A linear's multiplications, and whether calling it does anything beyond W x + b."""
+"""Linears: one with a constant factor, multiplications, and whether a call does anything beyond W x + b."""
 
 from __future__ import annotations
 
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class ScaledLinear(nn.Linear):
+    """A linear whose input is multiplied by a constant: y = W (scale x) + b."""
+
+    def __init__(self, in_features: int, out_features: int, scale: float) -> None:
+        super().__init__(in_features, out_features)
+        self.scale = scale
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch E"]:
+        """Scale, then multiply."""
+        return super().forward(x * self.scale)
+
+    def plain(self) -> nn.Linear:
+        """A plain linear that computes the same, the scale in its weights."""
+        linear = nn.Linear(self.in_features, self.out_features).to(self.weight)
+        linear.weight.data.copy_(self.weight.data * self.scale)
+        linear.bias.data.copy_(self.bias.data)
+        return linear
 
 
 def linear_flops(linear: nn.Linear, num_tokens: int) -> int:

@@ -45,6 +45,44 @@ class Branch(Part, Protocol):
 
 
 @runtime_checkable
+class Gate(Protocol):
+    """A gate on an attention's output that reads the attention's input."""
+
+    def __call__(self, out: Tensor, x: Tensor) -> Tensor:
+        """The gated output."""
+        ...
+
+    def linears(self) -> list[nn.Linear]:
+        """The linears that read the attention's input."""
+        ...
+
+    def flop_count(self, num_tokens: int) -> int:
+        """Multiplications on that many tokens."""
+        ...
+
+
+@runtime_checkable
+class Stem(Protocol):
+    """The stage from pixels to tokens."""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """One token for each cell of the grid, row by row."""
+        ...
+
+    def after_position(self, tokens: Tensor) -> Tensor:
+        """The tokens once positions have been added."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All parameters."""
+        ...
+
+    def flop_count(self, num_tokens: int) -> int:
+        """Multiplications for a grid of that many cells."""
+        ...
+
+
+@runtime_checkable
 class Position(Protocol):
     """A position embedding: what is added to the patches, and the rotation of q and k."""
 
@@ -71,6 +109,7 @@ class Readout(Protocol):
     """The stage between the blocks and the heads."""
 
     travelling: int
+    joins: int
 
     def start(self, tokens: Tensor) -> Tensor:
         """The tokens that enter the first block."""

@@ -1,7 +1,7 @@
-"""Read-outs, which pool the tokens into the heads' input: class token, mean, or class attention.
+"""Read-outs, which pool the tokens into the heads' input: class token, mean, sequence pooling, or class attention.
 
-A read-out acts three times: `start` may put query tokens in front before the first block, `finish` runs
-after the last one, and `pool` picks the vectors that the heads read, one per head. `read` is `finish` for
+A read-out acts three times: `start` may put query tokens in front, before the block whose index is `joins`, `finish`
+runs after the last one, and `pool` picks the vectors that the heads read, one per head. `read` is `finish` for
 logits alone: it leaves out the tokens that `pool` does not look at.
 """
 
@@ -28,9 +28,11 @@ class Traits:
 
     Args:
         travels: Whether its queries go through the blocks in front of the patches.
+        queries: Whether it has query tokens, and so can have a distillation token.
     """
 
     travels: bool = False
+    queries: bool = True
 
 
 READOUTS: Registry[Readout, Traits] = Registry("readout", default=Traits())
@@ -47,18 +49,19 @@ def _prepend(queries: Float[Tensor, "Q D"], tokens: Float[Tensor, "B N D"]) -> F
 
 @READOUTS.add("cls", Traits(travels=True))
 class ClassToken(nn.Module):
-    """Learned query tokens go through every block in front of the patches and are read at the end.
+    """Learned query tokens go through the blocks in front of the patches and are read at the end.
 
     Args:
         dim: Width of a token.
         queries: 1 for the class token, 2 with DeiT's distillation token after it.
+        joins: Index of the first block that the queries go through; CaiT's ablation inserts them late.
 
-    Papers: Dosovitskiy et al. 2020, arXiv:2010.11929; Touvron et al. 2020, arXiv:2012.12877.
+    Papers: Dosovitskiy et al. 2020, arXiv:2010.11929; Touvron et al. 2020, arXiv:2012.12877 and 2103.17239.
     """
 
-    def __init__(self, dim: int, queries: int = 1) -> None:
+    def __init__(self, dim: int, queries: int = 1, joins: int = 0) -> None:
         super().__init__()
-        self.travelling = queries
+        self.travelling, self.joins = queries, joins
         self.queries = nn.Parameter(torch.empty(queries, dim))
         self.reset_parameters()
 
@@ -89,17 +92,17 @@ class ClassToken(nn.Module):
         return 0 * num_tokens
 
 
-@READOUTS.add("mean")
-class MeanToken(nn.Module):
-    """The mean of the patch tokens after the final norm; registers are left out."""
+class _PooledTokens(nn.Module):
+    """A read-out without query tokens, which pools all patches."""
 
-    travelling = 0
+    travelling = joins = 0
+    name = ""
 
     def __init__(self, dim: int, queries: int = 1) -> None:
         super().__init__()
         if queries != 1:
             raise ConfigError(
-                f"readout 'mean' has no query tokens, and queries={queries} asks for more than one"
+                f"readout {self.name!r} has no query tokens, and queries={queries} asks for more than one"
             )
         self.dim = dim
 
@@ -116,6 +119,13 @@ class MeanToken(nn.Module):
         """All tokens, since the norm comes before the mean."""
         return self.finish(tokens, registers)
 
+
+@READOUTS.add("mean", Traits(queries=False))
+class MeanToken(_PooledTokens):
+    """The mean of the patch tokens after the final norm; registers are left out."""
+
+    name = "mean"
+
     def pool(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B 1 D"]:
         """The mean over the patches."""
         return tokens[:, registers:].mean(dim=1, keepdim=True)
@@ -123,6 +133,35 @@ class MeanToken(nn.Module):
     def flop_count(self, num_tokens: int) -> int:
         """One multiplication per channel, by 1/N."""
         return self.dim if num_tokens else 0
+
+
+@READOUTS.add("seqpool", Traits(queries=False))
+class SequencePool(_PooledTokens):
+    """CCT's sequence pooling: softmax(w x + b over the patches) as weights of their mean; registers are left out.
+
+    Paper: Hassani et al. 2021, arXiv:2104.05704.
+    """
+
+    name = "seqpool"
+
+    def __init__(self, dim: int, queries: int = 1) -> None:
+        super().__init__(dim, queries)
+        self.score = nn.Linear(dim, 1)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start the weights from the truncated normal, and the bias, which the softmax cancels, at zero."""
+        nn.init.trunc_normal_(self.score.weight, std=STD)
+        nn.init.zeros_(self.score.bias)
+
+    def pool(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B 1 D"]:
+        """The weighted mean over the patches."""
+        patches = tokens[:, registers:]
+        return (self.score(patches).softmax(dim=1).mT.to(patches.dtype) @ patches).to(tokens.dtype)
+
+    def flop_count(self, num_tokens: int) -> int:
+        """The scores, the softmax's division, and the weighted sum."""
+        return num_tokens * (2 * self.dim + 1)
 
 
 @READOUTS.add("class_attention")
@@ -142,12 +181,14 @@ class ClassAttentionReadout(nn.Module):
     Paper: Touvron et al. 2021, arXiv:2103.17239.
     """
 
-    travelling = 0
+    travelling = joins = 0
 
     def __init__(
         self, dim: int, heads: int, queries: int, class_attention_depth: int, depth: int, **options: Any
     ) -> None:
         super().__init__()
+        # These blocks are as many at any depth of the network, so a rule by depth leaves them as they are.
+        options = {**options, "base_depth": depth}
         self.queries = nn.Parameter(torch.empty(queries, dim))
         self.blocks = nn.ModuleList(
             ClassBlock(dim, heads, depth=depth, index=depth + offset, **options)

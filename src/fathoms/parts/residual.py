@@ -1,7 +1,8 @@
 """Residual methods: the scale of a branch, with the init and the placements that belong to it.
 
-A method multiplies at one place: the branch, the skip, or the branch's input. It may bring its own weight init
-and its own layers, and it may be defined for some placements only; its metadata, a `Method`, says so.
+A method acts at one place: it multiplies the branch, the skip, or the branch's input, or it makes the update of the
+stream from branch and stream. It may bring its own weight init and its own layers, and it may be defined for some
+placements only; its metadata, a `Method`, says so.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from torch import Tensor, nn
 from fathoms.parts import init
 from fathoms.parts.fixup_layers import PLAIN, SHIFTED, Layers
 from fathoms.parts.init import exempt_from_decay
+from fathoms.parts.placement import PLACEMENTS
 from fathoms.parts.protocols import Part
 from fathoms.registry import Registry
-
-PLACEMENTS = ("pre", "post", "pre_post", "res_post")
 
 
 @dataclass(frozen=True)
@@ -30,38 +30,60 @@ class Method:
     Args:
         start: The method's init_value as a function of the number of blocks; None if it has none.
         weights: Init rule of the branch's linears.
-        place: Where the module multiplies.
-        takes: Which of "depth" and "index" the module is built with.
+        place: Where the module acts; "update" calls it with the branch and the stream.
+        takes: Which keywords of `build_residual` the module is built with.
         placements: Placements of the norm that the method allows.
         why: The reason for a restriction, for the error message.
         needs_norm: Whether the method is defined with a norm only.
         per_block: One module for both branches of a block instead of one each.
         layers: What the branch builds its linears and activations with.
         zero_head: Whether the classifier starts at zero.
+        alpha: Exponent of the depth in the rules of `transfer`; None if the method has no such rules.
+        reads_patches: Whether the module tells patches from other tokens.
     """
 
     start: Callable[[int], float] | None = None
     weights: init.Rule = init.trunc_normal
-    place: Literal["branch", "skip", "input"] = "branch"
+    place: Literal["branch", "skip", "input", "update"] = "branch"
     takes: tuple[str, ...] = ()
-    placements: tuple[str, ...] = PLACEMENTS
+    placements: tuple[str, ...] = tuple(PLACEMENTS)
     why: str = ""
     needs_norm: bool = False
     per_block: bool = False
     layers: Layers = PLAIN
     zero_head: bool = False
+    alpha: float | None = None
+    reads_patches: bool = False
 
 
 RESIDUALS: Registry[Part, Method] = Registry("residual", default=Method())
 
 
-def build_residual(name: str, dim: int, *, depth: int, index: int, init_value: float | None = None) -> Part:
-    """The module of method `name` for block `index` of `depth`; None takes the method's default."""
+def build_residual(
+    name: str,
+    dim: int,
+    *,
+    depth: int,
+    index: int,
+    init_value: float | None = None,
+    **more: float | int | None,
+) -> Part:
+    """The module of method `name` for block `index` of `depth`; None takes the method's default.
+
+    Args:
+        name: The method.
+        dim: Width of a token.
+        depth: Number of blocks.
+        index: The block's index, from 0.
+        init_value: The method's start.
+        **more: What some methods take besides: `factor`, `prefix` and `warmup`.
+    """
     method = RESIDUALS.metadata(name)
     if init_value is None and method.start is not None:
         init_value = method.start(depth)
-    place = {key: value for key, value in {"depth": depth, "index": index}.items() if key in method.takes}
-    return RESIDUALS.build(name, dim, init_value=init_value, **place)
+    known = {"depth": depth, "index": index, **more}
+    given = {key: value for key, value in known.items() if key in method.takes}
+    return RESIDUALS.build(name, dim, init_value=init_value, **given)
 
 
 @RESIDUALS.add("tfixup", Method(weights=init.tfixup), "The branch as it is, under T-Fixup's weight init.")
@@ -211,6 +233,38 @@ class DeepNorm(nn.Module):
         return num_tokens * self.dim
 
 
+class ConstantScale(nn.Module):
+    """Multiply by a fixed number: y = factor * x."""
+
+    def __init__(self, dim: int, factor: float = 1.0) -> None:
+        super().__init__()
+        self.dim, self.factor = dim, factor
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Scale x."""
+        return x * self.factor
+
+    def flop_count(self, num_tokens: int) -> int:
+        """One multiplication per element."""
+        return num_tokens * self.dim
+
+
+@RESIDUALS.add(
+    "depth_mup",
+    Method(takes=("factor",), alpha=0.5),
+    "y = x / sqrt(m_L), m_L = depth / base_depth, with the learning rates of depth-muP.",
+)
+@RESIDUALS.add("completep", Method(takes=("factor",), alpha=1.0))
+class DepthTransfer(ConstantScale):
+    """y = x / m_L, m_L = depth / base_depth, with CompleteP's learning rates, decay and epsilon.
+
+    The other half of the method is in the parameter groups: see `fathoms.parts.transfer` for the table. "depth_mup"
+    divides by the square root of m_L.
+
+    Papers: Dey et al. 2025, arXiv:2505.01618; Yang et al. 2023, arXiv:2310.02244.
+    """
+
+
 @RESIDUALS.add(
     "layernorm_scaling",
     Method(
@@ -221,20 +275,11 @@ class DeepNorm(nn.Module):
         needs_norm=True,
     ),
 )
-class LayerNormScaling(nn.Module):
+class LayerNormScaling(ConstantScale):
     """Damp deeper blocks: y = x / sqrt(index + 1), applied to the branch's input.
 
     Paper: Sun et al. 2025, arXiv:2502.05795.
     """
 
     def __init__(self, dim: int, index: int) -> None:
-        super().__init__()
-        self.dim, self.factor = dim, (index + 1) ** -0.5
-
-    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Scale the branch's input."""
-        return x * self.factor
-
-    def flop_count(self, num_tokens: int) -> int:
-        """One multiplication per element."""
-        return num_tokens * self.dim
+        super().__init__(dim, (index + 1) ** -0.5)

@@ -1,9 +1,11 @@
-"""Patch embedding: the projection of patches to tokens, with norms before or after it."""
+"""Stems, from pixels to tokens: the projection of patches, with norms before or after it, or convolutions."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import itertools
+from typing import NamedTuple, cast
 
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -11,7 +13,10 @@ from fathoms.errors import ConfigError, ShapeError
 from fathoms.parts.init import STD
 from fathoms.parts.linear import linear_flops
 from fathoms.parts.norm import LayerNorm
+from fathoms.parts.protocols import Stem
 from fathoms.registry import Registry
+
+STEMS: Registry[Stem, None] = Registry("stem")
 
 
 class StemNorm(NamedTuple):
@@ -76,6 +81,15 @@ def patchify(images: Float[Tensor, "B C H W"], patch_size: int) -> Float[Tensor,
     return patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
 
+def _check_channels(images: Tensor, in_channels: int) -> None:
+    if images.shape[1] != in_channels:
+        raise ShapeError(
+            f"images have {images.shape[1]} channels, the model takes {in_channels}; "
+            "convert them or build the model with in_channels"
+        )
+
+
+@STEMS.add("patch")
 class PatchEmbed(nn.Module):
     """Project each patch to a token: y = W patch + c, the patch flattened as (row, column, channel).
 
@@ -109,11 +123,7 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
         """One token for each patch, row by row."""
-        if images.shape[1] != self.in_channels:
-            raise ShapeError(
-                f"images have {images.shape[1]} channels, the model takes {self.in_channels}; "
-                "convert them or build the model with in_channels"
-            )
+        _check_channels(images, self.in_channels)
         x = patchify(images, self.patch_size)
         if self.ln0 is not None:
             x = self.ln0(x)
@@ -140,3 +150,86 @@ class DualPatchNorm(PatchEmbed):
 
     def __init__(self, dim: int, patch_size: int = 16, in_channels: int = 3) -> None:
         super().__init__(dim, patch_size, in_channels, stem_norm="dual")
+
+
+def conv_stride(patch_size: int, layers: int) -> int:
+    """The stride of each convolution of a conv stem whose cells are `patch_size` pixels apart; pooling halves too."""
+    stride = next((s for s in range(1, patch_size + 1) if (2 * s) ** layers >= patch_size), 0)
+    if not stride or (2 * stride) ** layers != patch_size:
+        raise ConfigError(
+            f"patch_size={patch_size} is not the stride of {layers} convolutions, each with pooling by 2; "
+            f"use for example {2**layers} or {4**layers}"
+        )
+    return stride
+
+
+@STEMS.add("conv")
+class ConvStem(nn.Module):
+    """CCT's tokenizer: convolution, ReLU, and max-pooling 3x3 by 2, `layers` times; a token for each cell.
+
+    The cells are `patch_size` pixels apart, which every layer divides by twice its stride. Convolutions have no bias
+    and start from He's normal; between them are 64 channels.
+
+    Args:
+        dim: Width of a token.
+        patch_size: Pixels between two cells of the grid.
+        in_channels: Channels of an image.
+        stem_norm: "none", "post" (a LayerNorm on the token) or "post_pos" (after positions are added).
+        layers: Number of convolutions.
+        kernel: Side of their kernels.
+
+    Paper: Hassani et al. 2021, arXiv:2104.05704.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        patch_size: int = 2,
+        in_channels: int = 3,
+        stem_norm: str = "none",
+        layers: int = 1,
+        kernel: int = 3,
+    ) -> None:
+        super().__init__()
+        stride = conv_stride(patch_size, layers)
+        self.patch_size, self.in_channels, self.stride = patch_size, in_channels, stride
+        norms = STEM_NORMS.build(stem_norm, dim, dim)
+        if norms.pre is not None:
+            raise ConfigError(
+                f"stem_norm {stem_norm!r} norms the pixels of a patch, which stem 'conv' has not; use 'post'"
+            )
+        channels = [in_channels, *[64] * (layers - 1), dim]
+        self.convs = nn.ModuleList(
+            nn.Conv2d(a, b, kernel, stride, kernel // 2, bias=False) for a, b in itertools.pairwise(channels)
+        )
+        self.ln1 = norms.post
+        self.ln_pos = norms.post_pos
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise the convolutions with He's normal."""
+        for conv in self.convs:
+            nn.init.kaiming_normal_(cast(nn.Conv2d, conv).weight)
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
+        """One token for each cell, row by row."""
+        _check_channels(images, self.in_channels)
+        x = images
+        for conv in self.convs:
+            x = F.max_pool2d(F.relu(conv(x)), 3, 2, 1)
+        x = x.flatten(2).transpose(1, 2)
+        return x if self.ln1 is None else self.ln1(x)
+
+    def after_position(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        """The norm after the positions, if there is one."""
+        return tokens if self.ln_pos is None else self.ln_pos(tokens)
+
+    def flop_count(self, num_tokens: int) -> int:
+        """The convolutions, each before its pooling, and the norms."""
+        cells, count = num_tokens * self.patch_size**2, 0
+        for conv in self.convs:
+            cells //= self.stride**2
+            count += cells * cast(nn.Conv2d, conv).weight.numel()
+            cells //= 4
+        norms = [norm for norm in (self.ln1, self.ln_pos) if norm is not None]
+        return count + sum(norm.flop_count(num_tokens) for norm in norms)

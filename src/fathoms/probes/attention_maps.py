@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -77,8 +78,12 @@ def attention_maps(model: nn.Module, images: Float[Tensor, "B C H W"]) -> Float[
 
 
 def _rollout(blocks: list[Tensor], model: ViT) -> Tensor:
-    flow = torch.eye(blocks[0].shape[-1]).to(blocks[0])[None]
+    flow = torch.eye(blocks[-1].shape[-1]).to(blocks[0])[None]
     for block in blocks:
+        # Before a class token joins, its place in front attends to itself alone.
+        late = flow.shape[-1] - block.shape[-1]
+        block = F.pad(block, (late, 0, late, 0))
+        block[:, range(late), range(late)] = 1.0
         flow = (block + torch.eye(block.shape[-1]).to(block)) / 2 @ flow
     prefix = model.num_prefix_tokens
     rows = flow[:, 0] if model.readout.travelling else flow[:, prefix:].mean(1)

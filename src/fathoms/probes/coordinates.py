@@ -123,7 +123,7 @@ def coordinate_check(
         sizes: Depths or widths, two or more.
         images: The batch, the same at every step.
         labels: Its classes; None draws them at random with a fixed seed.
-        optimizer: Makes the optimizer of a model; None is AdamW at `lr` on `fathoms.param_groups`.
+        optimizer: Makes the optimizer of a model; None is AdamW at `lr` times the factors of `fathoms.param_groups`.
         lr: Learning rate of that AdamW.
         steps: Number of steps.
         seeds: One model of every size for each; the interval of the slope is over them.
@@ -142,7 +142,7 @@ def coordinate_check(
         )
     if labels is None:
         labels = torch.arange(len(images)) % 2
-    make = optimizer or (lambda model: torch.optim.AdamW(param_groups(model, 0.0), lr=lr))
+    make = optimizer or (lambda model: torch.optim.AdamW(param_groups(model, 0.0).at(lr)))
     devices = [images.device] if images.is_cuda else []
     with torch.random.fork_rng(devices):
         found = [

@@ -19,6 +19,7 @@ from fathoms.data.sources.splits import Roles
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.models.build_timm import timm_size
 from fathoms.models.vit import ViT
+from fathoms.parts.prores import Warmup
 from fathoms.text_table import plural
 from fathoms.train.build import build_data, build_model, build_schedule
 from fathoms.train.checkpoint.async_saver import AsyncSaver
@@ -84,6 +85,9 @@ class Trainer:
         objective = Objective(job.recipe, self.model, data.classes, world.device)
         self.learner = build_learner(job, world, self.model, objective, speed)
         self.stepper = Stepper(job, world, self.learner, objective, self.channels)
+        averaged = [] if self.learner.ema is None else [self.learner.ema.module]
+        # The bfloat16 copy has the model's own buffers.
+        self.warmup = Warmup(self.model, *averaged)
         self.start.mark("optimizer and copies")
         self.state = TrainState(torch.zeros(4, dtype=torch.float64, device=world.device))
         self.guard = Guard(job.run, scaled=self.learner.scaler.is_enabled())
@@ -116,16 +120,16 @@ class Trainer:
             notices = resume(self.context, self.learner, state, self.guard)
             check_agreement(world, f"{state.epoch}/{state.batch}/{state.updates}", "another checkpoint")
             notices = [*self._resumed(), *notices]
-            table = {
-                **job.table(),
-                "classes": list(data.classes),
-                "roles": data.roles.sizes(),
-                "speed": speed,
-            }
+            known = {"classes": list(data.classes), "roles": data.roles.sizes(), "speed": speed}
+            table = {**job.table(), **known, "preprocessing": data.preprocessing.to_dict()}
             folder.write_config(table, resumed=state.updates > 0)
             folder.write_split(data.roles.split())
             self.start.mark("run folder")
             return self._train(notices)
+        except FathomsError:
+            self.saver.close()
+            folder.discard()
+            raise
         finally:
             self.saver.close()
             folder.close()
@@ -173,7 +177,7 @@ class Trainer:
             f"splits: {data.roles.describe()}",
             f"device: {describe_device(world.device)}",
         )
-        for line in (*about, *self.speed_lines, *notices):
+        for line in (*about, *self.speed_lines, *data.notices, *notices):
             progress.say(line)
         try:
             with naming_lost_ranks(world), self.stop:
@@ -257,14 +261,14 @@ class Trainer:
         self.progress.say(f"rolled back: {where}, learning rate x {self.guard.lr_factor}")
 
     def _run_epoch(self) -> None:
-        job, world, data, _ = self.context
+        job, _, data, _ = self.context
         batches, accumulate = self.context.batches_per_epoch, job.recipe.grad_accum_steps
         interval, progress, state = job.run.recovery_interval, self.progress, self.state
         first, began = state.batch, time.monotonic()
         since = began
 
         def rate() -> float:
-            images = (state.batch - first) * job.recipe.batch_size * world.size
+            images = (state.batch - first) * data.train.sampler.global_batch
             return images / max(since - began, 1e-9)
 
         self._set_size(state.epoch)
@@ -274,6 +278,7 @@ class Trainer:
             full = state.batch < batches - batches % accumulate
             parts = accumulate if full else batches % accumulate
             if state.updates not in self.guard.passed_over:
+                self.warmup.set(state.updates / (self.epochs * self.context.updates_per_epoch))
                 self.stepper.accumulate(batch, parts, first=state.batch % accumulate == 0)
             state.batch += 1
             if state.batch % accumulate and state.batch < batches:

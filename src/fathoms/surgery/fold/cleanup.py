@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fathoms.errors import FathomsError
 from fathoms.models.vit import ViT
 from fathoms.parts.norm import NoNorm, split_affine
-from fathoms.parts.residual import LayerScale, ReZero, Scalar, Unscaled
+from fathoms.parts.residual import RESIDUALS, LayerScale, ReZero, Scalar, Unscaled
 from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
 from fathoms.surgery.fold.affine_parts import AffinePart
 from fathoms.surgery.fold.arithmetic import Weights
@@ -136,10 +136,13 @@ def _drop_scales_of_one(model: nn.Module) -> None:
 
 def _follow_config(model: nn.Module, images: Tensor) -> None:
     """Give a folded fathoms model the config of the plain network that it has become, if it has."""
+    if isinstance(model, ViT) and RESIDUALS.metadata(model.config.residual).alpha is not None:
+        # Its constants are in the weights now, whose names are the same: nothing may multiply by them again.
+        model.config = model.config.replace(residual="none")
     if not isinstance(model, ViT) or not isinstance(model.norm, NoNorm):
         return
     plain = {"norm": "none", "norm_init": None, "norm_by_depth": None, "final_norm": None, "drop_path": 0.0}
-    plain |= {"residual": "none", "residual_init": None, "attn_placement": "pre", "mlp_placement": "pre"}
+    plain |= {"residual": "none", "attn_placement": "pre", "mlp_placement": "pre", "placement_by_depth": None}
     for more in ({}, {"qkv_bias": True}):
         try:
             config = model.config.replace(**plain, **more)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fathoms.parts.residual import LayerNormScaling, ReZero
+from fathoms.parts.linear import ScaledLinear
+from fathoms.parts.residual import DepthTransfer, LayerNormScaling, ReZero
 from fathoms.surgery.inputs import home_of
 from fathoms.surgery.replace import replace_module
 
@@ -47,7 +48,9 @@ def _join_biases(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _learn_constants(model: nn.Module) -> None:
-    """Turn LayerNorm Scaling's constants into parameters, which fold like any other scale."""
-    for module in [m for m in model.modules() if isinstance(m, LayerNormScaling)]:
+    """Turn the constants of LayerNorm Scaling and CompleteP into parameters, which fold like any other scale."""
+    for module in [m for m in model.modules() if isinstance(m, DepthTransfer | LayerNormScaling)]:
         scale = ReZero(module.dim, init_value=module.factor).to(**home_of(model))  # pyrefly: ignore
         replace_module(model, module, scale)
+    for module in [m for m in model.modules() if isinstance(m, ScaledLinear)]:
+        replace_module(model, module, module.plain())

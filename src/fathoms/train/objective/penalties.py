@@ -6,7 +6,6 @@ where that does not happen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -102,15 +101,15 @@ class WithPenalties(nn.Module):
         """The logits of each head, and the weighted sum of the penalties."""
         vit = self.vit
         tokens = vit.embed(images)
-        rotation = None if vit.rope is None else vit.rope()
         penalty = _wide(tokens.new_zeros(()))
-        for index, block in enumerate(cast(Iterable[Block], vit.blocks)):
+        for index, block, rotation in vit.stages():
             sharpen = index < self.attn_layers
             if sharpen or self.feature_weight:
                 tokens, own = vit.run(self._run, block, tokens, rotation, sharpen)
                 penalty = penalty + own
             else:
                 tokens = vit.run(block, tokens, rotation)
+            tokens = vit.entering(index + 1, tokens)
         tokens = vit.norm(vit.readout.read(tokens, vit.config.registers))
         return vit.forward_heads(tokens), penalty
 
@@ -152,7 +151,7 @@ def attend_with_maxima(
     else:
         probs = attention_probabilities(q, k, scale=scale)
         maps = probs.to(v.dtype)
-    return attention.proj((maps @ v).transpose(1, 2).flatten(2)), probs.amax(-1)
+    return attention.leave(maps @ v, x), probs.amax(-1)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimizer called `name` on `groups`, each of which keeps its "names" and its "lr_scale".
 
-    Each group has its own weight decay. `None` is the optimizer's own default; an option that it does not take is
-    refused. The given groups are not changed.
+    Each group has its own weight decay, and its own epsilon: that of the optimizer times the group's "eps_scale".
+    `None` is the optimizer's own default; an option that it does not take is refused. The given groups are not changed.
 
     Args:
         groups: From `fathoms.param_groups`.
@@ -51,11 +51,33 @@ def build_optimizer(
     OPTIMIZERS.check(name, "--opt")
     if not groups:
         raise ConfigError("--freeze: no parameter is left to train; leave some unfrozen")
+    _check_transfer(groups, name)
     kept = ("params", "names", "lr_scale", "weight_decay")
-    copies = [{key: group[key] for key in kept} for group in groups]
+    scales = ("eps_scale", "width")
+    copies = [
+        {key: group[key] for key in kept} | {key: group.get(key, 1.0) for key in scales} for group in groups
+    ]
     optimizer = OPTIMIZERS.build(name, copies, lr, momentum=momentum, betas=betas, eps=eps, fused=fused)
+    for group in optimizer.param_groups:
+        # Muon's own epsilon only guards a division by zero.
+        if "eps" in group and group.get("algorithm") != "muon":
+            group["eps"] *= group["eps_scale"]
     set_lr(optimizer, lr)
     return optimizer
+
+
+def _check_transfer(groups: ParamGroups, name: str) -> None:
+    """Refuse an optimizer that the rules of transfer over depth and width were not made for."""
+    if name == "lamb" and any(group.get("width", 1.0) != 1.0 for group in groups):
+        raise ConfigError(
+            "--opt lamb: its steps are in proportion to the weights, for which base_dim has no rule; "
+            "use adamw or muon, or leave --base-dim out"
+        )
+    if name in ("sgd", "momentum") and any(group.get("eps_scale", 1.0) != 1.0 for group in groups):
+        raise ConfigError(
+            f"--opt {name}: its steps are in proportion to the gradients, and the rules of completep and depth_mup are "
+            "for steps that are not; use adamw, muon or lamb"
+        )
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -24,7 +24,7 @@ from fathoms.parts.block import Block, Join
 from fathoms.parts.linear import has_hooks, is_bare
 from fathoms.parts.norm import split_affine
 from fathoms.parts.protocols import Branch, Part
-from fathoms.parts.residual import RESIDUALS
+from fathoms.parts.residual import RESIDUALS, ConstantScale
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _is_plain(linear: nn.Linear) -> bool:
 
 def _entering(join: Join, linears: list[nn.Linear]) -> Iterator[Absorbing]:
     norm = cast(nn.Module, join.norm)
-    if join.placement not in ("pre", "pre_post") or join.place == "input" or has_hooks(norm):
+    if "enter" not in join.sites or join.place == "input" or has_hooks(norm):
         return
     rest, gain, shift = split_affine(norm)
     if gain is not None or shift is not None:
@@ -88,10 +88,12 @@ def _entering(join: Join, linears: list[nn.Linear]) -> Iterator[Absorbing]:
 
 def _leaving(join: Join, linear: nn.Linear) -> Iterator[Absorbing]:
     scale = cast(nn.Module, join.scale)
-    if join.placement not in ("pre", "post") or join.place != "branch" or has_hooks(scale):
+    if "leave" in join.sites or join.place != "branch" or has_hooks(scale):
         return
-    # A residual scale has one parameter, per channel or for all channels, or none.
-    own = list(scale.parameters())
+    # A residual scale has one parameter, per channel or for all channels, or is a constant, or does nothing.
+    own: list[Tensor] = list(scale.parameters())
+    if isinstance(scale, ConstantScale):
+        own = [linear.weight.new_full((1,), scale.factor)]
     if own:
         join.scale = RESIDUALS.build("none", linear.out_features)
         yield Absorbing(linear, scale=own[0])

@@ -1,0 +1,126 @@
+"""Combinations of a ViTConfig's options that are refused: contradictions, and options that nothing would read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fathoms.errors import ConfigError
+from fathoms.parts.attention import ATTENTIONS
+from fathoms.parts.block import check_residual
+from fathoms.parts.position import POSITIONS
+from fathoms.parts.readout import READOUTS
+from fathoms.parts.residual import RESIDUALS
+from fathoms.parts.stem import conv_stride
+
+if TYPE_CHECKING:
+    from fathoms.models.config import ViTConfig
+
+# A base this many times as deep is not one that a learning rate was tuned at: branches would grow as many times.
+MOST_SHALLOW = 16
+
+
+def check_combination(config: ViTConfig) -> None:
+    """Refuse options that contradict each other, and options that would silently have no effect."""
+    for norm, placements in {*zip(config.norms(), config.placements(), strict=True)}:
+        check_residual(config.residual, norm, *placements)
+    if config.placement_by_depth == "":
+        raise ConfigError("placement_by_depth is empty; write for example '0-2:post', or leave it out")
+    _check_transfer(config)
+    _check_residual_options(config)
+    _check_stem(config)
+    _check_attention(config)
+    _check_readout(config)
+
+
+def _check_transfer(config: ViTConfig) -> None:
+    """The base of methods that transfer a learning rate over depth and width."""
+    given = {name: getattr(config, name) for name in ("base_depth", "base_dim")}
+    for name, value in given.items():
+        if value is not None and value < 1:
+            raise ConfigError(
+                f"{name}={value} is too small; give the {name[5:]} that the learning rate was tuned at"
+            )
+        if value is not None and RESIDUALS.metadata(config.residual).alpha is None:
+            raise ConfigError(
+                f"residual {config.residual!r} takes no {name}; leave it out, or use 'completep'"
+            )
+    if config.base_depth is not None and config.base_depth > MOST_SHALLOW * config.depth:
+        raise ConfigError(
+            f"base_depth={config.base_depth} is more than {MOST_SHALLOW} times depth={config.depth}, and branches "
+            "would be multiplied by as much; give the depth that the learning rate was tuned at"
+        )
+    if config.base_dim is not None and config.attention == "talking_heads":
+        raise ConfigError(
+            "base_dim: there is no rule for the matrices that mix talking heads; use attention 'softmax'"
+        )
+
+
+def _check_residual_options(config: ViTConfig) -> None:
+    method = RESIDUALS.metadata(config.residual)
+    if config.residual_warmup is not None and "warmup" not in method.takes:
+        raise ConfigError(
+            f"residual {config.residual!r} takes no residual_warmup; leave it out, or use 'prores'"
+        )
+    if config.residual_warmup is not None and not 0 < config.residual_warmup <= 1:
+        raise ConfigError(
+            f"residual_warmup={config.residual_warmup} is not a share of the run; use for example 0.2"
+        )
+    if method.reads_patches and config.readout == "class_attention":
+        raise ConfigError(
+            f"residual {config.residual!r} reads the mean of the patches, and class attention writes no patch; "
+            "use another readout"
+        )
+
+
+def _check_stem(config: ViTConfig) -> None:
+    for name in ("stem_layers", "stem_kernel"):
+        if config.stem != "conv" and getattr(config, name) != getattr(type(config), name):
+            raise ConfigError(f"stem {config.stem!r} takes no {name}; leave it out, or use 'conv'")
+    if config.stem == "conv":
+        conv_stride(config.patch_size, config.stem_layers)
+        if config.stem_kernel % 2 == 0:
+            raise ConfigError(f"stem_kernel={config.stem_kernel} is even and has no middle; use 3 or 7")
+    if config.stem == "conv" and config.stem_norm in ("pre", "dual"):
+        raise ConfigError(
+            f"stem_norm {config.stem_norm!r} norms the pixels of a patch, which stem 'conv' has not; use 'post'"
+        )
+    if config.stem_norm == "post_pos" and not POSITIONS.metadata(config.position).adds:
+        raise ConfigError(
+            f"stem_norm 'post_pos' needs positions that are added, not {config.position!r}; use 'post'"
+        )
+
+
+def _check_attention(config: ViTConfig) -> None:
+    if ATTENTIONS.metadata(config.attention).reads_context:
+        raise ConfigError(
+            f"attention={config.attention!r} reads a context besides the stream and works in a read-out only; "
+            f"use readout={config.attention!r}"
+        )
+    if config.attn_gate != "none" and config.readout == "class_attention":
+        raise ConfigError(
+            f"attn_gate {config.attn_gate!r} is defined on self-attention, not on the class attention of the "
+            "read-out; use another readout, or leave it out"
+        )
+
+
+def _check_readout(config: ViTConfig) -> None:
+    if config.readout != "class_attention" and config.class_attention_depth != 2:
+        raise ConfigError(f"readout {config.readout!r} takes no class_attention_depth; leave it out")
+    if config.distill_token and not READOUTS.metadata(config.readout).queries:
+        raise ConfigError(
+            "distill_token needs a read-out with query tokens; use readout 'cls' or 'class_attention'"
+        )
+    if config.base_dim is not None and config.readout == "seqpool":
+        raise ConfigError(
+            "base_dim: there is no rule for the scores of readout 'seqpool'; use 'cls' or 'mean'"
+        )
+    if not config.class_token_block:
+        return
+    if not READOUTS.metadata(config.readout).travels:
+        raise ConfigError(
+            f"readout {config.readout!r} takes no class_token_block; leave it out, or use 'cls'"
+        )
+    if not 0 <= config.class_token_block < config.depth:
+        raise ConfigError(
+            f"class_token_block={config.class_token_block} leaves the blocks 0-{config.depth - 1} of this model"
+        )

@@ -1,0 +1,105 @@
+"""ProRes: the warm-up of each block, seen by copies, and gone when it is over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fathoms
+from fathoms import ViT, ViTConfig
+from fathoms.parts import set_progress
+from fathoms.parts.prores import Warmup
+from fathoms.train.precision.master_weights import ComputeCopy
+
+TINY = {
+    "image_size": 8,
+    "patch_size": 4,
+    "dim": 16,
+    "heads": 2,
+    "depth": 4,
+    "num_classes": 3,
+    "residual": "prores",
+}
+IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def vit(**more):
+    torch.manual_seed(0)
+    return ViT(ViTConfig(**TINY | more))
+
+
+def factors(model):
+    return [block.mlp_join.scale.factor.item() for block in model.blocks]
+
+
+def test_block_l_is_whole_at_l_over_depth_of_the_warmup():
+    """min(t / (T l), 1): with 1000 updates and a warm-up of 400, T is 100 for the four blocks."""
+    model = vit(residual_warmup=0.4)
+    for update in (0, 50, 100, 250, 400, 999):
+        set_progress(model, update / 1000)
+        expected = [min(update / (100 * block), 1.0) for block in (1, 2, 3, 4)]
+        assert factors(model) == pytest.approx(expected), update
+
+
+def test_forward_and_gradient_are_those_of_the_formula():
+    model = vit().double()
+    set_progress(model, 0.1)
+    images = IMAGES.double()
+    x = model.embed(images)
+    for index, block in enumerate(model.blocks):
+        alpha = min(0.5 * 4 / (index + 1), 1.0)
+        x = x + alpha * block.attn(block.attn_join.norm(x))
+        x = x + alpha * block.mlp(block.mlp_join.norm(x))
+    ours, theirs = model(images), model.head(model.norm(x)[:, 0])
+    assert torch.allclose(ours, theirs, rtol=1e-6)
+    weights = list(model.parameters())
+    for a, b in zip(*(torch.autograd.grad(y.square().sum(), weights) for y in (ours, theirs)), strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-12)
+
+
+def test_a_model_that_is_not_trained_and_one_after_its_warmup_are_the_plain_network():
+    plain = vit(residual="none")
+    model = vit()
+    assert torch.equal(model(IMAGES), plain(IMAGES))
+    set_progress(model, 0.05)
+    assert not torch.allclose(model(IMAGES), plain(IMAGES))
+    set_progress(model, 0.2)
+    assert torch.equal(model(IMAGES), plain(IMAGES))
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    assert model.flop_count() == plain.flop_count()
+
+
+def test_the_working_copy_sees_the_factor_change():
+    model = vit()
+    copy = ComputeCopy(model, torch.float32).module
+    before = copy(IMAGES)
+    Warmup(model).set(0.0)
+    assert factors(copy) == [0.0] * 4
+    assert not torch.allclose(copy(IMAGES), before)
+
+
+def test_nothing_is_set_once_all_are_one_until_the_run_is_rolled_back():
+    model = vit()
+    warmup = Warmup(model)
+    warmup.set(0.5)
+    assert warmup.done
+    model.blocks[0].mlp_join.scale.factor.fill_(7.0)
+    warmup.set(0.6)
+    assert factors(model)[0] == 7.0
+    warmup.set(0.01)
+    assert factors(model) == pytest.approx([0.2, 0.1, 0.2 / 3, 0.05])
+
+
+def test_a_compiled_model_reads_the_factor_anew():
+    model = vit(depth=1)
+    compiled = torch.compile(model, backend="eager", dynamic=False)
+    before = compiled(IMAGES)
+    set_progress(model, 0.02)
+    assert not torch.allclose(compiled(IMAGES), before)
+    assert torch.equal(compiled(IMAGES), model(IMAGES))
+
+
+def test_it_folds_like_the_plain_network():
+    folded, report = fathoms.fold(vit(), images=IMAGES)
+    assert report.left == ()
+    assert not any("factor" in name for name, _ in folded.named_parameters())
