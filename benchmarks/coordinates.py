@@ -49,9 +49,9 @@ def as_table(found: dict[str, Coordinates]) -> str:
         "# Coordinate check over depth",
         "",
         "Made by `python benchmarks/coordinates.py`: exponent of the depth in the rise of mean |x| after the last "
-        f"block and of the mean |logit|, in ten updates of AdamW at depths {', '.join(map(str, DEPTHS))}, three seeds. Near "
-        f"zero, one learning rate does the same at every depth. prores is at {PROGRESS:.0%} of a run, deepnorm is "
-        "post-norm, the others pre-norm.",
+        f"block and of the mean |logit|, in ten updates of AdamW at depths {', '.join(map(str, DEPTHS))}, three seeds. "
+        "Near zero, one learning rate does the same at every depth. "
+        f"prores is at {PROGRESS:.0%} of a run, deepnorm is post-norm, the others pre-norm.",
         "",
         "| residual | stream, exponent (95 %) | logits, exponent | verdict |",
         "|---|---|---|---|",
