@@ -325,6 +325,10 @@ class Indices:
         verify_manifest(self.pack / "manifest.json", source)
 
 
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+"""A PNG of one pixel."""
+
+
 class Reports:
     """Files of a run folder other than checkpoints, and the report made from them."""
 
@@ -347,7 +351,18 @@ class Reports:
                 "recipe": {"lr": 0.1},
             },
             "summary.json": {"status": "done", "best": {"top1": 9.0, "epoch": 0}, "seconds": 3.5, "epoch": 1},
-            "environment.json": {"python": "3.11", "versions": {"torch": "2.11"}},
+            "environment.json": {
+                "python": "3.11",
+                "versions": {"torch": "2.11"},
+                "memory": 8e9,
+                "starts": [{"time": "2026-01-02T03:04:05+00:00", "command": ["fathoms", "train"]}],
+            },
+            "updates.jsonl": [{"version": 2, "update": 1, "loss": [2.3, 2.1], "gradient_norm": [1.0, 0.9]}],
+            "guard.jsonl": [
+                {"version": 2, "kind": "spike", "act": "log", "epoch": 1, "update": 2, "loss": 9.0}
+            ],
+            "evaluation.json": {"split": "test", "confusion": [[0, 0, 3], [0, 1, 2], [1, 1, 4]]},
+            "examples.json": {"examples": [{"name": "a", "label": 1, "top": [[0, 0.7]], "png": PIXEL}]},
             "metrics.jsonl": [row, {**row, "split": "val"}, {**row, "epoch": 1, "loss": 1.9}],
             "probe.jsonl": [{"step": 2, "sites": [site, site]}, {"step": 4, "sites": [site, site]}],
         }

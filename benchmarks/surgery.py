@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from fathoms import create_model
 from fathoms.data.sources.digits import digits
 from fathoms.errors import FathomsError
-from fathoms.export.onnx import OnnxModel, write_onnx
+from fathoms.evaluate.onnx_model import OnnxModel
+from fathoms.export.onnx import write_onnx
 from fathoms.surgery.fold.fold import fold
 from fathoms.surgery.inputs import difference, example_images, run
 from fathoms.surgery.swap.sites import find_sites
@@ -111,7 +112,7 @@ def onnx_difference(model: nn.Module, folded: nn.Module) -> float | str:
             write_onnx(folded, path)
             session = OnnxModel(path)
             batches = [example_images(model, batch, seed=batch) for batch in (1, 5)]
-            return max(difference(run(model, images), session(images)) for images in batches)
+            return max(difference(run(model, images), session.outputs(images)) for images in batches)
         except FathomsError:
             with contextlib.suppress(FathomsError):
                 write_onnx(model, path)

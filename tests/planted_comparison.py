@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import itertools
 import json
 import math
 import random
+
+from PIL import Image
 
 from fathoms.train.record.toml import to_toml
 
@@ -44,6 +48,28 @@ def write_run(
             "peak_memory": 2_000_000_000,
         }
         (folder / "summary.json").write_text(json.dumps(table | {"epoch": epochs, "updates": 40} | summary))
+    return folder
+
+
+def write_details(folder, name="x"):
+    """What a run records beside its metrics; untrusted texts are `name`."""
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), "red").save(file, "PNG")
+    png = base64.b64encode(file.getvalue()).decode()
+    start = {"time": "2026-01-02T03:04:05+00:00", "host": name, "folder": name}
+    start["command"] = ["fathoms", "train", name, "--norm", "learnable_scaler", "--depth", "36"]
+    machine = {"version": 2, "gpu": "H200", "gpu_memory": 150e9, "memory": 2e12, "cores": 16, "threads": 8}
+    machine |= {"commit": "0123456789abcdef" * 2 + "01234567", "processor": name, "starts": [start, start]}
+    (folder / "environment.json").write_text(json.dumps(machine))
+    row = {"version": 2, "update": 1, "loss": [3.0, 2.0, 1.5] * 40, "gradient_norm": [1.0, None, 0.5] * 40}
+    (folder / "updates.jsonl").write_text(json.dumps(row) + "\n")
+    event = {"version": 2, "kind": "not_finite", "act": "skip", "epoch": 1, "update": 3, "loss": None}
+    event |= {"cause": {"layer": "blocks.1.mlp", "gradient": None, "files": [name, "b.jpg"]}}
+    (folder / "guard.jsonl").write_text(json.dumps(event) + "\n")
+    evaluation = {"version": 2, "split": "test", "confusion": [[0, 0, 6], [0, 1, 2], [1, 1, 8]]}
+    (folder / "evaluation.json").write_text(json.dumps(evaluation))
+    shown = [{"name": name, "label": i % 2, "top": [[1, 0.9], [0, 0.1]], "png": png} for i in range(12)]
+    (folder / "examples.json").write_text(json.dumps({"version": 2, "examples": shown}))
     return folder
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from fathoms.atomic import replacing, write_atomic
+from fathoms.errors import WeightsError
 
 
 def test_a_file_is_replaced_and_nothing_lies_beside_it(tmp_path):
@@ -46,3 +51,31 @@ def test_a_file_is_readable_as_any_other_the_user_makes(tmp_path):
     (tmp_path / "plain").write_bytes(b"")
     write_atomic(tmp_path / "whole", b"")
     assert (tmp_path / "whole").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_the_mode_follows_the_umask_whoever_writes_the_file(tmp_path):
+    before = os.umask(0o027)
+    try:
+        with replacing(tmp_path / "w.safetensors") as temporary:
+            save_file({"a": torch.zeros(1)}, temporary)
+        write_atomic(tmp_path / "a.json", b"{}")
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
+    assert modes == {"w.safetensors": "0o640", "a.json": "0o640"}
+
+
+def test_errors_name_the_file_that_was_asked_for(tmp_path):
+    def fail(error):
+        with replacing(tmp_path / "model.onnx") as temporary:
+            raise error(temporary)
+
+    with pytest.raises(WeightsError) as weights:
+        fail(lambda path: WeightsError(f"{path}: holds nothing"))
+    assert str(weights.value) == f"{tmp_path / 'model.onnx'}: holds nothing"
+    with pytest.raises(OSError, match="full") as disk:
+        fail(lambda path: OSError(28, "the disk is full", str(path)))
+    assert disk.value.filename == str(tmp_path / "model.onnx")
+    with pytest.raises(FileNotFoundError) as missing:
+        write_atomic(tmp_path / "none" / "a.json", b"")
+    assert missing.value.filename == str(tmp_path / "none" / "a.json")

@@ -17,6 +17,18 @@ MAX_INT = 10**9
 MAX_TEXT = 4096
 
 
+OFF_WORDS = ("none", "None", "off")
+"""Words that switch an option off, in flags and files, where the option may be None."""
+
+
+def takes_off(hint: Any) -> bool:
+    """Whether `none` switches an option of this type off: it may be None, and none of its names is "none"."""
+    options = typing.get_args(hint)
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType) or type(None) not in options:
+        return False
+    return not any("none" in typing.get_args(option) for option in options)
+
+
 @functools.cache
 def _hints(config: type) -> dict[str, Any]:
     return typing.get_type_hints(config)

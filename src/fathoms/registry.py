@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar, cast, overload
 
 from fathoms.errors import ConfigError, FathomsError, UnknownNameError
+from fathoms.foreign_names import meant_by
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -20,17 +21,21 @@ Entry = TypeVar("Entry", bound=Callable[..., Any])
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
-    """The option closest to `name`: the same but for case, one that begins with it, or the most alike; "" if none is.
+    """The option closest to `name`; "" if none is close.
+
+    The same but for case, the one that other libraries call so, one that begins with it, or the most alike.
 
     >>> nearest("cosin", ["step", "cosine"]), nearest("banana", ["step", "cosine"])
     ('cosine', '')
     """
     options, name = list(options), name[:_LONGEST]
     same = [option for option in options if option.lower() == name.lower()]
+    brought = [found] if (found := meant_by(name, options)) else []
     longer = [option for option in options if name and option.lower().startswith(name.lower())]
     # Of a short name few letters are right when one is wrong.
     cutoff = 0.4 if len(name) <= _SHORT else 0.55
-    return (same or longer or difflib.get_close_matches(name.lower(), options, n=1, cutoff=cutoff) or [""])[0]
+    alike = difflib.get_close_matches(name.lower(), options, n=1, cutoff=cutoff)
+    return next(iter(same or brought or longer or alike), "")
 
 
 def hint(name: str, options: Iterable[str]) -> str:

@@ -58,7 +58,9 @@ def read_toml(path: str | Path, error: type[FathomsError]) -> dict[str, Any]:
     try:
         text = read_plain(path, MAX_TOML).decode("utf-8")
         _check_dots(text)
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
+        _check_integers(table)
+        return table
     except (OSError, ValueError, RecursionError) as fault:
         raise error(f"{path}: not readable as TOML ({reason(fault)}); correct the file") from fault
 
@@ -72,14 +74,24 @@ def _check_dots(text: str) -> None:
             raise ValueError(f"a key of more than {_MAX_DOTS} parts")
 
 
-def read_json(path: str | Path, error: type[FathomsError], most: int = MAX_JSON) -> dict[str, Any]:
-    """The object in a JSON file; `error` is raised with the file's name. NaN and infinities are not JSON."""
+def _check_integers(value: Any) -> None:
+    """Refuse an integer of more than 64 bits, TOML's limit: Python does not even print one of 5,000 digits."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        raise ValueError("an integer of more than 64 bits")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_integers(inner)
+
+
+def read_json(
+    path: str | Path, error: type[FathomsError], most: int = MAX_JSON, remedy: str = "create it again"
+) -> dict[str, Any]:
+    """The object in a JSON file; `error` is raised with the file's name and the remedy. NaN is not JSON."""
     try:
         value = json.loads(read_plain(path, most).decode("utf-8"), parse_constant=_no_constant)
     except (OSError, ValueError, RecursionError) as fault:
-        raise error(f"{path}: not readable as JSON ({reason(fault)}); create it again") from fault
+        raise error(f"{path}: not readable as JSON ({reason(fault)}); {remedy}") from fault
     if not isinstance(value, dict):
-        raise error(f"{path}: a JSON object is expected; create it again")
+        raise error(f"{path}: a JSON object is expected; {remedy}")
     return value
 
 

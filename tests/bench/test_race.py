@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fathoms import ViT, ViTConfig
+from fathoms.bench.beside_timm import TIMM_SETTINGS, modes_of, prepare_modes, quicker
 from fathoms.bench.race import RECIPE, Contender, Setting, race, training_update
 from fathoms.data import Batch
 from fathoms.errors import FathomsError
@@ -99,7 +100,7 @@ def test_shares_count_a_backward_pass_twice(monkeypatch):
     "words", [{"precision": "bf17"}, {"compile": "all"}, {"launch": "now"}, {"keep": "some"}]
 )
 def test_unknown_settings_are_refused_under_their_flag(words):
-    with pytest.raises(FathomsError, match=f"^--{next(iter(words))}: .*did you mean"):
+    with pytest.raises(FathomsError, match=f"^--{next(iter(words))}: no .* is called"):
         Setting(**words)
 
 
@@ -109,3 +110,34 @@ def test_a_table_can_be_written_when_no_row_has_succeeded(monkeypatch):
     assert "| cait | failed: out of memory |" in script["as_table"](
         {"rows": {"cait": {"failed": "out of memory"}}}
     )
+
+
+def test_timm_is_raced_in_both_modes_on_a_gpu_and_the_quicker_counts():
+    train = TIMM_SETTINGS["train"]
+    assert [each.mode for each in modes_of(train, cuda=True)] == ["default", "reduce-overhead"]
+    assert modes_of(train, cuda=False) == [train]
+    assert modes_of(Setting(), cuda=True) == [Setting()]
+    rows = {"timm, default": {"images_per_second": 4308.0}, "fathoms": {"images_per_second": 8100.0}}
+    assert quicker(rows, "timm", {"reduce-overhead": "no"})["failed"] == {"reduce-overhead": "no"}
+    rows["timm, reduce-overhead"] = {"images_per_second": 6402.0}
+    best = quicker(rows, "timm", {})
+    assert (best["compile_mode"], best["images_per_second"]) == ("reduce-overhead", 6402.0)
+    assert best["modes"] == {"default": 4308.0, "reduce-overhead": 6402.0}
+
+
+def test_a_mode_that_fails_is_named_and_the_default_one_is_not_forgiven(monkeypatch):
+    def prepare(name, *rest):
+        if rest[-1].mode == broken:
+            raise RuntimeError("a graph\nbroke")
+        return Contender(name, lambda: None)
+
+    monkeypatch.setattr("fathoms.bench.beside_timm.prepare", prepare)
+    on_gpu = type("Images", (), {"is_cuda": True})()
+    arguments = ("timm", a_model, (on_gpu, None), "train", TIMM_SETTINGS["train"])
+    broken = "reduce-overhead"
+    contenders, failed = prepare_modes(*arguments)
+    assert [contender.name for contender in contenders] == ["timm, default"]
+    assert failed == {"reduce-overhead": "a graph broke"}
+    broken = "default"
+    with pytest.raises(RuntimeError, match="a graph"):
+        prepare_modes(*arguments)

@@ -7,6 +7,7 @@ from fathoms.cli.train import closing
 SUMMARY = {
     "status": "interrupted",
     "epoch": 2,
+    "updates": 17,
     "seconds": 3.0,
     "reason": None,
     "best": None,
@@ -19,7 +20,19 @@ def test_only_files_that_are_there_are_named(tmp_path):
     (tmp_path / "config.toml").touch()
     (tmp_path / "checkpoints" / "last").mkdir(parents=True)
     report = closing({**SUMMARY, "folder": str(tmp_path)})
-    assert report.splitlines()[-1] == f"run folder {tmp_path}: config.toml, checkpoints/last"
+    assert report.splitlines()[-2] == f"run folder {tmp_path}: config.toml, checkpoints/last"
+
+
+def test_an_interrupted_run_says_how_it_goes_on_and_from_where(tmp_path):
+    last = closing({**SUMMARY, "folder": str(tmp_path)}).splitlines()[-1]
+    assert last == "next: give the same command again; it resumes in epoch 3, after update 17"
+
+
+def test_one_epoch_is_not_epochs(tmp_path):
+    best = {"epoch": 1, "top1": 10.0}
+    report = closing({**SUMMARY, "epoch": 1, "folder": str(tmp_path), "last": best, "best": best})
+    assert "interrupted after 1 epoch, 3 s" in report
+    assert "(best 10.00 % in epoch 1)" in report
 
 
 def test_a_run_without_a_finite_evaluation_has_no_best(tmp_path):

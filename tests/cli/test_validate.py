@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
+import re
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from fathoms.cli import train
 from fathoms.cli.main import main
+from fathoms.cli.parse import parse
+from fathoms.data.sources.splits import open_roles
 from fathoms.evaluate import metrics
+from fathoms.evaluate.load import load_run
+from fathoms.train.build import eval_preprocessing
 
 TINY = ["--model", "vit_tiny_patch16_224", "--depth", "1", "--dim", "24", "--image-size", "32"]
 QUICK = ["--epochs", "1", "--batch-size", "8", "--device", "cpu"]
@@ -203,3 +211,57 @@ def test_a_checkpoint_is_fine_tuned_at_another_size_and_on_other_classes(photos,
     assert run(*small, "--initial-head", "new", "--experiment", "other") == 0
     assert run("train", *QUICK, "--initial-head", "new", "--output", tmp_path) == 2
     assert "--initial-head would not be used" in capsys.readouterr().err
+
+
+def test_a_run_records_its_crop_and_one_from_before_keeps_nine_tenths(vit, photos, tmp_path):
+    """Images of 32 pixels are evaluated whole; a run that began under the old default resumes under it."""
+    assert load_run(str(vit)).preprocessing.crop_pct == 1.0
+    config = shutil.copytree(vit, tmp_path / "old") / "config.toml"
+    before = config.read_text()
+    config.write_text(re.sub(r"\[preprocessing\]\n(.+\n)*", "", before))
+    assert config.read_text() != before
+    assert load_run(str(tmp_path / "old")).preprocessing.crop_pct == 0.9
+    words = [photos, *TINY, *QUICK, "--output", tmp_path, "--experiment"]
+    jobs = {
+        name: train.make_job(parse(train, "train", [str(word) for word in [*words, name]]))
+        for name in ("old", "new")
+    }
+    source = open_roles(str(photos), None).train
+    assert eval_preprocessing(jobs["new"], 32, source).crop_pct == 1.0
+    assert eval_preprocessing(jobs["old"], 32, source).crop_pct == 0.9
+    assert run("train", *words, "old") == 0
+    assert "crop_pct = 0.9" in config.read_text()
+    assert eval_preprocessing(jobs["old"], 32, source).crop_pct == 0.9
+
+
+@pytest.mark.compile
+def test_an_onnx_file_is_measured_as_the_run_it_came_from(vit, photos, tmp_path, capsys):
+    place = shutil.copytree(vit, tmp_path / "run")
+    assert run("export", place, "--fold") == 0
+    results = {}
+    for checkpoint in (place, place / "model.onnx"):
+        capsys.readouterr()
+        assert run("validate", photos, "--checkpoint", checkpoint, "--device", "cpu", "--json") == 0
+        (results[checkpoint.suffix],) = printed_json(capsys)["results"].values()
+    assert results[".onnx"]["confusion"] == results[""]["confusion"]
+    assert results[".onnx"]["loss"] == pytest.approx(results[""]["loss"], abs=1e-5)
+    for flag in (["--amp"], ["--torchcompile", "inductor"], ["--no-use-ema"], ["--image-size", "64"]):
+        assert run("validate", "--checkpoint", place / "model.onnx", *flag) == 2
+        assert f"{flag[0]}: " in capsys.readouterr().err
+    assert run("export", place / "model.onnx") == 2
+    assert "is an exported file already" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_onnx_and_a_missing_runtime_are_said_in_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "model.onnx").write_bytes(b"not a graph")
+    words = ["validate", "digits", "--checkpoint", tmp_path / "model.onnx"]
+    assert run(*words) == 2
+    message = capsys.readouterr().err
+    assert "model.onnx: not a readable ONNX file (" in message
+    assert message.count("\n") == 1
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name)
+    )
+    assert run(*words) == 2
+    assert "onnxruntime is not installed; pip install 'fathoms[onnx]'" in capsys.readouterr().err

@@ -1,10 +1,13 @@
 """The comparison folder's locks, its checkpoints, and the plan's estimate."""
 
+import numpy as np
 import pytest
 
 from fathoms.compare.comparison import Options
 from fathoms.compare.folder import ComparisonFolder
 from fathoms.compare.pilot import expected
+from fathoms.compare.results import as_table, judged, row_of
+from fathoms.compare.runner import make_slots
 from fathoms.compare.session import Session
 from fathoms.errors import ConfigError
 
@@ -76,3 +79,40 @@ def test_the_expected_time_follows_epochs_and_workers(comparisons):
     pilots = {cell.architecture: {"start": 1.0, "epoch": 2.0, "bytes": 100} for cell in cells}
     assert expected(cells, pilots, 1) == (10 * 21.0, 1000)
     assert expected(cells, pilots, 2) == (5 * 21.0, 1000)
+
+
+def test_runs_that_share_a_gpu_are_said_to_take_turns_unless_mps_runs(comparisons, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    comparison = comparisons.make(*NORMS, "--per-gpu", "4")
+    assert "--per-gpu 4: NVIDIA's MPS does not run" in comparison.describe()
+    (tmp_path / "control").touch()
+    assert "MPS" not in comparison.describe()
+    assert len(make_slots(0, 2, 4)) == 8
+    assert {slot["CUDA_VISIBLE_DEVICES"] for slot in make_slots(0, 2, 4)} == {"0", "1"}
+
+
+def test_the_results_of_given_rows_count_divergence_and_show_new_images(comparisons):
+    comparison = comparisons.make(*NORMS)
+    plan, rng = comparison.plan(), np.random.default_rng(0)
+    rows = []
+    for cell in comparison.cells():
+        cell.folder.mkdir(parents=True)
+        bits = rng.uniform(0, 1, plan["images"]) < (0.9 if "dyt" in cell.arm else 0.6)
+        (cell.folder / "correct.bits").write_bytes(np.packbits(bits).tobytes())
+        lost = "layernorm" in cell.arm and cell.seed == 4
+        summary = {"status": "diverged" if lost else "done", "reason": None}
+        if not lost:
+            summary["test"] = {"top1": 100 * float(bits.mean()), "loss": 1.0}
+        rows.append(row_of(cell, summary, comparison.folder, plan))
+    results = judged(rows, plan, comparison.folder.path)
+    (verdict,) = results["verdicts"]
+    low, high = verdict["new_images"]
+    assert low < verdict["difference"] < high < 0
+    assert low <= verdict["low"] < verdict["high"] <= high
+    table = as_table(results)
+    assert "| 1 (4% to 62%) |" in table
+    assert f"| {low:.2f} to {high:.2f} |" in table
+    # Bits that do not fit the held-out set are not used.
+    (comparison.cells()[0].folder / "correct.bits").write_bytes(b"12")
+    assert judged(rows, plan, comparison.folder.path)["verdicts"][0]["new_images"] is None

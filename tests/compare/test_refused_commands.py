@@ -2,6 +2,10 @@
 
 import pytest
 
+from fathoms.compare.plan import PRESETS
+from fathoms.compare.results import load_results
+from fathoms.errors import ConfigError
+
 NORMS = ("--axis", "norm=layernorm,dyt")
 BAD = {
     "an axis that does not exist": (("--axis", "nrom=layernorm"), "'norm'"),
@@ -28,6 +32,9 @@ BAD = {
     "a preset that does not exist": (("--preset", "normz"), "'norms'"),
     "a plan that is not there": (("--plan", "none.toml"), "none.toml"),
     "a baseline that is not an arm": ((*NORMS, "--baseline", "norm=derf"), "--baseline"),
+    "a val split of each arm": (("--axis", "val_share=0.1,0.2"), "--axis val_share"),
+    "a loss without a margin": ((*NORMS, "--metric", "loss"), "give --smallest-difference"),
+    "a metric that does not exist": ((*NORMS, "--metric", "top5"), "--metric"),
     "a seed": ((*NORMS, "--seed", "3"), "--seeds"),
     "runs that may not resume": ((*NORMS, "--resume", "never"), "--resume"),
     "fewer than no workers": ((*NORMS, "--jobs", "-1"), "--jobs"),
@@ -90,3 +97,59 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(comparisons, capsys):
     assert "first 3 x 4 trials of lr" in said
     assert "smallest difference" in said
     assert not comparisons.root.exists()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_a_plan_that_can_be_built(comparisons, capsys, preset):
+    assert comparisons.run("--preset", preset, "--dry-run", "--no-pilot") == 0
+    arms = PRESETS[preset].get("arms") or PRESETS[preset]["axes"]
+    said = capsys.readouterr().out
+    assert "5 seeds" in said
+    assert str(next(iter(arms))) in said
+
+
+def test_one_arm_is_said_to_be_no_comparison(comparisons, capsys):
+    assert comparisons.run("--axis", "norm=dyt", "--dry-run", "--no-pilot") == 0
+    assert "one arm: nothing is compared" in capsys.readouterr().out
+
+
+def planned(comparisons, *words):
+    """A folder that holds the plan of a command, and nothing else yet."""
+    comparison = comparisons.make(*words)
+    comparison.folder.path.mkdir(parents=True)
+    comparison.folder.begin(comparison.plan())
+    return comparison.folder.path / "plan.json"
+
+
+def test_fewer_seeds_than_the_plan_has_take_none_away_and_that_is_said(comparisons, capsys):
+    planned(comparisons, *NORMS, "--seeds", "5")
+    assert comparisons.run(*NORMS, "--seeds", "3", "--dry-run", "--no-pilot") == 0
+    said = capsys.readouterr().out
+    assert "2 arms x 5 seeds" in said
+    assert "5 seeds of each arm: --seeds 3 takes none of them away" in said
+
+
+def test_a_later_command_without_seeds_keeps_those_of_the_plan(comparisons, capsys):
+    planned(comparisons, *NORMS, "--seeds", "3")
+    assert comparisons.run("--axis", "norm=derf", "--dry-run", "--no-pilot") == 0
+    assert "3 arms x 3 seeds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"version": 9}', '{"version": 1}', '{"version": 1, "base": 3}'])
+def test_a_damaged_plan_is_one_line_and_stays_as_it_is(comparisons, capsys, text):
+    path = planned(comparisons, *NORMS)
+    path.write_text(text)
+    assert comparisons.run(*NORMS) == 2
+    captured = capsys.readouterr()
+    assert "plan" in captured.err
+    assert captured.err.count("\n") == 1
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"version": 1}', '{"version": 1, "cells": [3]}'])
+def test_damaged_results_are_one_line(tmp_path, text):
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(ConfigError, match="results.json"):
+        load_results(tmp_path)
+    with pytest.raises(ConfigError, match="holds no results"):
+        load_results(tmp_path / "nowhere")

@@ -76,6 +76,30 @@ def test_the_leader_counts_diverged_runs_at_chance():
     assert said.startswith("safe leads")
 
 
+def test_one_arm_alone_leads_nothing():
+    said = leader([arm("a", 90.0, 90.1, 90.2, diverged=1)], [], TOP1)
+    assert said.startswith(
+        "a has a mean top1 of 90.10 (89.85 to 90.35) over 3 seeds; 1 of its 4 runs diverged;"
+    )
+    assert said.endswith("there is no other arm to compare it with")
+
+
+def test_new_images_widen_the_interval_and_need_the_bits_of_every_run():
+    rng = np.random.default_rng(0)
+    bits = [(rng.uniform(0, 1, (5, 1000)) < chance).astype(np.uint8) for chance in (0.9, 0.8)]
+    arms = [
+        Arm(name, tuple(enumerate((100 * own.mean(1)).tolist())), correct=own)
+        for name, own in zip("ab", bits, strict=True)
+    ]
+    verdict = only(arms)
+    low, high = verdict.new_images
+    assert verdict.verdict == "a better"
+    assert 0 < low < 10 < high < 20
+    assert verdict.to_json()["new_images"] == [low, high]
+    assert only([arms[0], arm("b", 79.0, 80.0, 81.0)]).new_images is None
+    assert only(arms, metric=LOSS).new_images is None
+
+
 def test_arms_of_the_same_weights_are_paired_by_seed():
     before = [80.0, 85.0, 90.0, 82.0, 88.0]
     arms = [arm("folded", *(x + 0.3 + 0.01 * k for k, x in enumerate(before))), arm("plain", *before)]
@@ -83,6 +107,7 @@ def test_arms_of_the_same_weights_are_paired_by_seed():
     verdict = only(arms, margin=0.1, paired=True)
     assert (verdict.verdict, verdict.test) == ("a better", "paired t, Holm")
     assert verdict.correlation > 0.99
+    assert "paired by seed, correlation 1.00" in verdict.sentence
 
 
 def test_a_baseline_leaves_the_other_pairs_out():

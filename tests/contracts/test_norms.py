@@ -76,6 +76,42 @@ def test_autocast_does_not_change_the_dtype_of_the_stream(norm):
             assert norm(torch.randn(2, 5, 32, dtype=dtype)).dtype == dtype
 
 
+def check_autocast(norm, device, dtype, weights):
+    """Under autocast a norm gives what it gives in float32, rounded once to the dtype of its input."""
+    norm = norm.to(device, weights)
+    x = torch.randn(2, 5, 32, device=device).to(dtype)
+    grads = {}
+    for name in ("autocast", "float32"):
+        own = x.clone().requires_grad_()
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=name == "autocast"):
+            y = norm(own) if name == "autocast" else norm.float()(own.float()).to(dtype)
+        y.float().square().sum().backward()
+        grads[name] = y, own.grad
+    (ours, own_grad), (exact, grad) = grads["autocast"], grads["float32"]
+    assert (ours.dtype, own_grad.dtype) == (dtype, dtype)
+    assert torch.equal(ours, exact)
+    assert torch.allclose(own_grad.float(), grad.float(), rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.parametrize("weights", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_autocast_computes_statistics_in_float32_whatever_the_weights_are(norm, dtype, weights):
+    if not hasattr(norm, "normalized_shape"):
+        pytest.skip("no statistics of torch's")
+    check_autocast(norm, "cpu", dtype, weights)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("weights", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_autocast_of_a_gpu_is_the_same_under_every_torch(norm, dtype, weights):
+    """Torch 2.12 moved rms_norm to the operations that CUDA's autocast runs in float32."""
+    if not hasattr(norm, "normalized_shape"):
+        pytest.skip("no statistics of torch's")
+    check_autocast(norm, "cuda", dtype, weights)
+
+
 def test_starts_anew_after_a_reset(norm):
     if not list(norm.parameters()):
         pytest.skip("this norm has no parameters")

@@ -142,6 +142,16 @@ def test_a_pack_holds_every_good_image_smaller_and_the_bad_ones_by_name(photo_fo
     assert (plain.labels == pack.labels).all()
 
 
+def test_a_pack_larger_than_its_source_gets_a_remark(photo_folder, tmp_path, capsys):
+    for path in photo_folder.rglob("*.jpg"):
+        with Image.open(path) as image:
+            image.convert("RGB").resize((16, 16)).save(path.with_suffix(".webp"), quality=1)
+        path.unlink()
+    _, out, result = call(data_pack, capsys, photo_folder, tmp_path / "packed", "--json")
+    assert result["bytes_out"] > result["bytes_in"]
+    assert "train: the pack is larger than its source; a lower --quality" in out
+
+
 def test_packing_keeps_the_image(photo_folder, tmp_path, capsys):
     call(data_pack, capsys, photo_folder, tmp_path / "packed")
     pack, original = open_source(tmp_path / "packed", "val"), open_source(photo_folder, "val")

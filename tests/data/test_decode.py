@@ -11,10 +11,11 @@ import pytest
 from PIL import Image, ImageOps
 
 from fathoms.data import BadImageError, choose_decoder
-from fathoms.data.decode import formats, image_header
-from fathoms.data.decode.formats import FORMATS
+from fathoms.data.decode import image_header
 from fathoms.data.decode.image_header import read_header
 from fathoms.data.decode.turbojpeg import load_turbojpeg
+from fathoms.data.sources import image_formats
+from fathoms.data.sources.image_formats import FORMATS
 from fathoms.errors import BackendError, UnknownNameError
 
 DECODERS = ["turbojpeg", "simplejpeg", "pillow"]
@@ -137,7 +138,7 @@ def test_a_tiff_of_16_bits_keeps_its_shades_and_one_without_a_range_is_refused(e
 
 def test_an_image_that_only_a_newer_pillow_reads_says_so(photo, encoded, monkeypatch):
     data = encoded(photo(1), "AVIF")
-    monkeypatch.setattr(formats, "formats_here", lambda: ("JPEG", "PNG"))
+    monkeypatch.setattr(image_formats, "formats_here", lambda: ("JPEG", "PNG"))
     monkeypatch.setattr(image_header, "formats_here", lambda: ("JPEG", "PNG"))
     with pytest.raises(BadImageError, match="AVIF is not read by this Pillow; pip install"):
         read_header(data)

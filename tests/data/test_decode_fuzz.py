@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from fathoms.data import BadImageError, choose_decoder
-from fathoms.data.decode.formats import FORMATS
+from fathoms.data.sources.image_formats import FORMATS
 from fathoms.data.tools.check import inspect_file
 
 

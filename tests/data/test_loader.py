@@ -24,6 +24,7 @@ from fathoms.data import (
     open_source,
 )
 from fathoms.data.sources.folder import FolderSource
+from fathoms.data.stats import LoaderStats
 from fathoms.data.workers.task import TaskRunner
 from fathoms.data.workers.threads import ThreadPool
 
@@ -382,6 +383,14 @@ def test_waiting_is_measured_and_comes_with_advice(photo_folder):
     assert fast.stats.wait_share < 0.7
     fast.stats.waited = 0.0
     assert fast.advice() == ""
+
+
+def test_packing_is_advised_only_where_waiting_is_worth_it():
+    stats = LoaderStats(waited=0.06, elapsed=1.0)
+    assert stats.advice("turbojpeg", "folder", workers=2, cores=2) == ""
+    assert "--workers 4" in stats.advice("turbojpeg", "folder", workers=2, cores=4)
+    stats.waited = 0.3
+    assert "fathoms data pack" in stats.advice("turbojpeg", "folder", workers=2, cores=2)
 
 
 def test_the_log_line_says_which_decoder_is_in_use(photo_folder):

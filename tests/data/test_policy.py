@@ -129,7 +129,7 @@ def test_three_augment_applies_exactly_one_of_three():
     ("text", "complaint"),
     [
         ("rnd-m9", "did you mean 'rand'"),
-        ("rand-q9", "did you mean"),
+        ("rand-q9", "no RandAugment option is called 'q'; use 'm'"),
         ("rand-m", "'m' is not an option; write rand-m9"),
         ("rand-m9-p2", "p is 0 to 1"),
         ("rand-tnothing", "no set of operations"),

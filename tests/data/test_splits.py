@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from fathoms.data.sources.digits import digit_sources
 from fathoms.data.sources.splits import open_held_out, open_roles, open_splits
 from fathoms.data.sources.subset import stratified
 from fathoms.errors import ConfigError, FathomsError
@@ -131,3 +132,10 @@ def test_measuring_takes_the_val_split_that_the_run_carved(photo_folder, tmp_pat
     (tmp_path / "split.json").write_text('{"val_indices": [100000]}')
     with pytest.raises(FathomsError, match="does not belong to this data"):
         open_held_out(whole, run=tmp_path)
+
+
+def test_the_digits_are_those_that_scikit_learn_loads(monkeypatch):
+    quick = digit_sources()
+    monkeypatch.setattr("fathoms.data.sources.digits.FILE", "elsewhere.csv")
+    for ours, theirs in zip(quick, digit_sources(), strict=True):
+        assert ours.fingerprint() == theirs.fingerprint()

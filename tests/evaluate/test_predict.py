@@ -16,6 +16,7 @@ from fathoms.cli.parse import parse
 from fathoms.evaluate.predict import class_names, predict
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.export.export import export_model
+from fathoms.probes.attention_image import draw_attention
 
 DIGITS = {"num_classes": 10, "depth": 2}
 
@@ -68,7 +69,23 @@ def test_overlays_are_written(folder):
     names = sorted(path.name for path in (folder / "maps").iterdir())
     assert names == ["000000-a.png", "000001-b.png"]
     with Image.open(folder / "maps" / names[0]) as drawn:
-        assert drawn.size == (8, 8)
+        assert drawn.width > 2 * 448
+        assert drawn.height > 448
+
+
+def test_an_attention_image_has_the_original_the_map_and_a_scale():
+    pixels, attention = torch.full((3, 32, 32), 0.5), torch.full((4, 4), 0.02)
+    attention[0, 3] = 0.7
+    drawn = np.asarray(draw_attention(pixels, attention)).astype(int)
+    side = 448
+    left, right = drawn[16 : 16 + side, 16 : 16 + side], drawn[16 : 16 + side, 32 + side : 32 + 2 * side]
+    assert (left == 128).all(), "the original is not darkened"
+    assert right[:112, -112:].mean() > right[-112:, :112].mean() + 50, (
+        "the patch that is attended to is bright"
+    )
+    bar = drawn[16 : 16 + side, 48 + 2 * side + 4]
+    assert bar[0].sum() > bar[-1].sum() + 200
+    assert (drawn[:, 48 + 2 * side + 30 :] < 100).any(), "the scale has numbers"
 
 
 def test_a_grey_model_sees_a_colour_image_as_the_grey_one_it_was_trained_on(folder):

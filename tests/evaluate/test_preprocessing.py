@@ -28,3 +28,21 @@ def test_the_look_of_no_recipe_is_that_of_a_recipe_without_changes():
 def test_preprocessing_that_cannot_be_is_refused(recipe, message):
     with pytest.raises(FathomsError, match=message):
         Preprocessing.of(recipe)
+
+
+@pytest.mark.parametrize(("size", "share"), [(8, 1.0), (64, 1.0), (128, 1.0), (160, 0.9), (224, 0.9)])
+def test_small_images_are_evaluated_whole_and_larger_ones_lose_their_rim(size, share):
+    assert Preprocessing().crop(size) == share
+    assert Preprocessing().at(size).crop_pct == share
+    assert Preprocessing(crop_pct=0.8).crop(size) == 0.8
+
+
+def test_what_was_recorded_stands_and_old_records_keep_nine_tenths():
+    assert Preprocessing.recorded({}, {}) == Preprocessing()
+    assert Preprocessing.recorded({"lr": 0.1}, {}).crop(32) == 0.9
+    assert (
+        Preprocessing.recorded({"lr": 0.1}, {"crop_pct": None, "interpolation": "bilinear"}).crop(32) == 0.9
+    )
+    assert Preprocessing.recorded({"crop_pct": 0.95}, {}).crop(32) == 0.95
+    new = Preprocessing.recorded({"mean": [0.5] * 3}, {"crop_pct": 1.0, "std": [0.5] * 3, "steps": ["..."]})
+    assert new == Preprocessing(crop_pct=1.0, mean=(0.5,) * 3, std=(0.5,) * 3)

@@ -33,8 +33,8 @@ def test_a_changed_setting_is_refused_with_the_difference_and_allowed_by_name(ti
     assert printed.count("\n") == 1
     with pytest.raises(FathomsError, match=r"\(--epochs: 2 -> 3\)"):
         tiny_runs.train("--lr", "0.01", "--epochs", "3", "--allow-change", "lr", name="cut")
-    with pytest.raises(FathomsError, match="no setting is called 'learning'; did you mean"):
-        tiny_runs.train("--allow-change", "learning", name="cut")
+    with pytest.raises(FathomsError, match="no setting is called 'learning_rate'; did you mean 'lr'"):
+        tiny_runs.train("--allow-change", "learning_rate", name="cut")
     allowed = ["--lr", "0.01", "--epochs", "3", "--allow-change", "lr", "epochs"]
     assert tiny_runs.train(*allowed, name="cut").code == 0
     assert tiny_runs.state("cut")["identity"]["recipe"]["lr"] == 0.01

@@ -96,6 +96,17 @@ def test_resizing_keeps_a_constant_and_the_same_grid():
     assert torch.allclose(resize_positions(table, 4), table, atol=1e-6)
 
 
+def test_positions_are_resized_without_antialiasing_on_request():
+    """DeiT's own code has none: the difference shows where the grid shrinks."""
+    model, large = built(), built(image_size=64)
+    fathoms.load_weights(model, dict(large.named_parameters()), antialias=False)
+    maps = large.position.table.detach().T.unflatten(1, (large.grid, large.grid))[None]
+    plain = torch.nn.functional.interpolate(maps, size=(model.grid,) * 2, mode="bicubic")[0].flatten(1).T
+    assert torch.allclose(model.position.table, plain, atol=1e-6)
+    fathoms.load_weights(model, dict(large.named_parameters()))
+    assert not torch.allclose(model.position.table, plain, atol=1e-3)
+
+
 def test_missing_extra_and_misshaped_tensors_are_all_listed_and_nothing_changes():
     model = built()
     state = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -117,7 +128,7 @@ def test_missing_extra_and_misshaped_tensors_are_all_listed_and_nothing_changes(
 def test_another_label_set_needs_an_explicit_skip():
     model, twin = built(), built(num_classes=9)
     state = dict(model.named_parameters())
-    with pytest.raises(FathomsError, match=r'pass skip=\["head\*"\]'):
+    with pytest.raises(FathomsError, match=r'--initial-head new \(in Python skip=\["head\*"\]\)'):
         fathoms.load_weights(twin, state)
     report = fathoms.load_weights(twin, state, skip=["head*"])
     assert report.skipped == ("head.weight", "head.bias")
@@ -295,3 +306,21 @@ def test_half_precision_files_fill_float32_models(tmp_path):
     fathoms.load_weights(twin, tmp_path / "half.safetensors")
     assert twin.stem.proj.weight.dtype == torch.float32
     assert torch.allclose(twin.stem.proj.weight, model.stem.proj.weight, rtol=1e-2)
+
+
+def test_a_misfit_is_told_as_the_settings_that_differ():
+    small = {"image_size": 8, "patch_size": 2, "dim": 8, "heads": 2, "depth": 2, "num_classes": 3}
+    state = fathoms.ViT(ViTConfig(**small)).state_dict()
+    for changes, message in [
+        (
+            {"dim": 16, "depth": 4},
+            "depth 2 against 4, dim 8 against 16; build it with --depth 2 --dim 8, or give the --model",
+        ),
+        ({"registers": 4}, "registers 0 against 4; build it with --registers 0"),
+        ({"num_classes": 5}, "num_classes 3 against 5; to start a new classifier, give --initial-head new"),
+        ({"distill_token": True}, "distill_token False against True; build it with --no-distill-token"),
+        ({"patch_size": 4}, "patch_size 2 against 4; build it with --patch-size 2"),
+    ]:
+        with pytest.raises(FathomsError) as caught:
+            fathoms.load_weights(fathoms.ViT(ViTConfig(**{**small, **changes})), state)
+        assert f"does not fit the model: {message}" in str(caught.value)

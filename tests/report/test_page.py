@@ -124,7 +124,7 @@ def test_curves_pass_through_the_metrics(folder):
     ]
     data = json.loads("".join(made.texts["script"][:1]))
     assert data["accuracy"]["series"][1]["points"] == [[epoch + 1, 12.0 * epoch] for epoch in range(5)]
-    assert "test top-1, epoch 5: 48 %" in made.texts["title"]
+    assert "val top-1, epoch 5: 48 %" in made.texts["title"]
 
 
 @pytest.mark.parametrize("losses", [(0, 5e-324), (-1e300, 1e300), (10**16, 10**16 + 2), (10**400, 1), (3, 3)])

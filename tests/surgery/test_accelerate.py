@@ -328,15 +328,24 @@ def test_bfloat16_stays_bfloat16():
     assert model(images().bfloat16()).dtype == torch.bfloat16
 
 
-def test_nothing_to_replace_is_an_error():
-    with pytest.raises(FathomsError, match="Linear has nothing to replace; no talking heads"):
-        accelerate(nn.Linear(3, 3))
-    with pytest.raises(FathomsError, match="VisionTransformer has nothing to replace"):
-        accelerate(moved("deit3_small_patch16_224", img_size=32))
+def test_a_model_with_nothing_to_replace_gets_a_report_without_rows():
     model = cait()
     accelerate(model)
-    with pytest.raises(FathomsError, match="Cait has nothing to replace"):
-        accelerate(model)
+    for plain in (nn.Linear(3, 3), moved("deit3_small_patch16_224", img_size=32), model):
+        report = accelerate(plain)
+        assert (len(report), report.left, report.difference) == (0, (), 0.0)
+        assert report.table().startswith(f"{type(plain).__name__} has nothing to replace: no talking heads")
+
+
+def test_a_model_whose_parts_must_stay_gets_the_reasons():
+    model = cait()
+    for name, module in model.named_modules():
+        if name.endswith(("attn", "mlp")):
+            module.forward = module.forward
+    report = accelerate(model)
+    assert len(report) == 0
+    assert report.left
+    assert "is as it was, for these reasons" in report.table()
 
 
 def test_a_wrong_replacement_is_undone(monkeypatch):

@@ -196,8 +196,8 @@ class Mixed(Functional):
     [
         (nn.Linear(3, 3), {}, "Linear has no norm among its modules; there is nothing to swap"),
         (vit(norm="dyt"), {"to": "dyt"}, "every norm of ViT is a dyt already"),
-        (vit(), {"only": "block.*"}, r"only='block.\*' matches no norm; the nearest is 'blocks"),
-        (vit(), {"only": ["norm", "nrm"]}, "only='nrm' matches no norm; the nearest is 'norm'"),
+        (vit(), {"only": "block.*"}, r"only='block.\*' matches no norm; use 'blocks"),
+        (vit(), {"only": ["norm", "nrm"]}, "only='nrm' matches no norm; did you mean 'norm'"),
         (
             vit(),
             {"only": range(2, 9)},

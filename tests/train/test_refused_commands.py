@@ -18,7 +18,6 @@ from fathoms.cli.main import main
         (["--model", "vit_tny_patch16_224"], "no model is called 'vit_tny_patch16_224'; did you mean"),
         (["--lr", "0"], "--lr 0.0: use a learning rate above zero"),
         (["--lr", "-1"], "--lr -1.0: use a learning rate above zero"),
-        (["--batch-size", "5000"], "do not fill one batch of 5000"),
         (["--device", "cuda:7"], "this machine has no usable GPU"),
         (["--output", "/proc/nothing"], "cannot be written"),
         (["--recipe", "cait"], "no recipe is called 'cait'; did you mean 'cait_400'"),
@@ -50,7 +49,7 @@ def test_mistakes_are_one_line_and_exit_2_and_leave_nothing(tmp_path, capsys, mo
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ({"y_train": [0, 1, 2, -1] * 3}, "y_train does not hold labels from 0"),
+        ({"y_train": [0, 1, 2, -1] * 3}, "y_train holds -1; number the classes from 0"),
         ({"y_train": [0, 1, 2, 7] * 3, "classes": ["a", "b", "c"]}, "labels run to 7 for 3 classes"),
         ({"y_test": [0, 1, 2, 4] * 3}, "class '3' has no training images"),
         ({"y_train": [0.5, 1, 2, 1] * 3}, "y_train"),

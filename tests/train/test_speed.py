@@ -7,12 +7,15 @@ import tomllib
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fathoms.cli import train as train_command
+from fathoms.cli.main import main
 from fathoms.cli.parse import parse
 from fathoms.errors import ConfigError
 from fathoms.train.checkpoint.migrate import speed_before_4
 from fathoms.train.precision import machine as machine_module
+from fathoms.train.precision import speed as speed_module
 from fathoms.train.precision.speed import KNOWN_CAPABILITIES, Machine, Speed, choose
 from tiny_runs import Killed, kill_before_update
 
@@ -174,3 +177,60 @@ def test_runs_from_before_the_choice_keep_what_their_options_meant():
     assert speed_before_4({"amp": True}) == vars(Speed("autocast"))
     options = {"precision": "bf16", "torchcompile": "inductor", "compile_scope": "blocks", "launch": "graph"}
     assert speed_before_4({"amp": False, **options}) == vars(FAST)
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def train_on_gpu(runs, name, *words):
+    """A short run on the GPU: what it used, and its rows."""
+    assert main(["train", *runs.words(*words, "--device", "cuda", name=name)]) == 0
+    return tomllib.loads((runs.folder(name) / "config.toml").read_text())["speed"]
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_what_a_gpu_chooses_is_what_its_flags_would_ask_for(tiny_runs, monkeypatch):
+    """Bit for bit: the choice adds nothing of its own."""
+    monkeypatch.setitem(speed_module.PAYS_AFTER, "blocks", 0.0)
+    chosen = train_on_gpu(tiny_runs, "chosen")
+    assert (chosen["precision"], chosen["launch"]) == ("bf16", "graph")
+    names = ("precision", "torchcompile", "compile_scope", "launch")
+    flags = [word for name in names for word in (f"--{name.replace('_', '-')}", chosen[name])]
+    assert train_on_gpu(tiny_runs, "asked", *flags) == chosen
+    assert tiny_runs.same("chosen", "asked")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "--no-amp",
+        "--precision autocast",
+        "--torchcompile none",
+        "--compile-scope model",
+        "--train-feature-decay 0.1 --attn-extra-loss 0.03 --attn-extra-loss-layers 2",
+        "--grad-checkpointing",
+        "--grad-accum-steps 2 --clip-grad 1 --model-ema",
+        "--amp --amp-dtype float16",
+        "--opt muon --drop-path 0.2 --norm rmsnorm --qk-norm rmsnorm",
+        "--readout class_attention --attention talking_heads --residual layerscale",
+        "--norm learnable_scaler --mlp swiglu --position rope --readout mean",
+    ],
+)
+def test_every_choice_trains_on_a_gpu_as_the_simplest_does(tiny_runs, monkeypatch, words):
+    for scope in speed_module.PAYS_AFTER:
+        monkeypatch.setitem(speed_module.PAYS_AFTER, scope, 0.0)
+    plain = [word for word in words.split() if word not in ("--amp", "--no-amp", "--amp-dtype", "float16")]
+    for flag in ("--precision", "--torchcompile", "--compile-scope"):
+        if flag in plain:
+            del plain[plain.index(flag) : plain.index(flag) + 2]
+    train_on_gpu(tiny_runs, "chosen", *words.split())
+    train_on_gpu(tiny_runs, "plain", *plain, "--no-amp", "--torchcompile", "none", "--launch", "eager")
+    ours, simplest = (
+        [row["loss"] for row in tiny_runs.metrics(name) if row["split"] == "train"]
+        for name in ("chosen", "plain")
+    )
+    assert ours == pytest.approx(simplest, rel=0.03)

@@ -13,7 +13,8 @@ import pytest
 
 from browser import start_browser
 from fathoms.report.page import write_report
-from planted_comparison import GRID, write_comparison, write_run
+from fathoms.train.record.toml import to_toml
+from planted_comparison import GRID, write_comparison, write_details, write_run
 
 READY = "'ready' in document.body.dataset"
 DRAWN = "document.querySelectorAll('.curve[data-ready]').length === 4"
@@ -39,13 +40,13 @@ def run_address(tmp_path_factory):
     folder = write_run(
         tmp_path_factory.mktemp("run") / "vit_small_patch16-photos-1a2b3c4d", probes=5, blocks=12
     )
-    return write_report(folder).as_uri()
+    return write_report(write_details(folder, "photos/of_a-thing.jpg")).as_uri()
 
 
 def quiet(browser, address):
     """Nothing but the page was asked for, and the console is empty."""
     assert browser.complaints == []
-    assert browser.requests == [address]
+    assert [url for url in browser.requests if not url.startswith("data:image/png;base64,")] == [address]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -189,6 +190,10 @@ def test_every_row_of_a_runs_maps_has_its_label_and_they_do_not_touch(browser, r
     for width in (1280, 390):
         browser.open(run_address, width)
         quiet(browser, run_address)
+        assert browser.evaluate("document.querySelectorAll('.example img').length") == 12
+        assert browser.evaluate(
+            "[...document.images].every((one) => one.complete && one.naturalWidth === 16)"
+        )
         boxes = browser.evaluate(
             "[...document.querySelector('.map > svg').querySelectorAll('text[text-anchor=end].tick')]"
             ".map((text) => { const box = text.getBoundingClientRect(); return [box.top, box.bottom, box.left]; })"
@@ -219,6 +224,35 @@ def test_hostile_names_are_text_and_break_nothing(browser, tmp_path, name):
         assert browser.evaluate("document.querySelectorAll('main script, img, main b').length") == 0
         assert browser.evaluate("document.querySelector('#arms tbody .name').textContent")[:8] == name[:8]
         assert browser.evaluate("document.querySelector('#curves-legend button').textContent")[:8] == name[:8]
+
+
+@pytest.mark.parametrize(
+    "name", [HOSTILE, "x" * 10_000, "\u202egnp.exe <b>"], ids=["script", "long", "override"]
+)
+def test_hostile_names_on_a_runs_page_are_text_and_break_nothing(browser, tmp_path, name):
+    run = write_run(tmp_path / "run")
+    (run / "config.toml").write_text(
+        to_toml({"classes": [name[:255], "plain"], "model": {"name": name[:99]}})
+    )
+    address = write_report(write_details(run, name)).as_uri()
+    for width in (1280, 390):
+        browser.open(address, width)
+        quiet(browser, address)
+        assert browser.evaluate("document.title") == "run: done"
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert (
+            browser.evaluate("document.querySelectorAll('main script, main b, img:not(.example img)').length")
+            == 0
+        )
+        assert browser.evaluate("document.querySelector('.example .verdict bdi').textContent")[:8] == name[:8]
+
+
+def test_axis_text_of_a_run_can_be_read_on_a_phone(browser, run_address):
+    browser.open(run_address, 390)
+    shown = "(text) => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a"
+    sizes = browser.evaluate(f"[...document.querySelectorAll('svg text')].map({shown})")
+    assert len(sizes) > 60
+    assert min(sizes) >= 9.5
 
 
 def test_it_prints_light_and_whole(browser, address):

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.step import Stepper
 
 COMPILES = ("none", "model", "blocks")
+MODES = ("default", "reduce-overhead")
+"""Modes of torch.compile; the second replays CUDA graphs of its own."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +45,25 @@ class Setting:
         launch: Kernel by kernel ("eager"), or forward and backward pass as one CUDA graph ("graph").
         keep: What a compiled forward pass saves for the backward pass: "all" that torch would, or "lean", which
             recomputes element-wise results.
+        mode: The mode of torch.compile, for models of other libraries.
     """
 
     precision: str = "bf16"
     compile: str = "blocks"
     launch: str = "graph"
     keep: str = "lean"
+    mode: str = "default"
 
     def __post_init__(self) -> None:
         check_name(self.precision, PRECISIONS, "precision", "--precision")
         check_name(self.compile, COMPILES, "scope", "--compile")
         check_name(self.launch, LAUNCHES, "launch", "--launch")
         check_name(self.keep, KEEPS, "amount", "--keep")
+        check_name(self.mode, MODES, "mode", "mode")
 
 
 # The optimizer and the options of a measured update: AdamW, without clipping or a moving average.
 RECIPE = Recipe(lr=1e-4)
-
-# As people run timm's models: compiled whole, under autocast, one kernel at a time; for inference in bfloat16
-# throughout. Around timm's model an update is the same as around ours: its guard, optimizer and groups.
-TIMM_SETTINGS = {
-    "train": Setting("autocast", "model", "eager", "all"),
-    "infer": Setting("bf16", "model", "eager", "all"),
-}
 
 
 @dataclass
@@ -119,7 +117,9 @@ def training_update(
     It includes the gradient norm and clipping, the guard's readback of the previous update, the optimizer with
     its parameter groups, and the moving average if the recipe has one. The first calls compile.
     """
-    backend = "none" if setting.compile == "none" else "inductor"
+    if setting.mode != "default":
+        model = compiled(model, setting)
+    backend = "none" if setting.compile == "none" or setting.mode != "default" else "inductor"
     scope = "blocks" if setting.compile == "blocks" else "model"
     speed = Speed(setting.precision, backend, scope, setting.launch)
     set_stream(model, speed.precision)
@@ -146,12 +146,12 @@ def _training(model: nn.Module, images: Tensor, labels: Tensor, setting: Setting
 
 
 def compiled(model: nn.Module, setting: Setting) -> nn.Module:
-    """The model compiled whole, block by block, or not."""
-    if setting.compile == "none":
-        return model
+    """The model, its calls compiled whole, block by block, or not."""
+    mode = None if setting.mode == "default" else setting.mode
     if setting.compile == "model":
-        return cast(nn.Module, torch.compile(model, dynamic=False))
-    compile_blocks(model, dynamic=False)
+        model.compile(dynamic=False, mode=mode)
+    elif setting.compile == "blocks":
+        compile_blocks(model, dynamic=False, mode=mode)
     return model
 
 

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from fathoms.cli import train as train_command
-from fathoms.cli.parse import Switches, given, parse
+from fathoms.cli.early_checks import check_data
+from fathoms.cli.live_table import live_table
+from fathoms.cli.parse import Switches, given, merged, parse
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
 from fathoms.compare.slurm import SlurmOptions, check_installed, parse_slurm
-from fathoms.errors import ConfigError, FathomsError
+from fathoms.errors import ConfigError, FathomsError, flag_of
 from fathoms.models.config import FIELDS
 from fathoms.registry import check_name
 from fathoms.train.job import Job, RunOptions
@@ -40,8 +42,10 @@ fathoms compare photos/ --preset norms --slurm partition=gpu,gpus=1,time=4h
 fathoms compare photos/ --arm "ln: norm=layernorm" --arm "ones: norm=learnable_scaler,norm_init=ones" --dry-run
 """
 ALIASES = train_command.ALIASES
-DEMO = Plan({"norm": ["layernorm", "dyt"], "residual": ["none", "rezero"]}, seeds=3)
+DEMO = Plan({"norm": ["layernorm", "rmsnorm"], "residual": ["none", "rezero"]}, seeds=3)
 DEMO_EPOCHS = 8
+DEMO_PROBES = 24
+"""Updates between measurements of the norms over depth, which the demonstration's page shows."""
 DEMO_JOBS = 2
 """Models this small do not gain from a second thread."""
 
@@ -75,7 +79,7 @@ class Args:
     jobs: int = 0
     """Runs at a time on a CPU; 0: one for two cores, on the digits two."""
     per_gpu: int = 1
-    """Runs that share a GPU."""
+    """Runs that share a GPU; they run side by side only where NVIDIA's MPS runs, else in turns."""
     shard: str | None = None
     """Run only the K-th of N equal shares of the cells, written K/N, for schedulers other than Slurm."""
     slurm: str | None = None
@@ -108,7 +112,7 @@ def make_plan(args: Args) -> Plan:
     """The plan that flags, preset and file describe together."""
     from fathoms.untrusted_files import read_toml
 
-    if args.data is None and not (args.axis or args.arm or args.preset or args.plan):
+    if is_demo(args):
         tune = parse_axes(args.tune, "--tune")
         seeds = DEMO.seeds if args.seeds is None else args.seeds
         return dataclasses.replace(DEMO, seeds=seeds, tune=tune, tune_epochs=args.tune_epochs)
@@ -130,19 +134,30 @@ def make_plan(args: Args) -> Plan:
     tied = [name for arm in arms.values() for name in arm]
     for flag, names in (("--axis", axes), ("--arm", tied), ("--tune", tune)):
         for name in names:
+            if name == "seed":
+                raise ConfigError(f"{flag} seed: every arm has the same seeds; say how many with --seeds")
             check_name(name, (*FIELDS, *RECIPE_FIELDS, "model", "swap_norms"), "option", flag)
+            if name == "val_share":
+                raise ConfigError(f"{flag} val_share: all arms share one val split; give --val-share instead")
     return Plan(axes, arms, seeds, tune, tune_epochs)
+
+
+def is_demo(args: Args) -> bool:
+    """Whether nothing was said about what is to be compared."""
+    return args.data is None and not (args.axis or args.arm or args.preset or args.plan)
 
 
 def job_of(args: Args, settings: Mapping[str, str]) -> Job:
     """The run of an arm: the flags of all arms, and its own; `args.training` has the val share of all."""
     words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
     own = parse(train_command, "train", words)
-    training = dataclasses.replace(args.training, **given(own.training))
+    training = merged(args.training, own.training)
     if args.data is None and args.training.epochs is None and "epochs" not in settings:
         training = dataclasses.replace(training, epochs=DEMO_EPOCHS)
-    switches = dataclasses.replace(args.switches, **given(own.switches))
+    switches = merged(args.switches, own.switches)
     model, run = own.model or args.model, dataclasses.replace(args.run, experiment=None)
+    if is_demo(args) and not run.probe_interval:
+        run = dataclasses.replace(run, probe_interval=DEMO_PROBES)
     if own.run.swap_norms is not None:
         run = dataclasses.replace(run, swap_norms=own.run.swap_norms)
     return train_command.make_job(
@@ -169,7 +184,21 @@ def job_of_arm(args: Args, name: str, settings: Mapping[str, str]) -> Job:
     try:
         return job_of(args, settings)
     except FathomsError as error:
-        raise ConfigError(f"arm {name!r}: {error}") from error
+        raise named_by_flag(args, settings) or ConfigError(f"arm {name!r}: {error}") from error
+
+
+def named_by_flag(args: Args, settings: Mapping[str, str]) -> ConfigError | None:
+    """The error for a value that no run takes, with the flag and the value that the user typed; None without one."""
+    for flag, typed in (("--tune", args.tune), ("--axis", args.axis)):
+        for name in (text.partition("=")[0].strip().replace("-", "_") for text in typed):
+            if name not in settings:
+                continue
+            try:
+                parse(train_command, "train", [flag_of(name), settings[name]])
+            except FathomsError as error:
+                reason = str(error).removeprefix(f"{flag_of(name)}: ")
+                return ConfigError(f"{flag} {name}={settings[name]}: {reason}")
+    return None
 
 
 def make_tuning(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> Any:
@@ -211,7 +240,7 @@ def refuse_unused(args: Args) -> None:
 
 def with_val_share(args: Args) -> Args:
     """The flags with the share of val that a comparison takes from the training set."""
-    if args.training.val_share is not None:
+    if given(args.training).get("val_share") is not None:
         return args
     from fathoms.data.sources.splits import share_for_comparison
 
@@ -225,6 +254,7 @@ def make_comparison(args: Args) -> Comparison:
     from fathoms.compare.folder import ComparisonFolder
 
     refuse_unused(args)
+    check_data(args.data)
     slurm, args = slurm_options(args), with_val_share(args)
     shard, seconds, plan = parse_shard(args.shard), parse_budget(args.budget), make_plan(args)
     folder = Path(args.run.output) / (args.run.experiment or default_name(args, plan))
@@ -233,10 +263,20 @@ def make_comparison(args: Args) -> Comparison:
     chosen = {name: getattr(args, name) for name in names}
     chosen["jobs"] = args.jobs or (DEMO_JOBS if args.data is None else 0)
     options = Options(command=("compare", *sys.argv[2:]), shard=shard, seconds=seconds, slurm=slurm, **chosen)
-    seeds = max(plan.seeds, earlier.get("seeds", 0))
-    return Comparison(
-        make_jobs(args, plan, earlier), seeds, folder, options, make_tuning(args, plan, earlier)
-    )
+    seeds, notes = seeds_of(args, plan, earlier)
+    tuning = make_tuning(args, plan, earlier)
+    return Comparison(make_jobs(args, plan, earlier), seeds, folder, options, tuning, notes)
+
+
+def seeds_of(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """The seeds of each arm, which a later command never lowers, and a line where it asks for fewer."""
+    there = earlier.get("seeds", 0)
+    if args.seeds is None and args.plan is None and there:
+        return there, []
+    if plan.seeds < there:
+        what = "--seeds" if args.seeds is not None else args.plan
+        return there, [f"the plan has {there} seeds of each arm: {what} {plan.seeds} takes none of them away"]
+    return plan.seeds, []
 
 
 def run(args: Args) -> int:
@@ -251,7 +291,8 @@ def run(args: Args) -> int:
         if not args.no_pilot:
             print(comparison.estimate())
         return 0
-    results, code = comparison.run(lambda line: print(line, flush=True))
+    with live_table(sys.stdout.isatty() and args.slurm is None) as (say, show):
+        results, code = comparison.run(say, show)
     write_report(comparison.folder.path)
     print((comparison.folder.path / "table.md").read_text() if not args.json else json_format.dumps(results))
     if code == UNFINISHED:

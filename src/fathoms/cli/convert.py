@@ -13,6 +13,7 @@ from pathlib import Path
 import tyro
 
 from fathoms.atomic import check_absent
+from fathoms.cli.early_checks import check_data
 from fathoms.errors import printable
 
 EXAMPLES = """
@@ -43,6 +44,7 @@ class Args:
 
 def run(args: Args) -> int:
     """Convert, and print the contents."""
+    check_data(args.source, "SOURCE", "give a .pth, .pt or .bin file")
     from fathoms.export.convert import convert
 
     check_absent([args.target], args.overwrite)

@@ -6,6 +6,8 @@ Exit status: 0 no bad files, 1 bad files were found, 2 the check could not run.
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +70,7 @@ def run(args: Args) -> int:
         s.split: _facts(s, [[f.row.name, f.problem] for f in rows[s.split] if f.problem]) for s in encoded
     }
     _write(target, facts, {split: [file.row for file in found] for split, found in rows.items()})
-    result = _summary(encoded, report, target) | {"damaged_shards": damaged}
+    result = _summary(encoded, report, target) | {"damaged_shards": damaged} | _remarks(encoded, report)
     for name in damaged:
         print(printable(f"BAD {name!r}: its sha256 differs from the index; pack again"))
     _print(encoded, report, result)
@@ -118,6 +120,28 @@ def _summary(sources: list[Source], report: Report, target: Path) -> dict[str, A
     }
 
 
+def _remarks(sources: list[Source], report: Report) -> dict[str, Any]:
+    """What was left out, and what is odd about the good files."""
+    from fathoms.data.sources.left_out import left_out_of
+    from fathoms.data.tools.notices import of_sizes, one_class, overlaps
+
+    good = {s.split: [f for f in report.files if f.split == s.split and not f.problem] for s in sources}
+    warnings = [
+        *one_class(sources[0].classes),
+        *of_sizes({split: Counter(file.shape for file in files) for split, files in good.items()}),
+        *overlaps({split: [file.row.sha256 for file in files] for split, files in good.items()}),
+    ]
+    return {"left_out": left_out_of(*sources).to_json(), "warnings": warnings}
+
+
+def _print_remarks(sources: Sequence[Source | ArraySource], warnings: list[str]) -> None:
+    from fathoms.data.sources.left_out import left_out_of
+
+    for line in (left_out_of(*sources).describe(), *warnings):
+        if line:
+            print(printable(line))
+
+
 def _print(sources: list[Source], report: Report, result: dict[str, Any]) -> None:
     for source in sources:
         low, high = result["smallest_class"][source.split], result["largest_class"][source.split]
@@ -137,6 +161,7 @@ def _print(sources: list[Source], report: Report, result: dict[str, Any]) -> Non
     _print_some("same image", [" = ".join(map(repr, group)) for group in report.exact])
     _print_some("nearly the same", [f"{a!r} ~ {b!r} ({bits} bits)" for a, b, bits in report.near])
     _print_some("in more than one split", [", ".join(map(repr, group)) for group in report.across])
+    _print_remarks(sources, result["warnings"])
     print(printable(f"{len(report.bad)} bad of {len(report.files)} files; manifest: {result['manifest']}"))
 
 
@@ -148,8 +173,10 @@ def _print_some(title: str, lines: list[str]) -> None:
 
 
 def _run_arrays(sources: list[ArraySource], target: Path, args: Args) -> int:
+    from fathoms.data.sources.left_out import left_out_of
     from fathoms.data.tools.check import check_arrays
     from fathoms.data.tools.duplicates import exact_groups
+    from fathoms.data.tools.notices import of_sizes, one_class, overlaps
 
     found = [check_arrays(source) for source in sources]
     names = [source.where(i) for source in sources for i in range(len(source))]
@@ -165,6 +192,12 @@ def _run_arrays(sources: list[ArraySource], target: Path, args: Args) -> int:
             f"{len(source.classes)} classes, {low} to {high} each"
         )
     _print_some("same image", [" = ".join(names[i] for i in group) for group in groups])
+    warnings = [
+        *one_class(sources[0].classes),
+        *of_sizes({s.split: Counter({s.images.shape[1:3]: len(s)}) for s in sources}),
+        *overlaps({s.split: part["digests"] for s, part in zip(sources, found, strict=True)}),
+    ]
+    _print_remarks(sources, warnings)
     print(
         printable(f"0 bad of {len(names)} images; {len(across)} in more than one split; manifest: {target}")
     )
@@ -174,6 +207,8 @@ def _run_arrays(sources: list[ArraySource], target: Path, args: Args) -> int:
             "bad": [],
             "exact_duplicates": [[names[i] for i in group] for group in groups],
             "across_splits": across,
+            "left_out": left_out_of(*sources).to_json(),
+            "warnings": warnings,
             "manifest": str(target),
         }
         print(json.dumps(result))

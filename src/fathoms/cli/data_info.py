@@ -34,11 +34,13 @@ def run(args: Args) -> int:
     """Print the kind, the splits and the decoder."""
     from fathoms.data import ArraySource, choose_decoder, list_splits, open_source
     from fathoms.data.sources.detect import detect
+    from fathoms.data.sources.left_out import left_out_of
+    from fathoms.data.tools.notices import notices
 
     kind, decoder = detect(args.path), choose_decoder("auto")
     splits: dict[str, Any] = {}
-    for name in list_splits(args.path, kind):
-        source = open_source(args.path, name, kind)
+    sources = [open_source(args.path, name, kind) for name in list_splits(args.path, kind)]
+    for source in sources:
         facts: dict[str, Any] = {
             "images": len(source),
             "classes": list(source.classes),
@@ -60,8 +62,12 @@ def run(args: Args) -> int:
             f"  {printable(name)}: {facts['images']} images{shape}, {facts['bytes'] / 1e6:.1f} MB, "
             f"{len(facts['classes'])} classes ({shown}), fingerprint {facts['fingerprint'][:12]}"
         )
+    lines = notices(sources)
+    for line in lines:
+        print(printable(line))
     print(f"decoder in use: {decoder.name} ({decoder.reason})")
     if args.json:
-        result = {"path": args.path, "kind": kind, "splits": splits}
+        result = {"path": args.path, "kind": kind, "splits": splits, "notices": lines}
+        result |= {"left_out": left_out_of(*sources).to_json()}
         print(json.dumps({**result, "decoder": decoder.name, "decoder_reason": decoder.reason}))
     return 0

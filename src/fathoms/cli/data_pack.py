@@ -48,6 +48,7 @@ def run(args: Args) -> int:
     from fathoms.cli.progress import progress_bar
     from fathoms.cores import usable_cores
     from fathoms.data import ArraySource, DataError, list_splits, open_source
+    from fathoms.data.sources.left_out import left_out_of
     from fathoms.data.tools.pack import PackOptions, pack_split, write_index
 
     max_side = 500 if args.max_side is None and args.short_side is None else args.max_side
@@ -80,6 +81,14 @@ def run(args: Args) -> int:
             f"{result.bytes_in / 1e6:.1f} MB to {result.bytes_out / 1e6:.1f} MB; "
             f"{result.shards_written} shards written, {result.shards_kept} kept from an earlier run"
         )
+        if result.bytes_out > result.bytes_in:
+            print(
+                f"{printable(split)}: the pack is larger than its source; "
+                "a lower --quality or a smaller --max-side makes it smaller"
+            )
+    beside = left_out_of(*sources).describe()
+    if beside:
+        print(printable(beside))
     for name, reason in skipped:
         print(printable(f"LEFT OUT {name!r}: {reason}"))
     if args.json:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from fathoms.atomic import check_absent
+from fathoms.cli.early_checks import check_data, check_trained
 from fathoms.cli.parse import Switches, given
 from fathoms.errors import FathomsError, printable
 
@@ -67,12 +68,17 @@ def run(args: Args) -> int:
     for name, needed in {"max_drop": "int8", "visibility": "push"}.items():
         if getattr(args, name) is not None and getattr(args, needed) is None:
             raise FathomsError(f"--{name.replace('_', '-')} needs --{needed}; give both or neither")
+    check_data(args.int8, "--int8")
+    checkpoint = check_trained(args.checkpoint, args.model, where="CHECKPOINT")
+    from fathoms.evaluate.exported_file import exported_file
     from fathoms.evaluate.load import load_run
     from fathoms.export.card import card_files
     from fathoms.export.export import FORMATS, export_model
     from fathoms.export.publish import publish
 
-    loaded = load_run(args.checkpoint, args.model, **given(args.switches))
+    if exported_file(checkpoint) is not None:
+        raise FathomsError(f"{checkpoint}: is an exported file already; give the run or the weights")
+    loaded = load_run(checkpoint, args.model, **given(args.switches))
     ending = f".int8{FORMATS[args.format]}" if args.int8 is not None else FORMATS[args.format]
     target = args.output or default_output(args.checkpoint, loaded, ending)
     if target.resolve() == Path(loaded.source).resolve():
@@ -110,10 +116,13 @@ def default_output(checkpoint: str, loaded: LoadedModel, ending: str) -> Path:
 
 def about(loaded: LoadedModel) -> dict[str, object]:
     """Entries of the card beyond the config."""
+    from fathoms.export.card import preprocessing_facts
+    from fathoms.surgery.inputs import image_shape
+
     return {
         "weights": loaded.source,
         "classes": loaded.classes,
-        "preprocessing": loaded.preprocessing.to_dict(),
+        "preprocessing": preprocessing_facts(loaded.preprocessing, image_shape(loaded.model)),
         "data": loaded.data,
         "recipe": loaded.recipe,
         "metrics": loaded.metrics,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fathoms import __version__
+from fathoms.cli.streams import make_safe
 from fathoms.cores import set_openmp
 from fathoms.errors import FathomsError, printable
 from fathoms.registry import nearest
@@ -30,7 +31,8 @@ COMMANDS = {
     "models": "list the models, or show one",
     "parts": "list the parts that each model option selects from",
     "bench": "measure training and inference throughput, also against timm",
-    "probe": "check signal propagation through the depth before training",
+    "probe": "see inside a model before, during or after training: verdict, table, pictures",
+    "cost": "parameters, multiplications, memory and time of a model, by part",
     "completion": "print a completion script for bash or zsh",
 }
 
@@ -51,15 +53,25 @@ def overview() -> str:
     )
 
 
+def commands_of(group: str) -> str:
+    """The commands whose first word is `group`, one on each line; empty if it is not a group."""
+    own = {name: summary for name, summary in COMMANDS.items() if name.startswith(f"{group} ")}
+    width = max(map(len, own), default=0)
+    rows = "\n".join(f"  fathoms {name:<{width}}  {summary}" for name, summary in own.items())
+    return f"usage: fathoms {group} COMMAND [...]\n\ncommands:\n{rows}" if own else ""
+
+
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     """The command, of one word or two, and the words after it."""
     for length in (2, 1):
         name = " ".join(words[:length])
         if name in COMMANDS:
             return name, list(words[length:])
-    near = nearest(words[0], COMMANDS)
+    # A word of a group is mistyped, or a command.
+    typed = " ".join(words[:2]) if commands_of(words[0]) else words[0]
+    near = nearest(typed, COMMANDS)
     advice = f"did you mean {near!r}?" if near else "see `fathoms --help`"
-    raise FathomsError(f"no command is called {words[0]!r}; {advice}")
+    raise FathomsError(f"no command is called {typed!r}; {advice}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,6 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if words[0] == "--version":
         print(__version__)
+        return 0
+    if words[1:2] in ([], ["-h"], ["--help"], ["help"]) and commands_of(words[0]):
+        print(commands_of(words[0]))
         return 0
     name = ""
     try:
@@ -102,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """Entry point of the process that a shell or a launcher starts."""
+    make_safe()
     set_openmp()
     try:
         code = main()

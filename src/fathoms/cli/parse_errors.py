@@ -9,20 +9,29 @@ from typing import Any
 
 import tyro._errors
 
-from fathoms.errors import reason
+from fathoms.errors import flag_of, reason
+from fathoms.foreign_names import meant_by
 from fathoms.registry import hint
 
+ALIKE = 0.7
+"""Two names of options are alike from here on; the nearest of a hundred is otherwise far-fetched."""
 KINDS = {"INT": "whole number", "FLOAT": "number"}
 """Words for tyro's names of types."""
 
 
-def one_line(event: tyro._errors.ParseErrorEvent, words: Sequence[str], flags: Sequence[str]) -> str:
+def one_line(
+    event: tyro._errors.ParseErrorEvent,
+    words: Sequence[str],
+    flags: Sequence[str],
+    positionals: Sequence[str] = (),
+) -> str:
     """The message for a mistake that tyro reports, with the nearest valid name where there is one.
 
     Args:
         event: The mistake.
         words: The arguments that were parsed.
         flags: Every flag of the command.
+        positionals: Names of its arguments without a flag.
     """
     errors = tyro._errors
     if isinstance(event, errors.InvalidChoice):
@@ -30,10 +39,10 @@ def one_line(event: tyro._errors.ParseErrorEvent, words: Sequence[str], flags: S
             f"{_name(event.argument)}: no value is called {event.value!r}; {hint(event.value, event.choices)}"
         )
     if isinstance(event, errors.UnrecognizedArgs):
-        return _unknown(event.tokens[0], flags)
+        return _unknown(event.tokens[0], flags, positionals)
     if isinstance(event, errors.MissingArgs):
         if event.unrecognized_tokens:
-            return _unknown(event.unrecognized_tokens[0], flags)
+            return _unknown(event.unrecognized_tokens[0], flags, positionals)
         missing = ", ".join(_name(found.arg) for found in event.missing_arguments)
         return f"{missing}: required, and not given; see --help"
     if isinstance(event, errors.BadValue):
@@ -50,12 +59,18 @@ def _name(argument: Any) -> str:
     return str(argument.lowered.name_or_flags[0])
 
 
-def _unknown(word: str, flags: Sequence[str]) -> str:
+def _unknown(word: str, flags: Sequence[str], positionals: Sequence[str]) -> str:
     if not word.startswith("-"):
         return f"{word!r} is one argument too many; see --help"
     word = word.partition("=")[0]
-    near = difflib.get_close_matches(word, flags, n=1)
-    return f"no option is called {word!r}; " + (f"did you mean {near[0]!r}?" if near else "see --help")
+    name = word.lstrip("-").replace("-", "_")
+    options = [flag.removeprefix("--").replace("-", "_") for flag in flags]
+    meant = meant_by(name, [*options, *positionals])
+    if meant in positionals or name in positionals:
+        return f"no option is called {word!r}; give {(meant or name).upper()} without a flag"
+    near = [meant] if meant else difflib.get_close_matches(name, options, n=1, cutoff=ALIKE)
+    advice = f"did you mean {flag_of(near[0])!r}?" if near else "see --help"
+    return f"no option is called {word!r}; {advice}"
 
 
 def _bad_value(event: tyro._errors.InstantiationFailure, words: Sequence[str]) -> str:

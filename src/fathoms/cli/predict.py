@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from fathoms.atomic import check_absent
+from fathoms.cli.early_checks import check_counts, check_data, check_trained
 from fathoms.errors import FathomsError, printable
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Args:
     images: tyro.conf.Positional[tuple[Path, ...]]
     """Images, or folders of images."""
     checkpoint: str
-    """A run folder, a checkpoint folder, a weights file, or hf-hub:OWNER/NAME[@REVISION]."""
+    """A run folder, a checkpoint folder, a weights file, an exported file (.onnx), or hf-hub:OWNER/NAME[@REVISION]."""
     model: str | None = None
     """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
     classes: Path | None = None
@@ -45,7 +46,8 @@ class Args:
     device: str = "auto"
     """auto, cpu or cuda."""
     crop_pct: float | None = None
-    """Share of each side that the centre crop keeps; default: the recipe's."""
+    """Share of each side that the centre crop keeps; default: as the run recorded it, else 0.9 of images larger than
+    128 pixels and all of smaller ones."""
     interpolation: Literal["bilinear", "bicubic"] | None = None
     """Filter of the resize; default: the recipe's."""
     mean: tuple[float, float, float] | None = None
@@ -62,16 +64,20 @@ class Args:
 
 def run(args: Args) -> int:
     """Classify every image; 1 if some could not be read."""
+    check_counts(args, ("top", "batch_size"))
+    for image in args.images:
+        check_data(image)
+    check_data(args.classes, "--classes")
+    checkpoint = check_trained(args.checkpoint, args.model, args.device)
     from fathoms.cli.progress import progress_bar
     from fathoms.evaluate.load import load_run
     from fathoms.evaluate.predict import class_names, list_images, overlay, predict
-    from fathoms.evaluate.preprocessing import Preprocessing
     from fathoms.train.distributed import choose_device
 
     files = list_images(args.images)
-    loaded = load_run(args.checkpoint, args.model)
+    loaded = load_run(checkpoint, args.model)
     changes = {name: getattr(args, name) for name in ("crop_pct", "interpolation", "mean", "std")}
-    preprocessing = Preprocessing.of(loaded.recipe, **changes)
+    preprocessing = loaded.preprocessing.changed(**changes)
     classes = class_names(args.classes, loaded.classes, loaded.num_classes)
     if args.attention is not None:
         if loaded.config is None:

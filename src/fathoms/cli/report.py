@@ -12,6 +12,9 @@ from pathlib import Path
 
 import tyro
 
+from fathoms.cli.early_checks import check_data
+from fathoms.errors import ConfigError, printable
+
 EXAMPLES = """
 fathoms report runs/vit_digits-digits-1a2b3c4d
 fathoms report runs/compare-digits-1a2b3c4d --output page.html
@@ -33,12 +36,13 @@ class Args:
 
 def run(args: Args) -> int:
     """Write the page, and print its path."""
-    from fathoms.errors import ConfigError
-    from fathoms.report.page import write_report
-
     if not args.folders:
         raise ConfigError("no folder is given; give a run folder or a comparison")
+    for folder in args.folders:
+        check_data(folder, otherwise="give a run folder or a comparison")
+    from fathoms.report.page import write_report
+
     output = None if args.output is None else Path(args.output)
     target = write_report([Path(folder) for folder in args.folders], output)
-    print(json_format.dumps({"report": str(target)}) if args.json else f"written: {target}")
+    print(json_format.dumps({"report": str(target)}) if args.json else printable(f"written: {target}"))
     return 0

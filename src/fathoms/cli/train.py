@@ -17,6 +17,7 @@ from typing import Any
 
 import tyro
 
+from fathoms.cli.early_checks import check_job
 from fathoms.cli.parse import Switches, given, optional
 from fathoms.errors import printable
 from fathoms.models.build_timm import TIMM
@@ -39,7 +40,9 @@ ALIASES = {
     "--in-chans": "--in-channels",
     "-b": "--batch-size",
     "-j": "--workers",
-    "--data-dir": "--data",
+    # DATA has no flag.
+    "--data-dir": "",
+    "--data": "",
     "--grad-checkpoint": "--grad-checkpointing",
 }
 
@@ -89,18 +92,30 @@ def make_job(args: Args) -> Job:
 
 def run(args: Args) -> int:
     """Train, and print the result and its files."""
+    from fathoms.train.record.start_profile import StartProfile
+
+    start = StartProfile()
+    job = make_job(args)
+    check_job(job)
     from fathoms.train.distributed import gather_objects, join_world, leave_world, naming_lost_ranks
     from fathoms.train.loop import Trainer
 
-    job = make_job(args)
+    start.mark("imports")
     world = join_world(job.run.device)
+    start.mark("device")
+    if job.run.profile_start:
+        start.wait_for(world.device)
     try:
         with naming_lost_ranks(world):
-            outcome = Trainer(job, world).run()
+            outcome = Trainer(job, world, start=start).run()
             if world.is_main:
                 from fathoms.report.page import write_report
 
+                start.mark("training")
                 write_report(job.folder)
+                start.mark("report")
+                if job.run.profile_start:
+                    start.write(job.folder)
                 print_safely(json_format.dumps(outcome.summary) if args.json else closing(outcome.summary))
             # torchrun ends all ranks when one has left after a signal: none leaves while rank 0 still writes.
             gather_objects(world, None)

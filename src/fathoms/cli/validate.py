@@ -10,16 +10,21 @@ import json as json_format
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from fathoms.atomic import check_absent
+from fathoms.cli.early_checks import check_counts, check_data, check_trained
 from fathoms.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from fathoms.models.overrides import AllFields
 
 EXAMPLES = """
 fathoms validate --checkpoint runs/vit_digits-digits-1a2b3c4d
 fathoms validate imagenet/val --model vit_scaler_192x36_16 --checkpoint model.safetensors --amp
+fathoms validate photos/ --checkpoint runs/NAME/model.onnx
 fathoms validate imagenet/ --checkpoint runs/NAME --robustness imagenetv2/ imagenet-a/ --json
 """
 
@@ -29,7 +34,7 @@ class Args:
     """Model and data."""
 
     checkpoint: str
-    """A run folder, a checkpoint folder, a weights file, or hf-hub:OWNER/NAME[@REVISION]."""
+    """A run folder, a checkpoint folder, a weights file, an exported file (.onnx), or hf-hub:OWNER/NAME[@REVISION]."""
     data: tyro.conf.Positional[str | None] = None
     """The data set; default: the one the model was trained on."""
     model: str | None = None
@@ -42,6 +47,8 @@ class Args:
     """auto, cpu or cuda."""
     workers: int = 0
     """Number of decoding threads; 0: one per core."""
+    max_bad: float = 0.01
+    """Share of the images that may be unreadable; they are left out of the metrics, and more end the command."""
     amp: bool = False
     """Mixed precision."""
     amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
@@ -51,11 +58,12 @@ class Args:
     image_size: int | None = None
     """Image size other than the model's; position embeddings are resized."""
     crop_pct: float | None = None
-    """Share of each side that the centre crop keeps; default: the recipe's."""
+    """Share of each side that the centre crop keeps; default: as the run recorded it, else 0.9 of images larger than
+    128 pixels and all of smaller ones."""
     interpolation: Literal["bilinear", "bicubic"] | None = None
     """Filter of the resize; default: the recipe's."""
     use_ema: bool = True
-    """Prefer the averaged (EMA) weights; --no-use-ema takes the plain ones."""
+    """Take the plain weights where averaged (EMA) ones, which are the default, exist too."""
     robustness: tuple[str, ...] = ()
     """Further data sets to evaluate."""
     real_labels: str | None = None
@@ -74,6 +82,12 @@ class Args:
 
 def run(args: Args) -> int:
     """Evaluate, and print the metrics."""
+    check_counts(args, ("batch_size",))
+    check_counts(args, ("workers",), least=0)
+    for place in (args.data, args.real_labels, *args.robustness):
+        check_data(place)
+    checkpoint = check_trained(args.checkpoint, args.model, args.device)
+    from fathoms.evaluate.exported_file import exported_file
     from fathoms.evaluate.load import load_run
     from fathoms.evaluate.result_files import check_target
     from fathoms.evaluate.robustness import read_real
@@ -85,8 +99,10 @@ def run(args: Args) -> int:
     files = (args.confusion, args.per_class, args.results_file)
     check_absent([Path(file) for file in files if file is not None], args.overwrite)
     real = None if args.real_labels is None else read_real(args.real_labels)
-    size = {} if args.image_size is None else {"image_size": args.image_size}
-    loaded = load_run(args.checkpoint, args.model, ema=args.use_ema, **size)
+    size: AllFields = {} if args.image_size is None else {"image_size": args.image_size}
+    if exported_file(checkpoint) is not None:
+        refuse_unused(args)
+    loaded = load_run(checkpoint, args.model, ema=args.use_ema, **size)
     world = join_world(args.device)
     try:
         with naming_lost_ranks(world):
@@ -98,6 +114,13 @@ def run(args: Args) -> int:
     return 0
 
 
+def refuse_unused(args: Args) -> None:
+    """Refuse flags that would have no effect on an exported file, which has its own runtime."""
+    given = {"--amp": args.amp, "--torchcompile": args.torchcompile, "--no-use-ema": not args.use_ema}
+    for flag in (flag for flag, value in given.items() if value):
+        raise ConfigError(f"{flag}: {args.checkpoint} runs as it was exported; leave it out")
+
+
 def measure_all(
     args: Args, loaded: Any, world: Any, real: dict[int, Any] | None
 ) -> dict[str, dict[str, Any]]:
@@ -106,7 +129,7 @@ def measure_all(
 
     from fathoms.data.sources.splits import open_held_out
     from fathoms.evaluate.metrics import FewerChannels
-    from fathoms.evaluate.robustness import match_classes
+    from fathoms.evaluate.robustness import class_note, match_classes
 
     data = args.data if args.data is not None else loaded.data
     if data is None:
@@ -120,6 +143,9 @@ def measure_all(
     maps: dict[str, Any] = dict.fromkeys(places)
     if loaded.classes is not None:
         maps = {place: match_classes(sources[place].classes, loaded.classes, place) for place in places}
+        note = class_note(sources[data].classes, loaded.classes, data)
+        if note is not None and world.is_main:
+            print(printable(note), file=sys.stderr)
     model = loaded.model.to(world.device)
     if args.torchcompile is not None:
         model = torch.compile(model, backend=args.torchcompile)
@@ -134,10 +160,10 @@ def measure_all(
 
 def make_loader(args: Args, loaded: Any, source: Any, world: Any) -> Any:
     """The images of a data set, preprocessed as in the run except for the flags."""
-    from fathoms.evaluate.loader import eval_loader
-    from fathoms.evaluate.preprocessing import Preprocessing
+    from fathoms.evaluate.loader import check_crop, eval_loader
 
-    preprocessing = Preprocessing.of(loaded.recipe, crop_pct=args.crop_pct, interpolation=args.interpolation)
+    check_crop(args.crop_pct, source)
+    preprocessing = loaded.preprocessing.changed(crop_pct=args.crop_pct, interpolation=args.interpolation)
     return eval_loader(
         source,
         loaded.image_size,
@@ -146,6 +172,7 @@ def make_loader(args: Args, loaded: Any, source: Any, world: Any) -> Any:
         workers=args.workers,
         device=world.device,
         share=(world.rank, world.size),
+        max_bad=args.max_bad,
     )
 
 
@@ -192,6 +219,7 @@ def real_accuracy(args: Args, model: Any, loader: Any, labels: dict[int, Any], w
 def report(args: Args, results: dict[str, dict[str, Any]]) -> None:
     """Print the metrics, and write the requested files."""
     from fathoms.evaluate import result_files
+    from fathoms.evaluate.class_table import class_table
 
     if args.confusion is not None:
         result_files.write_confusion(args.confusion, results)
@@ -211,5 +239,5 @@ def report(args: Args, results: dict[str, dict[str, Any]]) -> None:
             print(f"  {result['skipped']} images could not be read", file=sys.stderr)
         if "real_top1" in result:
             print(f"  ReaL top1 {result['real_top1']:.2f}")
-        worst = sorted((v, k) for k, v in result["per_class"].items() if v is not None)[:3]
-        print(printable("  hardest: " + ", ".join(f"{name} {value:.1f}" for value, name in worst)))
+        table = class_table(result["per_class"], result["confusion"])
+        print("\n".join(f"  {line}" for line in table.splitlines()))

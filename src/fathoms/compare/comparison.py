@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 from fathoms.compare.cells import Cell, key_of, make_cell
 from fathoms.compare.contradictions import refuse_contradictions
 from fathoms.compare.folder import VERSION, ComparisonFolder, Settings, stale
-from fathoms.compare.progress import span
+from fathoms.compare.progress import Show, span
 from fathoms.compare.runner import make_slots
 from fathoms.compare.session import UNFINISHED as UNFINISHED
 from fathoms.compare.session import Session
@@ -52,6 +53,7 @@ class Comparison:
         folder: Where everything goes.
         options: How arms are compared and run.
         tuning: The grid that is tried for each arm first; None without one.
+        notes: Lines for the user that belong to the plan.
     """
 
     def __init__(
@@ -61,16 +63,18 @@ class Comparison:
         folder: Path,
         options: Options,
         tuning: Tuning | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         from fathoms.compare.statistics import noise_floor
 
         self.arms, self.seeds, self.options, self.tuning = arms, seeds, options, tuning
+        self.notes = notes
         self.folder = ComparisonFolder(folder)
         if options.baseline is not None:
             check_name(options.baseline, list(arms), "arm", "--baseline")
         first = next(iter(arms.values()))[1]
         path, roles = first.data, open_roles(first.data, first.recipe.val_share)
-        held_out = roles.held_out()
+        held_out, self.split = roles.held_out(), roles.split()
         if held_out is None:
             raise ConfigError("--val-share 0: nothing is held out to compare on; use a share above zero")
         classes, images = len(held_out.classes), len(held_out)
@@ -163,11 +167,19 @@ class Comparison:
                 f"first {len(names)} x {len(choices)} trials of {values}, measured on val, seed {FIRST_SEED}"
             )
         lines.append(f"held out: {settings.images} images of {settings.classes} classes")
-        if not pairs or seeds < MIN_SEEDS:
-            return "\n".join([*lines, f"fewer than {MIN_SEEDS} seeds or two arms: there will be no verdict"])
+        lines += self.notes
+        if self.options.per_gpu > 1 and not mps_runs():
+            lines.append(
+                f"--per-gpu {self.options.per_gpu}: NVIDIA's MPS does not run, so the runs of a GPU take turns;"
+                " start it with nvidia-cuda-mps-control -d"
+            )
+        if not pairs:
+            return "\n".join([*lines, "one arm: nothing is compared; add a value to --axis, or an --arm"])
+        if seeds < MIN_SEEDS:
+            return "\n".join([*lines, f"fewer than {MIN_SEEDS} seeds: there will be no verdict"])
         if not settings.floor:
             return "\n".join(lines)
-        lines[-1] += f"; noise floor {settings.floor:.2f} {unit} (at {ASSUMED_ERROR:.0%} error)"
+        lines.append(f"noise floor {settings.floor:.2f} {unit} (at {ASSUMED_ERROR:.0%} error)")
         least = detectable(settings.floor, seeds, ALPHA / pairs)
         pair = "1 pair" if pairs == 1 else f"{pairs} pairs"
         lines.append(f"smallest difference these seeds show after correction for {pair}: {least:.2f} {unit}")
@@ -189,13 +201,15 @@ class Comparison:
             f" {kept * size / 1e6:,.1f} MB of checkpoints kept"
         )
 
-    def run(self, say: Callable[[str], None]) -> tuple[dict[str, Any], int]:
+    def run(self, say: Callable[[str], None], show: Show | None = None) -> tuple[dict[str, Any], int]:
         """Run what is missing of this shard, gather and judge; the results and the exit code."""
         with self.folder.locked(self.options.shard):
             plan = self.folder.begin(self.plan())
+            if self.split is not None and not (self.folder.path / "split.json").is_file():
+                self.folder.write("split.json", json.dumps(self.split) + "\n")
             if len(plan["grown"]) > len((self.earlier or {}).get("grown", [])):
                 say("the plan grew: only what was added is run, and plan.json says so")
-            return Session(self, plan, say).run()
+            return Session(self, plan, say, show).run()
 
     def slots(self) -> list[dict[str, str]]:
         """The environments of the workers."""
@@ -222,6 +236,11 @@ def _common(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif all(other.get(key) == value for other in rest):
             common[key] = list(value) if isinstance(value, tuple) else value
     return common
+
+
+def mps_runs() -> bool:
+    """Whether NVIDIA's Multi-Process Service runs: kernels of several processes then share a GPU at the same time."""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
 
 
 def count_gpus(device: str) -> int:

@@ -98,7 +98,12 @@ class ComparisonFolder:
             if (self.path / "config.toml").is_file():
                 raise ConfigError(f"{self.path}: holds a run, not a comparison; choose another --experiment")
             return None
-        return read_json(path, ConfigError, MAX_FILE)
+        plan = read_json(path, ConfigError, MAX_FILE)
+        kinds = {"base": dict, "arms": dict, "keys": dict, "tune": dict, "seeds": int, "keep": str}
+        for key, kind in kinds.items():
+            if plan.get("version") == VERSION and not isinstance(plan.get(key), kind):
+                raise ConfigError(f"{path}: damaged ({key} is missing or wrong); choose another --experiment")
+        return plan
 
     def begin(self, now: Mapping[str, Any]) -> dict[str, Any]:
         """Write the plan, joined with that of earlier commands; what is then planned.
@@ -143,9 +148,12 @@ class ComparisonFolder:
         return read_json(failed, ConfigError, MAX_FILE) if failed.is_file() else {}
 
     def timings(self) -> dict[str, Any]:
-        """timings.json of earlier commands."""
-        path = self.path / "timings.json"
-        return read_json(path, ConfigError, MAX_FILE) if path.is_file() else {}
+        """timings.json of earlier commands; a damaged one is written anew."""
+        try:
+            found = read_json(self.path / "timings.json", ConfigError, MAX_FILE)
+        except ConfigError:
+            return {}
+        return {name: row for name, row in found.items() if isinstance(row, dict)}
 
     def note_failure(self, cell: Cell, reason: str) -> None:
         """Keep why a cell failed."""

@@ -1,4 +1,4 @@
-"""Progress of a comparison: a line for every cell that ends, and a line every ten seconds between them."""
+"""Progress of a comparison: a line for every cell that ends; between them a live table, or a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from fathoms.compare.folder import ComparisonFolder
 
 EVERY = 10.0
 """Seconds between lines while nothing ends."""
+REFRESH = 1.0
+"""Seconds between states of a live table."""
+
+Rows = list[tuple[str, str]]
+Show = Callable[[Rows], None]
 
 
 class Progress:
@@ -25,6 +30,7 @@ class Progress:
         keep: Which checkpoints of an ended cell stay: none, last or all.
         say: Takes a line for the user.
         refresh: Called after each cell that ended, to gather results.
+        show: Takes the rows of a live table every second; None prints lines instead.
     """
 
     def __init__(
@@ -34,9 +40,10 @@ class Progress:
         keep: str,
         say: Callable[[str], None],
         refresh: Callable[[], str],
+        show: Show | None = None,
     ) -> None:
         self.folder, self.total, self.keep, self.refresh = folder, total, keep, refresh
-        self._print = say
+        self._print, self._show, self.answer = say, show, ""
         self.running: dict[str, float] = {}
         self.ended_cells = self.failed_cells = 0
         self.seconds: dict[str, float] = {}
@@ -65,13 +72,13 @@ class Progress:
                 self.folder.forget_failure(cell)
                 self.folder.prune(cell, self.keep)
             self.ended_cells += 1
-            answer = self.refresh()
+            self.answer = self.refresh()
             reason = f": {result['reason']}" if result.get("reason") else ""
             self.say(
                 f"{self._count()} {cell.arm}, seed {cell.seed}: {status}{self._score(cell)}{reason}{self._left()}"
             )
-            if answer:
-                self.say(f"  {answer}")
+            if self.answer and self._show is None:
+                self.say(f"  {self.answer}")
 
     def say(self, line: str) -> None:
         """A line for the user; a terminal that is gone ends no run."""
@@ -117,15 +124,29 @@ class Progress:
 
     def _left(self) -> str:
         left = self.total - self.ended_cells
-        if left <= 0:
+        if left <= 0 or not self.ended_cells:
             return ""
         spent = time.monotonic() - self._began
         return f"  about {span(spent / self.ended_cells * left)} left"
 
+    def rows(self) -> Rows:
+        """The live table: done, failed, running, time left, and the leader with its interval."""
+        now = time.monotonic()
+        return [
+            ("done", f"{self.ended_cells - self.failed_cells} of {self.total}"),
+            ("failed", str(self.failed_cells)),
+            ("running", "\n".join(f"{name}  {span(now - since)}" for name, since in self.running.items())),
+            ("left", self._left().strip().removesuffix(" left") or "not known yet"),
+            ("leader", self.answer or "no run has ended yet"),
+        ]
+
     def _tick(self) -> None:
-        while not self._closed.wait(EVERY):
+        while not self._closed.wait(EVERY if self._show is None else REFRESH):
             with self._lock:
-                if self.running:
+                if self._show is not None:
+                    with contextlib.suppress(OSError, ValueError):
+                        self._show(self.rows())
+                elif self.running:
                     now = time.monotonic()
                     names = ", ".join(f"{name} {span(now - since)}" for name, since in self.running.items())
                     self.say(f"{self._count()} running: {names}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fathoms.compare.cells import Cell
 from fathoms.compare.folder import VERSION, ComparisonFolder
+from fathoms.csv_cells import inert
 from fathoms.errors import ConfigError
 from fathoms.untrusted_files import read_json, read_plain
 
@@ -144,12 +145,12 @@ def as_table(results: Mapping[str, Any]) -> str:
     lines = [
         results["answer"] + ".",
         "",
-        f"| arm | seeds | {results['metric']} | sd | diverged | stalled | failed |",
+        f"| arm | seeds | {results['metric']} | sd | diverged | with diverged at chance | stalled | failed |",
     ]
-    lines.append("|---|---|---|---|---|---|---|")
+    lines.append("|---|---|---|---|---|---|---|---|")
     for arm in results["arms"]:
         cells = [_cell(arm["name"]), arm["seeds"], _shown(arm["mean"], digits), _shown(arm["sd"], digits)]
-        cells += [arm["diverged"], arm["stalled"], arm["failed"]]
+        cells += [_share(arm), _shown(arm["mean_with_diverged"], digits), arm["stalled"], arm["failed"]]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     lines += [
         "",
@@ -157,8 +158,8 @@ def as_table(results: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in results["verdicts"]:
-        interval, further = _interval(row["low"], row["high"], digits), row.get("new_images")
-        further = _interval(*further, digits) if further else "–"
+        interval = _interval([row["low"], row["high"]], digits)
+        further = _interval(row.get("new_images") or [None, None], digits)
         pair = f"{_cell(row['a'])} − {_cell(row['b'])}"
         shown = _shown(row["difference"], digits)
         numbers = f"{shown} | {interval} | {further} | {_shown(row['p'], 4)}"
@@ -166,8 +167,14 @@ def as_table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _interval(low: float | None, high: float | None, digits: int) -> str:
-    return "–" if low is None or high is None else f"{_shown(low, digits)} to {_shown(high, digits)}"
+def _interval(sides: Sequence[float | None], digits: int) -> str:
+    return "–" if None in sides else " to ".join(_shown(side, digits) for side in sides)
+
+
+def _share(arm: Mapping[str, Any]) -> str:
+    """How many runs of an arm diverged, with Wilson's interval of the share where some did."""
+    low, high = arm["diverged_interval"]
+    return f"{arm['diverged']} ({low:.0%} to {high:.0%})" if arm["diverged"] else "0"
 
 
 def _shown(value: float | None, digits: int) -> str:
@@ -188,13 +195,8 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         values = [row["name"], *(row["arm"].get(option, "") for option in options)]
         rest = [row[key] for key in ("seed", "status", "split", "top1", "loss", "run")]
-        table.writerow([_inert(value) for value in values] + rest)
+        table.writerow([inert(value) for value in values + rest])
     return written.getvalue()
-
-
-def _inert(value: str) -> str:
-    """A text that no spreadsheet takes for a formula."""
-    return f"'{value}" if value[:1] in "=+-@\t\r" else value
 
 
 def write_results(folder: ComparisonFolder, results: Mapping[str, Any]) -> None:
@@ -217,4 +219,9 @@ def load_results(folder: str | Path) -> list[dict[str, Any]]:
     if table.get("version") != VERSION or not isinstance(rows, list):
         raise ConfigError(f"{path}: its version is {table.get('version')!r}; this package reads {VERSION}")
     kept = ("seed", "status", "split", "top1", "loss", "reason", "run")
-    return [{"arm_name": row["name"], **row["arm"], **{key: row[key] for key in kept}} for row in rows]
+    try:
+        return [{"arm_name": row["name"], **row["arm"], **{key: row[key] for key in kept}} for row in rows]
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: a cell in it is damaged; give the command of the comparison again"
+        ) from error

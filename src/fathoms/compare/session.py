@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fathoms.compare.cells import Cell
 from fathoms.compare.folder import stale
-from fathoms.compare.progress import Progress
+from fathoms.compare.progress import Progress, Show
 from fathoms.compare.results import gather, judged, write_results
 from fathoms.compare.runner import Runner, order
 from fathoms.compare.signals import PassSignals
@@ -30,16 +30,23 @@ class Session:
         comparison: What is compared, and how.
         plan: The plan, as plan.json holds it.
         say: Takes a line for the user.
+        show: Takes the rows of a live table; None prints lines instead.
     """
 
-    def __init__(self, comparison: Comparison, plan: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        comparison: Comparison,
+        plan: Mapping[str, Any],
+        say: Callable[[str], None],
+        show: Show | None = None,
+    ) -> None:
         self.comparison, self.plan = comparison, plan
         self.folder, self.options = comparison.folder, comparison.options
         self.trials = comparison.trials()
         self.cells = comparison.cells()
         self.tuned: list[dict[str, Any]] = []
         self.progress = Progress(
-            self.folder, 0, self.options.keep, say, lambda: str(self.refresh()["answer"])
+            self.folder, 0, self.options.keep, say, lambda: str(self.refresh()["answer"]), show
         )
         seconds = self.options.seconds
         deadline = None if seconds is None else time.monotonic() + seconds

@@ -76,6 +76,19 @@ def welch(a: Scores, b: Scores) -> Difference:
     )
 
 
+def mean_interval(values: Scores, alpha: float = ALPHA) -> tuple[float, float] | None:
+    """Student's interval of the mean of some seeds; None with fewer than three.
+
+    >>> tuple(round(side, 3) for side in mean_interval([90.1, 90.3, 90.2]))
+    (89.952, 90.448)
+    """
+    x = np.asarray(values, float)
+    if len(x) < MIN_SEEDS:
+        return None
+    half = float(x.std(ddof=1)) / math.sqrt(len(x)) * float(stats.t.isf(alpha / 2, len(x) - 1))
+    return float(x.mean()) - half, float(x.mean()) + half
+
+
 def paired(a: Scores, b: Scores) -> Difference:
     """Two arms whose runs of a seed start from the same weights, so that what they share cancels."""
     x, y = np.asarray(a, float), np.asarray(b, float)

@@ -17,6 +17,7 @@ from fathoms.compare.statistics import (
     divergence_p,
     holm,
     holm_levels,
+    mean_interval,
     on_new_images,
     paired,
     pooled_sd,
@@ -233,18 +234,24 @@ def _verdict(a: Arm, b: Arm, tested: Tested, rules: Rules) -> Verdict:
     else:
         word = "not separated"
         said = f"{a.name} and {b.name} are not separated; {_more_seeds(difference.n, tested.needed, rules)}"
+    if rules.paired and math.isfinite(difference.correlation):
+        said += f"; paired by seed, correlation {difference.correlation:.2f}"
     said += _divergence(a, b)
     share = win_share(a.values, b.values) if difference.n >= WIN_SHARE_SEEDS else None
     if share is not None and metric.sign < 0:
         share = 1 - share
     test = "paired t, Holm" if rules.paired else "Welch, Holm"
     numbers = (difference.value, low, high, tested.p, difference.n)
-    further = _on_new_images(a, b, tested.level, rules)
+    further = _on_new_images(a, b, tested, rules)
     return Verdict(a.name, b.name, *numbers, word, said, test, difference.correlation, share, further)
 
 
-def _on_new_images(a: Arm, b: Arm, level: float, rules: Rules) -> tuple[float, float] | None:
-    """The interval of the accuracy difference on new images; None where the images' bits are not known."""
+def _on_new_images(a: Arm, b: Arm, tested: Tested, rules: Rules) -> tuple[float, float] | None:
+    """The interval of the accuracy difference on new images; None where the images' bits are not known.
+
+    Many images bring many degrees of freedom, which may outweigh the variance that they add: the interval is never
+    narrower than that of the same images.
+    """
     x, y = a.correct, b.correct
     if rules.metric.name != "top1" or x is None or y is None or x.shape[1] != y.shape[1]:
         return None
@@ -252,7 +259,8 @@ def _on_new_images(a: Arm, b: Arm, level: float, rules: Rules) -> tuple[float, f
         ours, theirs = [seed for seed, _ in a.scores], [seed for seed, _ in b.scores]
         both = [seed for seed in ours if seed in theirs]
         x, y = x[[ours.index(seed) for seed in both]], y[[theirs.index(seed) for seed in both]]
-    return on_new_images(x, y, rules.paired).interval(level)
+    same, new = (d.interval(tested.level) for d in (tested.difference, on_new_images(x, y, rules.paired)))
+    return min(same[0], new[0]), max(same[1], new[1])
 
 
 def _more_seeds(n: int, needed: int | None, rules: Rules) -> str:
@@ -292,8 +300,12 @@ def leader(arms: Sequence[Arm], verdicts: Sequence[Verdict], metric: Metric) -> 
         if best.name in (verdict.a, verdict.b):
             other = verdict.b if verdict.a == best.name else verdict.a
             lists.get(verdict.verdict, untested).append(other)
-    spread = f"{best.mean():.{2 if metric.unit == 'points' else 4}f}"
-    said = f"{best.name} leads with a mean {metric.name} of {spread} over {len(best.scores)} seeds"
+    count = f"{len(best.scores)} seed{'s' if len(best.scores) > 1 else ''}"
+    over = f"a mean {metric.name} of {_mean_and_interval(best, metric)} over {count}"
+    if len(arms) == 1:
+        lost = f"; {best.diverged} of its {best.ended} runs diverged" if best.diverged else ""
+        return f"{best.name} has {over}{lost}; there is no other arm to compare it with"
+    said = f"{best.name} leads with {over}"
     for names, words in ((beaten, "better than"), (same, "equivalent to"), (open_, "not separated from")):
         if names:
             said += f"; {words} {_listed(names)}"
@@ -302,6 +314,15 @@ def leader(arms: Sequence[Arm], verdicts: Sequence[Verdict], metric: Metric) -> 
     if best.diverged:
         said += f"; {best.diverged} of its {best.ended} runs diverged"
     return said
+
+
+def _mean_and_interval(arm: Arm, metric: Metric) -> str:
+    """The mean of an arm, and from three seeds on Student's 95 % interval of it."""
+    digits = 2 if metric.unit == "points" else 4
+    mean, interval = f"{arm.mean():.{digits}f}", mean_interval(arm.values)
+    if interval is None:
+        return mean
+    return f"{mean} ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -68,7 +68,7 @@ class LoaderOptions:
         if self.timeout <= 0:
             raise ConfigError(f"timeout={self.timeout}: must be positive")
         if not 0 <= self.max_bad <= 1:
-            raise ConfigError(f"max_bad={self.max_bad}: must be a share, from 0 to 1")
+            raise ConfigError(f"--max-bad {self.max_bad}: is not a share; use 0 to 1")
 
     @property
     def count(self) -> int:

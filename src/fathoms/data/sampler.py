@@ -75,10 +75,14 @@ class Sampler:
             raise ConfigError(
                 f"--aug-repeats {self.aug_repeats}: has no meaning for order='sequential'; leave it out"
             )
+        if self.order == "shuffled" and self.size < self.world:
+            raise DataError(
+                f"data: {self.size} samples for {self.world} ranks; use at most {self.size} ranks"
+            )
         if self.order == "shuffled" and self.size < self.global_batch:
             raise DataError(
                 f"data: {self.size} samples do not fill one batch of {self.batch_size} x {self.world} ranks; "
-                f"use a batch size of at most {max(1, self.size // self.world)}"
+                f"use a batch size of at most {self.size // self.world}"
             )
 
     @property

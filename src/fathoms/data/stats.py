@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from fathoms.data.errors import DataError
 
+PACK_SHARE = 0.2
+"""Share of waiting from which on re-encoding a whole data set is worth its time."""
+
 
 @dataclass
 class LoaderStats:
@@ -46,7 +49,7 @@ class LoaderStats:
             listed = "; ".join(f"{n} ({r})" for n, r in list(self.bad.items())[:3])
         raise DataError(
             f"data: {len(self.bad)} bad images are more than the {allowed} allowed: {listed}; "
-            "run `fathoms data check` or raise the allowed share"
+            "remove what `fathoms data check` names, or raise --max-bad"
         )
 
     def note_accident(self, what: str) -> None:
@@ -63,6 +66,8 @@ class LoaderStats:
             return f"{share}; use more workers (--workers {cores}; now {workers})"
         if decoder in ("simplejpeg", "pillow"):
             return f"{share}; install crop decoding (pip install turbojpeg; now {decoder})"
+        if self.wait_share < PACK_SHARE:
+            return ""
         if kind and kind != "pack":
             return f"{share}; re-encode once with `fathoms data pack`"
         return f"{share}; decoding is the limit: pack with --short-side 256, or use more CPU cores"

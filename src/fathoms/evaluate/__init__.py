@@ -1,10 +1,19 @@
-"""Load trained models, evaluate them, and predict with them (`fathoms.evaluate.predict.predict`)."""
+"""Load trained models, evaluate them, and predict with them (`fathoms.evaluate.predict.predict`).
 
-from fathoms.evaluate.load import LoadedModel, load_run
-from fathoms.evaluate.loader import eval_loader
-from fathoms.evaluate.metrics import Evaluation, evaluate
-from fathoms.evaluate.predict import Prediction
-from fathoms.evaluate.preprocessing import Preprocessing
+Names are imported when first used, so that reading the record of a run does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fathoms.evaluate.load import LoadedModel, load_run
+    from fathoms.evaluate.loader import eval_loader
+    from fathoms.evaluate.metrics import Evaluation, evaluate
+    from fathoms.evaluate.predict import Prediction
+    from fathoms.evaluate.preprocessing import Preprocessing
 
 __all__ = [
     "Evaluation",
@@ -15,3 +24,23 @@ __all__ = [
     "evaluate",
     "load_run",
 ]
+
+_HOMES = {
+    "Evaluation": "metrics",
+    "LoadedModel": "load",
+    "Prediction": "predict",
+    "Preprocessing": "preprocessing",
+    "eval_loader": "loader",
+    "evaluate": "metrics",
+    "load_run": "load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"fathoms.evaluate.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'fathoms.evaluate' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

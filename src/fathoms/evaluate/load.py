@@ -1,25 +1,28 @@
-"""Load a trained model from a run folder, a checkpoint folder, a weights file or a Hub repository."""
+"""Load a trained model from a run folder, a checkpoint folder, a weights file, an exported file or the Hub."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from fathoms.errors import ConfigError, WeightsError
+from fathoms.evaluate.exported_file import exported_file, open_exported
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.evaluate.training_record import TrainingRecord, record_of_card, record_of_run
 from fathoms.models import hub
 from fathoms.models.build_timm import TIMM, build_timm, timm_size
 from fathoms.models.config import ViTConfig
+from fathoms.models.overrides import AllFields
 from fathoms.models.resolve import resolve_trained
 from fathoms.models.safetensors_header import check_header
 from fathoms.models.weights import build_for, check_size, load_weights, put_weights, read_tensors
 from fathoms.models.zoo import model_config
+from fathoms.surgery.inputs import image_shape
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,13 @@ class LoadedModel:
     """A model in evaluation mode, with the record of its training.
 
     Args:
-        model: A fathoms or a timm model.
+        model: A fathoms or a timm model, or an exported file as a model.
         name: Its name, "timm/NAME" for a timm model.
-        config: The config it is built from; None for a timm model.
+        config: The config it is built from; None for a timm model and for an exported file.
         image_size: Side of its images.
         in_channels: Channels of its images; further channels of the data are dropped.
         num_classes: Number of its outputs.
+        preprocessing: Resize, crop and normalisation of its images, as recorded; the defaults where they are not.
         classes: Names of the outputs; None where they are not recorded.
         recipe: How it was trained; empty where that is not recorded.
         metrics: What it achieved; empty where that is not recorded.
@@ -47,17 +51,13 @@ class LoadedModel:
     image_size: int
     in_channels: int
     num_classes: int
+    preprocessing: Preprocessing
     classes: tuple[str, ...] | None
     recipe: dict[str, Any]
     metrics: dict[str, Any]
     data: str | None
     source: str
     run: Path | None
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """Resize, crop and normalisation of its recipe."""
-        return Preprocessing.of(self.recipe)
 
 
 def weights_file(folder: Path, ema: bool) -> Path:
@@ -97,26 +97,48 @@ def _locate(checkpoint: str, ema: bool) -> tuple[Path, str, TrainingRecord]:
     return path, str(path), record or TrainingRecord()
 
 
-def load_run(checkpoint: str, model: str | None = None, *, ema: bool = True, **overrides: Any) -> LoadedModel:
+def load_run(
+    checkpoint: str | Path, model: str | None = None, *, ema: bool = True, **overrides: Unpack[AllFields]
+) -> LoadedModel:
     """Load a trained model for inference, with its preprocessing, its class names and its record.
 
     Args:
-        checkpoint: A run folder, a checkpoint folder, a weights file, or hf-hub:OWNER/NAME[@REVISION].
+        checkpoint: A run folder, a checkpoint folder, a weights file, an exported ONNX file, or
+            hf-hub:OWNER/NAME[@REVISION].
         model: Name of the model, "timm/NAME" for a timm model; None takes the name in the run or the card.
         ema: Whether averaged weights are preferred.
         **overrides: Fields of ViTConfig, for fathoms models.
     """
+    checkpoint, fields = str(checkpoint), dict(overrides)
+    if (exported := exported_file(checkpoint)) is not None:
+        return _load_exported(exported, model, fields)
     weights, source, record = _locate(checkpoint, ema)
     name = model or record.name
     if name is not None and name.startswith(TIMM):
-        built, config = _load_timm(name, weights, record, overrides), None
+        built, config = _load_timm(name, weights, record, fields), None
         shape = (timm_size(name), int(getattr(built, "in_chans", 3)), int(getattr(built, "num_classes", 0)))
     else:
-        built = _load_vit(checkpoint, model, weights, record, overrides)
+        built = _load_vit(checkpoint, model, weights, record, fields)
         config = built.config
         shape = (config.image_size, config.in_channels, config.num_classes)
-    kept = (record.classes, record.recipe, record.metrics, record.data, source, record.run)
+    seen = Preprocessing.recorded(record.recipe, record.preprocessing).at(shape[0])
+    kept = (seen, record.classes, record.recipe, record.metrics, record.data, source, record.run)
     return LoadedModel(built.eval(), name or "model", config, *shape, *kept)
+
+
+def _load_exported(path: Path, model: str | None, overrides: dict[str, Any]) -> LoadedModel:
+    """An exported file with its card; without one it has the default preprocessing and numbers for classes."""
+    for name in [*overrides, *(["model"] if model is not None else [])]:
+        raise ConfigError(
+            f"--{name.replace('_', '-')}: {path.name} is built as it was exported; leave it out"
+        )
+    built, record = open_exported(path)
+    channels, size, _ = image_shape(built)
+    seen = Preprocessing.recorded(record.recipe, record.preprocessing).at(size)
+    # Next to a run's config it was exported from that run, whose carved split is then the one to measure on.
+    run = path.parent if (path.parent / "config.toml").is_file() else None
+    kept = (seen, record.classes, record.recipe, record.metrics, record.data, str(path), run)
+    return LoadedModel(built.eval(), record.name or path.stem, None, size, channels, built.num_classes, *kept)
 
 
 def _load_vit(

@@ -22,6 +22,12 @@ from fathoms.evaluate.preprocessing import Preprocessing
 AnyLoader = Loader | DeviceLoader
 
 
+def check_crop(crop_pct: float | None, source: Source | ArraySource) -> None:
+    """Refuse a --crop-pct that would not be used."""
+    if isinstance(source, ArraySource) and crop_pct not in (None, 1.0):
+        raise ConfigError(f"--crop-pct {crop_pct}: arrays are evaluated whole; leave it out or use 1.0")
+
+
 def eval_loader(
     source: Source | ArraySource,
     size: int,
@@ -31,6 +37,7 @@ def eval_loader(
     workers: int = 0,
     device: torch.device | str = "cpu",
     share: tuple[int, int] = (0, 1),
+    max_bad: float = 0.01,
 ) -> AnyLoader:
     """A loader of every image of a split once, resized, cropped at the centre and normalised.
 
@@ -42,6 +49,7 @@ def eval_loader(
         workers: Decoding threads; 0 is one per core.
         device: Where batches go.
         share: This rank, and the number of ranks.
+        max_bad: Share of the images that may be bad; more are an error.
     """
     rank, world = share
     sampler = Sampler(len(source), batch_size, order="sequential", world=world, rank=rank)
@@ -49,10 +57,8 @@ def eval_loader(
     options = AugmentOptions(mean=preprocessing.mean, std=preprocessing.std)
     augment = Augment(options, train=False, device=device, backend=backend)
     if isinstance(source, ArraySource):
-        if preprocessing.crop_pct not in (None, 1.0):
-            raise ConfigError(
-                f"--crop-pct {preprocessing.crop_pct}: arrays are evaluated whole; leave it out or use 1.0"
-            )
         return DeviceLoader(source, sampler, size, None, augment, device, preprocessing.interpolation)
-    transform = EvalTransform(size, preprocessing.file_crop, preprocessing.interpolation)
-    return Loader(source, sampler, transform, augment, LoaderOptions(workers=workers), device)
+    transform = EvalTransform(size, preprocessing.crop(size), preprocessing.interpolation)
+    return Loader(
+        source, sampler, transform, augment, LoaderOptions(workers=workers, max_bad=max_bad), device
+    )

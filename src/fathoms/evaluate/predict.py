@@ -7,22 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import UInt8
+from PIL import Image
 from torch import Tensor, nn
 
-from fathoms.data.crop.resize import evaluation_pixels
+from fathoms.data.crop.random_crop import evaluation_geometry
 from fathoms.data.decode.decode import choose_decoder
-from fathoms.data.decode.formats import IMAGE_SUFFIXES
 from fathoms.data.errors import BadImageError
 from fathoms.data.sources.base import MAX_FILE, is_image
+from fathoms.data.sources.image_formats import IMAGE_SUFFIXES
 from fathoms.errors import FathomsError, reason
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.models.inference_mode import in_inference
+from fathoms.probes.attention_image import draw_attention
 from fathoms.probes.attention_maps import attention_maps
 from fathoms.surgery.inputs import image_shape
 from fathoms.untrusted_files import read_names, read_plain
 
 DEFAULT = Preprocessing()
+_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 @dataclass(frozen=True)
@@ -92,16 +97,14 @@ def predict(
     decoder = choose_decoder()
     channels, size, _ = image_shape(model)
     shift, scale = (torch.tensor(values).view(-1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
-    home = next(model.parameters())
-    cubic = preprocessing.interpolation == "bicubic"
+    home = next(model.parameters(), torch.empty(0))
     for start in range(0, len(files), batch_size):
         seen: dict[Path, Tensor] = {}
         problems: dict[Path, str] = {}
         for file in files[start : start + batch_size]:
             try:
                 decoded = decoder.decode(read_plain(file, MAX_FILE))
-                pixels = evaluation_pixels(decoded, size, preprocessing.file_crop, cubic)
-                seen[file] = _grey(pixels.float() / 255, channels)
+                seen[file] = _grey(prepared(decoded, size, preprocessing).float() / 255, channels)
             except (BadImageError, OSError) as error:
                 problems[file] = reason(error)
         rows: dict[Path, Prediction] = {}
@@ -119,19 +122,31 @@ def predict(
             yield rows.get(file) or Prediction(str(file), problem=problems[file])
 
 
+def prepared(
+    decoded: UInt8[np.ndarray, "h w 3"], size: int, preprocessing: Preprocessing
+) -> UInt8[Tensor, "3 size size"]:
+    """The pixels of an image, resized and cut to the centre.
+
+    With Pillow, so that whoever follows the card of an export has the same bits; the loader's own resize, which
+    `validate` uses, is faster and differs by rounding.
+    """
+    rows, columns, _ = decoded.shape
+    height, width, top, left = evaluation_geometry(rows, columns, size, preprocessing.crop(size))
+    image = Image.fromarray(np.ascontiguousarray(decoded)).resize(
+        (width, height), _FILTERS[preprocessing.interpolation]
+    )
+    # A crop beyond the image, for a crop_pct above 1, is black there.
+    cut = image.crop((left, top, left + size, top + size))
+    return torch.from_numpy(np.array(cut)).permute(2, 0, 1)
+
+
 def _grey(pixels: Tensor, channels: int) -> Tensor:
     """A greyscale image for a model of one channel, which is trained on the first of three equal channels."""
     return pixels.mean(0, keepdim=True).expand(3, -1, -1) if channels == 1 else pixels
 
 
 def overlay(prediction: Prediction, path: Path) -> None:
-    """Write the image with attended patches bright and the others darkened."""
-    from PIL import Image
-
+    """Write the image beside its attention map, with a scale."""
     assert prediction.attention is not None
     assert prediction.pixels is not None
-    size = prediction.pixels.shape[-2:]
-    maps = prediction.attention[None, None] / prediction.attention.max()
-    light = torch.nn.functional.interpolate(maps, size, mode="bilinear", align_corners=False)[0]
-    shown = prediction.pixels * (0.25 + 0.75 * light)
-    Image.fromarray((shown.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()).save(path)
+    draw_attention(prediction.pixels, prediction.attention).save(path)

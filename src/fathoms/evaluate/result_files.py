@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.atomic import write_atomic
+from fathoms.csv_cells import inert
 from fathoms.errors import ConfigError
 
 Results = dict[str, dict[str, Any]]
@@ -31,8 +32,8 @@ def check_target(flag: str, target: str | None, endings: tuple[str, ...]) -> Non
 
 def _write_csv(target: str, rows: Iterable[Iterable[Any]]) -> None:
     text = io.StringIO(newline="")
-    csv.writer(text).writerows(rows)
-    write_atomic(Path(target), text.getvalue().encode())
+    csv.writer(text).writerows([inert(cell) for cell in row] for row in rows)
+    write_atomic(Path(target), text.getvalue().encode(errors="replace"))
 
 
 def write_results(target: str, results: Results) -> None:

@@ -41,6 +41,19 @@ def match_classes(data: Sequence[str], model: Sequence[str], where: str) -> list
     )
 
 
+def class_note(data: Sequence[str], model: Sequence[str], where: str) -> str | None:
+    """A line if the classes of a data set are not those that the model was trained on, and yet can be matched."""
+    if set(data) == set(model):
+        return None
+    if set(data) <= set(model):
+        return f"{where}: has {len(data)} of the model's {len(model)} classes; the others are not considered"
+    return f"{where}: its classes are numbers, and are taken for the model's by their order ({_some(model)})"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (", …" if len(names) > 3 else "")
+
+
 def read_real(path: str | Path) -> dict[int, tuple[int, ...]]:
     """ReaL labels by image number, from 1 as in ILSVRC2012_val_00000001; images without labels are left out."""
     try:

@@ -13,6 +13,11 @@ from fathoms.untrusted_files import check_names, read_json, read_toml
 
 # A card holds the names of all classes; a summary names every image that could not be read.
 MAX_CARD = 64 << 20
+DO_WITHOUT = (
+    "remove the file: the weights are not in it, and giving the training command again writes it anew"
+)
+"""Remedy for a damaged summary of a run."""
+TABLES = ("config", "recipe", "preprocessing", "metrics")
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class TrainingRecord:
         name: Name of the model.
         classes: Their names.
         recipe: How it was trained.
+        preprocessing: What evaluation does to its images; empty in records from before it was written down.
         metrics: What it achieved.
         data: What it was trained on.
         swap_norms: The norm that replaced the model's own before training.
@@ -34,6 +40,7 @@ class TrainingRecord:
     name: str | None = None
     classes: tuple[str, ...] | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
+    preprocessing: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     data: str | None = None
     swap_norms: str | None = None
@@ -70,7 +77,7 @@ def record_of_run(folder: Path) -> TrainingRecord | None:
 def _metrics(run: Path) -> dict[str, Any]:
     if not (run / "summary.json").is_file():
         return {}
-    summary = current_summary(read_json(run / "summary.json", ConfigError, MAX_CARD))
+    summary = current_summary(read_json(run / "summary.json", ConfigError, MAX_CARD, DO_WITHOUT))
     return {key: summary[key] for key in ("status", "epoch", "best", "last", "test") if key in summary}
 
 
@@ -84,7 +91,7 @@ def current_summary(summary: dict[str, Any]) -> dict[str, Any]:
 
 def _checked(values: dict[str, Any], path: Path) -> TrainingRecord:
     """The record in a card or a config.toml, every value of its type."""
-    tables: dict[str, Any] = {key: values.get(key) or {} for key in ("config", "recipe", "metrics")}
+    tables: dict[str, Any] = {key: values.get(key) or {} for key in TABLES}
     for key, value in tables.items():
         if not isinstance(value, dict):
             raise ConfigError(f"{path}: {key} must be a table; make the file again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from fathoms.atomic import write_atomic
+from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.untrusted_files import sha256_of
 
 
@@ -29,6 +31,41 @@ def facts(path: Path, entries: dict[str, Any]) -> dict[str, Any]:
         **entries,
         "versions": versions,
     }
+
+
+def preprocessing_facts(preprocessing: Preprocessing, shape: tuple[int, int, int]) -> dict[str, Any]:
+    """Every step from an image file to the model's input, for images of (channels, height, width).
+
+    Whoever follows them with Pillow and numpy has the tensor that `fathoms predict` feeds the model.
+    """
+    channels, size, _ = shape
+    short = math.floor(size / preprocessing.crop(size))
+    used = "RGB" if channels == 3 else _channels(channels)
+    steps = [
+        "decode to RGB, 8 bits, turned as the EXIF orientation says",
+        f"resize the shorter side to {short} pixels and the longer one in proportion (rounded down), "
+        f"{preprocessing.interpolation} with antialiasing",
+        f"cut the {size} x {size} pixels in the middle",
+        "divide by 255, subtract mean, divide by std, per channel",
+        f"order (channel, row, column), float32; channels: {used}",
+    ]
+    return {
+        **preprocessing.at(size).to_dict(),
+        "resize_shorter_side": short,
+        "crop": [size, size],
+        "antialias": True,
+        "divide_by": 255,
+        "channels": used,
+        "steps": steps,
+    }
+
+
+def _channels(channels: int) -> str:
+    return (
+        "grey, the mean of R, G and B, with the first mean and std"
+        if channels == 1
+        else f"the first {channels} of RGB"
+    )
 
 
 def card_files(path: Path) -> tuple[Path, Path]:
@@ -95,6 +132,8 @@ def _flat(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{path}{name}.")
+        elif name == "steps":
+            yield from ((f"step {number}", step) for number, step in enumerate(value, 1))
         else:
             yield f"{path}{name}", f"{value:.6g}" if isinstance(value, float) else value
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from fathoms.atomic import replacing
 from fathoms.errors import FathomsError
+from fathoms.evaluate.onnx_model import OnnxModel
 from fathoms.export.card import write_card
-from fathoms.export.onnx import OPSET, OnnxModel, write_onnx
+from fathoms.export.onnx import OPSET, write_onnx
 from fathoms.export.quantise import Judge, Quantised, quantise
 from fathoms.export.verify import verify
 from fathoms.models.build_timm import TIMM, build_timm
@@ -121,7 +122,7 @@ def _write(model: nn.Module, path: Path, format: str, opset: int, name: str) -> 
     """Write a model; returns a function that runs the file."""
     if format == "onnx":
         write_onnx(model, path, opset)
-        return OnnxModel(path)
+        return OnnxModel(path).outputs
     if format == "torch-export":
         return _write_program(model, path)
     return _write_weights(model, path, format) if isinstance(model, ViT) else _write_timm(model, path, name)

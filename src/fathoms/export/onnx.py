@@ -1,4 +1,4 @@
-"""Write a model as an ONNX file with a dynamic batch size, and run it with onnxruntime."""
+"""Write a model as an ONNX file with a dynamic batch size."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import warnings
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fathoms.errors import FathomsError, reason
+from fathoms.evaluate.onnx_model import need
 from fathoms.surgery.inputs import example_images
 
 # The first opset in which every operation of a Vision Transformer, layer norms included, is ONNX's own.
@@ -17,17 +18,10 @@ OPSET = 18
 OPSETS = range(OPSET, 24)
 
 
-def _need(package: str) -> None:
-    import importlib.util
-
-    if importlib.util.find_spec(package) is None:
-        raise FathomsError(f"export: {package} is not installed; pip install 'fathoms[onnx]'")
-
-
 def write_onnx(model: nn.Module, path: Path, opset: int = OPSET) -> None:
     """Write a model as one ONNX file for inference: input "images" with any batch size, output "logits"."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        _need(package)
+        need(package, "export")
     if opset not in OPSETS:
         raise FathomsError(f"--opset {opset} is not supported; use {OPSETS[0]} to {OPSETS[-1]}")
     batch = torch.export.Dim("batch", min=1, max=4096)
@@ -63,20 +57,3 @@ def write_onnx(model: nn.Module, path: Path, opset: int = OPSET) -> None:
     finally:
         for logger, level in zip(noisy, levels, strict=True):
             logger.setLevel(level)
-
-
-class OnnxModel:
-    """An ONNX file as a function of images, on the CPU."""
-
-    def __init__(self, path: Path) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-    def __call__(self, images: Tensor) -> list[Tensor]:
-        """The outputs for a batch of images."""
-        name = self.session.get_inputs()[0].name
-        outputs = self.session.run(None, {name: images.cpu().numpy()})
-        return [torch.from_numpy(output) for output in outputs]

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from fathoms.data import Batch
 from fathoms.errors import FathomsError
 from fathoms.evaluate.metrics import FewerChannels, evaluate
-from fathoms.export.onnx import OnnxModel
+from fathoms.evaluate.onnx_model import OnnxModel
 from fathoms.surgery.inputs import image_shape
 
 
@@ -64,18 +64,6 @@ class Quantised:
         return asdict(self)
 
 
-class _OnnxModule(nn.Module):
-    """An ONNX file as a module."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.run = OnnxModel(path)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
-        return self.run(images)[0]
-
-
 def quantise(model: nn.Module, source: Path, target: Path, judge: Judge) -> Quantised:
     """Write `source`, a verified ONNX file of `model`, with int8 weights, unless that costs too much accuracy.
 
@@ -105,7 +93,7 @@ def quantise(model: nn.Module, source: Path, target: Path, judge: Judge) -> Quan
         root.setLevel(level)
     channels = image_shape(model)[0]
     before, images = judge.top1(model, channels)
-    after, _ = judge.top1(_OnnxModule(target), channels)
+    after, _ = judge.top1(OnnxModel(target), channels)
     if not before - after <= judge.max_drop:
         raise FathomsError(
             f"export: int8 takes top1 on {judge.name} from {before:.2f} to {after:.2f}, more than "

@@ -65,7 +65,7 @@ class Namespace:
 
 
 # What a checkpoint may ask for beyond torch's own list, and what it gets in its place.
-INERT = [(Namespace, "argparse.Namespace")]
+INERT: list[Any] = [(Namespace, "argparse.Namespace")]
 
 
 class RefusedError(Exception):

@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fathoms.atomic import replacing
-from fathoms.errors import WeightsError, reason
+from fathoms.errors import WeightsError, flag_of, reason
 from fathoms.models import hub
 from fathoms.models.config import ViTConfig
+from fathoms.models.misfit import misfits
 from fathoms.models.recorded_hash import check_recorded_hash
 from fathoms.models.resolve import resolve_weights
 from fathoms.models.safetensors_header import check_header
@@ -84,8 +85,8 @@ def _check_kinds(state: State, name: str) -> None:
         )
 
 
-def _check(own: State, given: State, name: str) -> None:
-    """Every parameter must be given, in its shape, and nothing else."""
+def _check(own: State, given: State, name: str, differ: Mapping[str, tuple[object, object]]) -> None:
+    """Every parameter must be given, in its shape, and nothing else; else `differ` has the settings to name."""
     missing = [key for key in own if key not in given]
     extra = [key for key in given if key not in own]
     wrong = [
@@ -97,12 +98,29 @@ def _check(own: State, given: State, name: str) -> None:
     found = [f"{fault}: {_list(keys)}" for fault, keys in faults.items() if keys]
     if not found:
         return
-    heads = any(key.startswith("head") for key in [*missing, *wrong])
-    hint = '; to keep a new classifier, pass skip=["head*"]' if heads else ""
-    error = WeightsError(f"{name} does not fit the model: {'; '.join(found)}{hint}")
+    error = WeightsError(f"{name} does not fit the model: {_advice(differ) or '; '.join(found)}")
     for fault, keys in faults.items():
         error.add_note(f"{fault}: {', '.join(keys) or 'none'}")
     raise error
+
+
+def _advice(differ: Mapping[str, tuple[object, object]]) -> str:
+    """The settings that differ, and what to do about them."""
+    if not differ:
+        return ""
+    said = ", ".join(f"{name} {theirs} against {own}" for name, (theirs, own) in differ.items())
+    if set(differ) == {"num_classes"}:
+        return f'{said}; to start a new classifier, give --initial-head new (in Python skip=["head*"])'
+    flags = [
+        flag_of(name)
+        if theirs is True
+        else f"--no-{flag_of(name)[2:]}"
+        if theirs is False
+        else f"{flag_of(name)} {theirs}"
+        for name, (theirs, _) in differ.items()
+        if name != "num_classes"
+    ]
+    return f"{said}; build it with {' '.join(flags)}, or give the --model of these weights"
 
 
 def _other_grid(table: Tensor, target: Tensor) -> bool:
@@ -112,7 +130,11 @@ def _other_grid(table: Tensor, target: Tensor) -> bool:
 
 @torch.no_grad()
 def load_weights(
-    model: ViT, source: str | Path | Mapping[str, object], *, skip: Sequence[str] = ()
+    model: ViT,
+    source: str | Path | Mapping[str, object],
+    *,
+    skip: Sequence[str] = (),
+    antialias: bool = True,
 ) -> LoadReport:
     """Load the weights of a file, a Hub repository or a state_dict into a model, strictly.
 
@@ -125,6 +147,8 @@ def load_weights(
         source: A .safetensors file, "hf-hub:OWNER/NAME[@REVISION]", "timm/NAME[@REVISION]" for timm's own weights on
             the Hub, or a state_dict.
         skip: Patterns of parameters that keep their values, for example ["head*"] for another label set.
+        antialias: Whether positions are resized with antialiasing, as in timm; DeiT's own code, which fine-tuned its
+            384-pixel models, does without.
     """
     name, raw = _read(source)
     state = unwrap(raw)
@@ -141,9 +165,10 @@ def load_weights(
     resized = None
     table, target = given.get("position.table"), own.get("position.table")
     if table is not None and target is not None and _other_grid(table, target):
-        given["position.table"] = resize_positions(table, model.config.grid)
+        given["position.table"] = resize_positions(table, model.config.grid, antialias)
         resized = (round(table.shape[0] ** 0.5), model.config.grid)
-    _check(own, given, name)
+    shapes = {key: tuple(value.shape) for key, value in given.items()}
+    _check(own, given, name, misfits(model.config, shapes, skipped))
     for key, parameter in own.items():
         parameter.copy_(given[key])
     return LoadReport(name, layout, resized, skipped)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fathoms.ops.autocast import is_on
 from fathoms.parts.protocols import Part
 from fathoms.registry import Registry
 
@@ -21,8 +22,14 @@ NORMS: Registry[Part, None] = Registry("norm")
 
 
 def _widest(x: Tensor, weight: Tensor | None) -> Tensor:
-    """`x` in the wider of its own and the weight's dtype; without a weight, in float32 or better."""
-    return x.to(torch.promote_types(x.dtype, torch.float32 if weight is None else weight.dtype))
+    """`x` in the wider of its own and the weight's dtype; without a weight or under autocast in float32 or better.
+
+    CUDA's autocast has always run layer_norm in float32, but rms_norm only since torch 2.12. Widened here, both have
+    the same dtype and numbers under every version.
+    """
+    least = torch.float32 if weight is None or is_on(x) else x.dtype
+    both = x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype)
+    return x.to(torch.promote_types(both, least))
 
 
 def split_affine(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fathoms.report.comparison_files import Cell, Comparison
 from fathoms.report.quantities import clipped
@@ -25,6 +26,8 @@ class Arm:
         options: Its settings.
         cells: Its runs.
         metric: top1 or loss.
+        diverged: Wilson's interval of the share of its runs that diverge, and its mean with them at chance; None
+            where none did.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Arm:
     options: dict[str, str]
     cells: list[Cell]
     metric: str
+    diverged: tuple[float, float, float] | None = None
 
     @property
     def style(self) -> str:
@@ -85,12 +89,23 @@ def arms_of(comparison: Comparison) -> list[Arm]:
     planned = table(comparison.plan.get("arms")) if comparison.results else {}
     names = list(dict.fromkeys([*map(str, planned), *(cell.arm for cell in comparison.cells)]))
     labels = unique([clipped(name) for name in names])
+    judged = {
+        str(row.get("name")): row for row in map(table, listed(comparison.results.get("arms"))) if table(row)
+    }
     made = []
     for index, (name, label) in enumerate(zip(names, labels, strict=True)):
         cells = [cell for cell in comparison.cells if cell.arm == name]
         options = cells[0].options if cells else {str(k): str(v) for k, v in table(planned.get(name)).items()}
-        made.append(Arm(name, label, index, options, cells, comparison.metric))
+        lost = _diverged(judged.get(name, {}))
+        made.append(Arm(name, label, index, options, cells, comparison.metric, lost))
     return made
+
+
+def _diverged(row: dict[str, Any]) -> tuple[float, float, float] | None:
+    """The interval and the mean of an arm with diverged runs, as results.json has them."""
+    values = [*listed(row.get("diverged_interval"))[:2], row.get("mean_with_diverged")]
+    found = [value for one in values if (value := number(one)) is not None]
+    return (found[0], found[1], found[2]) if number(row.get("diverged"), 0) and len(found) == 3 else None
 
 
 def unique(labels: Sequence[str]) -> list[str]:

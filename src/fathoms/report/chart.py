@@ -8,7 +8,7 @@ from dataclasses import dataclass
 Points = list[tuple[float, float | None]]
 
 WIDTH, HEIGHT = 520, 250
-LEFT, RIGHT, TOP, BOTTOM = 56, 16, 12, 40
+LEFT, RIGHT, TOP, BOTTOM = 68, 16, 12, 46
 DOTS = 48
 """Most points of a line that is drawn with a dot on each."""
 
@@ -35,6 +35,7 @@ class Chart:
     y_ticks: list[tuple[float, str]]
     points: dict[str, Points]
     x_range: tuple[float, float]
+    x_name: str = "epoch"
 
 
 def nice_step(span: float, count: int) -> float:
@@ -70,6 +71,7 @@ def draw(
     series: dict[str, tuple[str, Points]],
     unit: str = "",
     floor: float | None = None,
+    x_name: str = "epoch",
 ) -> Chart | None:
     """A chart of named series, each with its class; None where there is nothing to draw.
 
@@ -79,6 +81,7 @@ def draw(
         series: Name to class and points.
         unit: Unit printed after a value.
         floor: Upper bound of the lower end of the vertical axis.
+        x_name: What the horizontal axis counts.
     """
     kept = {name: points for name, (_, points) in series.items() if any(y is not None for _, y in points)}
     if not kept:
@@ -105,17 +108,18 @@ def draw(
             path.append(f"{pen}{across} {up}")
             pen = "L"
             if len(points) <= DOTS:
-                dots.append((across, up, f"{name}, epoch {x:g}: {y:.5g}{unit}"))
+                dots.append((across, up, f"{name}, {x_name} {x:g}: {y:.5g}{unit}"))
         lines.append(Line(name, series[name][0], " ".join(path), dots))
-    epochs = [mark for mark in ticks(x_low, x_high, 8) if x_low <= mark <= x_high and mark == int(mark)]
+    marks_across = [mark for mark in ticks(x_low, x_high, 8) if x_low <= mark <= x_high and mark == int(mark)]
     step = marks[1] - marks[0]
     return Chart(
         key,
         title,
         unit,
         lines,
-        [(place(mark, y_low)[0], f"{mark:g}") for mark in epochs],
+        [(place(mark, y_low)[0], f"{mark:,.0f}") for mark in marks_across],
         [(place(x_low, mark)[1], label(mark, step)) for mark in marks],
         kept,
         (x_low, x_high),
+        x_name,
     )

@@ -27,11 +27,13 @@ def render_comparison(comparison: Comparison, live: bool = False) -> str:
     tuned, edges = tuning_curves(arms, comparison.tuning, metric)
     environment, mixed = machines(arms)
     options, settings = differing(arms)
+    data = page_data(arms)
     return fill(
         "comparison.html",
         styles=("page.css", "comparison.css", "uPlot.min.css"),
         scripts=("uPlot.iife.min.js", "live.js", "tables.js", "curves.js", "depth.js", "comparison.js"),
-        data=page_data(arms),
+        data=data,
+        probed=bool(data["depth"]["maps"]),
         live=live,
         name=clipped(comparison.name),
         planned=bool(comparison.plan),
@@ -131,6 +133,9 @@ def arm_row(arm: Arm) -> tuple[Arm, list[tuple[str, float | None]]]:
     span = "–" if low is None or high is None else f"{score(low, arm.metric)} to {score(high, arm.metric)}"
     lost = arm.having("diverged") + arm.having("failed")
     words = [f"{arm.having(word)} {word}" for word in ("diverged", "failed", "stalled") if arm.having(word)]
+    if arm.diverged is not None and arm.having("diverged"):
+        least, most, mean = arm.diverged
+        words[0] += f" ({least:.0%} to {most:.0%}; {score(mean, arm.metric)} with them at chance)"
     seconds, memory, speed = (arm.average(field) for field in ("seconds", "memory", "speed"))
     return arm, [
         (str(len(arm.scores)), float(len(arm.scores))),

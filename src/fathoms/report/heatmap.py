@@ -65,7 +65,8 @@ def draw(title: str, field: str, probes: list[dict[str, Any]]) -> HeatMap | None
         return None
     low, high = math.log(min(found)), math.log(max(found))
     width = (WIDTH - LEFT) / len(table)
-    height = 16.0 if len(names) <= 32 else 13.0
+    # A row is as high as its label, which is read on a phone too.
+    height = 17.0
     cells = []
     for column, (row, line) in enumerate(zip(rows, table, strict=True)):
         for place, (name, value) in enumerate(line[: len(names)]):

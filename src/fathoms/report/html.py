@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup, escape
 
+from fathoms.errors import printable
 from fathoms.report.quantities import clipped, file_size, shown
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -22,7 +24,14 @@ VENDOR = Path(__file__).parent / "vendor"
 
 
 def fill(
-    template: str, *, styles: Sequence[str], scripts: Sequence[str], data: Any, live: bool, **values: Any
+    template: str,
+    *,
+    styles: Sequence[str],
+    scripts: Sequence[str],
+    data: Any,
+    live: bool,
+    images: bool = False,
+    **values: Any,
 ) -> str:
     """A template with its style sheets, scripts and data, each joined into one element.
 
@@ -32,6 +41,7 @@ def fill(
         scripts: Scripts, by file name.
         data: What the scripts read, as JSON.
         live: Whether the page fetches itself again while it is served.
+        images: Whether the page holds images, as data inside of it.
         values: Names in the template.
     """
     style, script = _joined(styles), _joined(scripts)
@@ -41,7 +51,7 @@ def fill(
         .render(
             style=Markup(style),
             script=Markup(script),
-            policy=policy(style, script, live),
+            policy=policy(style, script, live, images),
             data=Markup(embedded(data)),
             live=live,
             **values,
@@ -59,7 +69,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "href": quote,
+        "href": href,
         "size": file_size,
         "soft": soft,
         "words": words,
@@ -79,13 +89,18 @@ def _joined(names: Sequence[str]) -> str:
     return "\n".join(_file(name) for name in names)
 
 
+def href(name: str) -> str:
+    """A file name in a link; bytes of it that are not UTF-8 are kept."""
+    return quote(os.fsencode(name))
+
+
 def soft(text: Any) -> Markup:
     """A text that may be broken after its separators, so that it is never broken inside a word.
 
     >>> soft("drop_path<")
     Markup('drop_<wbr>path&lt;')
     """
-    pieces = re.split(r"(?<=\w[_/-])(?=\w)|(?<=\w[.,:])(?=[^\W\d])", str(text))
+    pieces = re.split(r"(?<=\w[_/-])(?=\w)|(?<=\w[.,:])(?=[^\W\d])", printable(str(text)))
     return Markup("<wbr>").join(escape(piece) for piece in pieces)
 
 
@@ -106,7 +121,7 @@ def embedded(value: Any) -> str:
     )
 
 
-def policy(style: str, script: str, live: bool = False) -> str:
+def policy(style: str, script: str, live: bool = False, images: bool = False) -> str:
     """A content security policy under which this style and this script run and nothing is loaded."""
 
     def digest(text: str) -> str:
@@ -115,5 +130,6 @@ def policy(style: str, script: str, live: bool = False) -> str:
     return (
         f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; "
         + ("connect-src 'self'; " if live else "")
+        + ("img-src data:; " if images else "")
         + "base-uri 'none'; form-action 'none'"
     )

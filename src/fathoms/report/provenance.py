@@ -8,7 +8,7 @@ from typing import Any
 
 from fathoms.report.arms import Arm
 from fathoms.report.comparison_files import Comparison
-from fathoms.report.quantities import clipped, shown
+from fathoms.report.quantities import clipped, file_size, shown
 from fathoms.report.run_files import listed, number, table
 from fathoms.report.tuning import arms_of
 
@@ -92,7 +92,12 @@ def machines(arms: Sequence[Arm]) -> tuple[Rows, list[str]]:
     values: dict[str, dict[str, int]] = {}
     for cell in (cell for arm in arms for cell in arm.cells):
         environment = cell.record.environment
-        flat = {key: value for key, value in environment.items() if not isinstance(value, dict)}
+        # Starts, commands and the version of the file differ by nature.
+        flat = {
+            key: file_size(value) if key.endswith("memory") and number(value) is not None else value
+            for key, value in environment.items()
+            if not isinstance(value, dict | list) and key != "version"
+        }
         for key, value in (flat | table(environment.get("versions"))).items():
             if value is not None:
                 found = values.setdefault(clipped(str(key), 60), {})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import ConfigError, reason
-from fathoms.evaluate.training_record import current_summary
+from fathoms.evaluate.training_record import DO_WITHOUT, current_summary
 from fathoms.untrusted_files import MAX_JSON, read_json, read_plain, read_toml
 
 Row = dict[str, Any]
@@ -27,6 +27,10 @@ class RunRecord:
     environment: dict[str, Any] = field(default_factory=dict)
     metrics: list[Row] = field(default_factory=list)
     probes: list[Row] = field(default_factory=list)
+    updates: list[Row] = field(default_factory=list)
+    guard: list[Row] = field(default_factory=list)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    examples: dict[str, Any] = field(default_factory=dict)
     files: list[tuple[str, int]] = field(default_factory=list)
     folder: Path | None = None
 
@@ -65,7 +69,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def read_run(folder: Path, light: bool = False) -> RunRecord:
-    """Read a run folder; a light record leaves out its probes and the list of its files."""
+    """Read a run folder; a light record has what is compared between runs."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder}: is not a run folder, it has no config.toml; give a run folder")
     hidden = (".", "report.html")
@@ -78,6 +82,10 @@ def read_run(folder: Path, light: bool = False) -> RunRecord:
         environment=read_json_file(folder / "environment.json"),
         metrics=read_lines(folder / "metrics.jsonl"),
         probes=[] if light else read_lines(folder / "probe.jsonl"),
+        updates=[] if light else read_lines(folder / "updates.jsonl"),
+        guard=[] if light else read_lines(folder / "guard.jsonl"),
+        evaluation={} if light else read_json_file(folder / "evaluation.json"),
+        examples={} if light else read_json_file(folder / "examples.json"),
         files=[(str(path.relative_to(folder)), path.stat().st_size) for path in files],
         folder=folder,
     )
@@ -85,7 +93,7 @@ def read_run(folder: Path, light: bool = False) -> RunRecord:
 
 def read_json_file(path: Path) -> dict[str, Any]:
     """The object in a JSON file; an empty one where there is no file."""
-    return read_json(path, ConfigError) if path.is_file() else {}
+    return read_json(path, ConfigError, remedy=DO_WITHOUT) if path.is_file() else {}
 
 
 def read_lines(path: Path) -> list[Row]:

@@ -28,7 +28,7 @@ WATCHED = (
     "metrics.jsonl",
     "summary.json",
 )
-WATCHED += ("probe.jsonl", "failed.json")
+WATCHED += ("probe.jsonl", "failed.json", "updates.jsonl", "guard.jsonl", "evaluation.json", "examples.json")
 REST = 4
 """Making pages takes at most one part in this many of the time."""
 TIMEOUT = 20

@@ -12,6 +12,8 @@ from fathoms.report.comparison_files import Comparison
 from fathoms.report.quantities import clipped, score
 from fathoms.report.run_files import listed, number, table
 
+WORDS = {"a better": "the first is better", "b better": "the second is better"}
+"""Verdicts as a reader of "A − B" understands them."""
 MOST_PAIRS = 60
 """Pairs that are drawn; a page of a thousand is not read."""
 
@@ -116,7 +118,10 @@ def difference_strips(arms: Sequence[Arm], comparison: Comparison) -> Strips | N
         difference, p = number(row.get("difference")), number(row.get("p"))
         middle, least, most = (score(value, comparison.metric) for value in (difference, low, high))
         text = f"{middle} ({least} to {most})"
-        remark = f"{row.get('verdict')}" + ("" if p is None else f", p = {p:.2g}")
+        remark = WORDS.get(str(row.get("verdict")), str(row.get("verdict")))
+        remark += "" if p is None else f", p = {p:.2g}"
+        if (ahead := number(row.get("win_share"))) is not None:
+            remark += f", first ahead in {ahead:.0%} of pairs of runs"
         if (further := _new_images(row)) is not None:
             least, most = (score(value, comparison.metric) for value in further)
             remark += f"; on new images {least} to {most}"

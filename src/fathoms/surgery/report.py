@@ -43,7 +43,7 @@ class SwapReport:
         how: "keep", "reset" or "calibrate".
         rows: One for each site, in the order of the modules.
         output_change: Largest difference of the model's output over its largest value, on the batches given.
-        notes: What the swap did not reach.
+        notes: What the swap did not reach, and what the comparison did not prove.
     """
 
     how: str
@@ -108,6 +108,7 @@ class FoldReport:
         parameters: Number of the model's parameters, before and after.
         drop_paths: Number of stochastic-depth modules that were removed.
         difference: Largest difference of the output over its largest value; None if it was not checked.
+        notes: What the comparison did not prove.
     """
 
     rows: tuple[FoldRow, ...]
@@ -115,6 +116,7 @@ class FoldReport:
     parameters: tuple[int, int]
     drop_paths: int
     difference: float | None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -137,7 +139,7 @@ class FoldReport:
             lines.append("nothing was left to fold")
         if self.difference is not None:
             lines.append(f"output differs by {self.difference:.2g} of its largest value")
-        return "\n".join([aligned(("part", "into", "became"), rows), *lines])
+        return "\n".join([aligned(("part", "into", "became"), rows), *lines, *self.notes])
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""

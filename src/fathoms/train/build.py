@@ -24,10 +24,13 @@ from fathoms.data import (
     TrainTransform,
     choose_backend,
 )
+from fathoms.data.sources.detect import AnySource
+from fathoms.data.sources.folder import folder_splits
 from fathoms.data.sources.splits import Roles, open_roles, open_splits
 from fathoms.data.tools.manifest import verify_sources
+from fathoms.data.tools.notices import notices
 from fathoms.errors import ConfigError
-from fathoms.evaluate.loader import AnyLoader, eval_loader
+from fathoms.evaluate.loader import AnyLoader, check_crop, eval_loader
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.models.build_timm import build_timm
 from fathoms.models.vit import ViT
@@ -49,6 +52,9 @@ class Data:
     classes: tuple[str, ...]
     fingerprint: str
     roles: Roles
+    preprocessing: Preprocessing
+    notices: tuple[str, ...] = ()
+    """What the user should know about the data, one line each."""
 
 
 def build_data(job: Job, size: int, world: World, roles: Roles | None = None) -> Data:
@@ -58,6 +64,7 @@ def build_data(job: Job, size: int, world: World, roles: Roles | None = None) ->
     if job.data is not None:
         whole = {id(source): source for source in (getattr(split, "source", split) for split in roles[:3])}
         verify_sources(job.data, tuple(source for source in whole.values() if source is not None))
+    check_classes(job, train)
     for split in (roles.val, roles.test):
         odd = [] if split is None else sorted(set(train.classes) ^ set(split.classes))
         if odd:
@@ -69,6 +76,7 @@ def build_data(job: Job, size: int, world: World, roles: Roles | None = None) ->
         raise ConfigError(
             f"{job.data}: class {train.classes[empty[0]]!r} has no training images; fill or remove it"
         )
+    preprocessing = eval_preprocessing(job, size, train)
     val, test = (
         None
         if split is None
@@ -76,37 +84,81 @@ def build_data(job: Job, size: int, world: World, roles: Roles | None = None) ->
             split,
             size,
             job.recipe.batch_size,
-            Preprocessing.of(job.recipe.to_dict()),
+            preprocessing,
             workers=job.run.workers,
             device=world.device,
             share=(world.rank, world.size),
+            max_bad=job.run.max_bad,
         )
         for split in (roles.val, roles.test)
     )
     loader = train_loader(job, train, size, world)
-    return Data(loader, val, test, tuple(train.classes), roles.fingerprint(), roles)
+    lines = tuple(_notices(job, roles, loader)) if world.is_main else ()
+    return Data(loader, val, test, tuple(train.classes), roles.fingerprint(), roles, preprocessing, lines)
+
+
+def check_classes(job: Job, train: AnySource) -> None:
+    """Refuse a single class: any model has it right, and learns nothing."""
+    if len(train.classes) > 1:
+        return
+    only = train.classes[0]
+    inside = Path(job.data or "", only)
+    if inside.is_dir() and folder_splits(inside) != ["all"]:
+        remedy = f"did you mean {inside}?"
+    else:
+        remedy = "give each class a folder, or a number, of its own"
+    raise ConfigError(f"{job.data}: has one class, {only!r}, and a classifier needs two; {remedy}")
+
+
+def _notices(job: Job, roles: Roles, loader: AnyLoader) -> list[str]:
+    lines = notices(roles.whole())
+    lines += [f"left out: split {name!r}, which plays no role beside the others" for name in roles.unused]
+    batch = loader.sampler.batch_size
+    if batch < job.recipe.batch_size:
+        lines.append(
+            f"--batch-size {job.recipe.batch_size} is cut to {batch}: there are {len(roles.train)} training images"
+        )
+    return lines
+
+
+def eval_preprocessing(job: Job, size: int, source: Any) -> Preprocessing:
+    """What evaluation does to images, with the crop written out; a run that resumes keeps its crop."""
+    given, table = Preprocessing.of(job.recipe.to_dict()), recorded_config(job)
+    check_crop(given.crop_pct, source)
+    if isinstance(source, ArraySource):
+        return given.changed(crop_pct=1.0)
+    if given.crop_pct is None and table is not None:
+        kept = Preprocessing.recorded(job.recipe.to_dict(), table.get("preprocessing") or {})
+        return given.changed(crop_pct=kept.crop_pct)
+    return given.at(size)
+
+
+def recorded_config(job: Job) -> dict[str, Any] | None:
+    """The config.toml of the run that a job resumes, empty where it is missing; None for a new run."""
+    config, checkpoints = job.folder / "config.toml", job.folder / "checkpoints"
+    if config.is_symlink():
+        # A run folder with links is refused when it is opened, with the reason.
+        return None
+    if config.is_file():
+        return read_toml(config, ConfigError)
+    return {} if any(checkpoints.glob("*/state.json")) else None
 
 
 def open_data(job: Job) -> Roles:
     """The data of a job by its roles; a run that began before there were roles keeps its two splits."""
-    config, begun = job.folder / "config.toml", job.folder / "checkpoints"
-    if config.is_symlink():
-        # A run folder with links is refused when it is opened, with the reason.
-        known = True
-    else:
-        known = "roles" in read_toml(config, ConfigError) if config.is_file() else not _holds_any(begun)
-    return open_roles(job.data, job.recipe.val_share) if known else Roles(*open_splits(job.data), None)
-
-
-def _holds_any(checkpoints: Path) -> bool:
-    return any(checkpoints.glob("*/state.json"))
+    table = recorded_config(job)
+    if table is None or "roles" in table:
+        return open_roles(job.data, job.recipe.val_share)
+    return Roles(*open_splits(job.data), None)
 
 
 def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:
     """The loader of the training split, in the run's order, with the recipe's crops and augmentation."""
     recipe, seed = job.recipe, job.run.seed
     share = {"world": world.size, "rank": world.rank}
-    sampler = Sampler(len(source), recipe.batch_size, seed, aug_repeats=recipe.aug_repeats, **share)
+    # A batch larger than the data is cut to the data, with a line; see `_notices`.
+    batch = min(recipe.batch_size, max(1, len(source) // world.size))
+    sampler = Sampler(len(source), batch, seed, aug_repeats=recipe.aug_repeats, **share)
     options = augment_options(recipe)
     backend = choose_backend("auto", world.device)
     augment = Augment(options, seed=seed, classes=len(source.classes), device=world.device, backend=backend)
@@ -122,7 +174,7 @@ def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:
         return DeviceLoader(source, sampler, size, crop, augment, world.device)
     where = "device" if world.device.type == "cuda" else "worker"
     transform = TrainTransform(size, crop, seed, where)
-    workers = LoaderOptions(job.run.workers, job.run.worker_kind)
+    workers = LoaderOptions(job.run.workers, job.run.worker_kind, max_bad=job.run.max_bad)
     return Loader(source, sampler, transform, augment, workers, world.device)
 
 

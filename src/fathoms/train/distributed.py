@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fathoms.devices import check_device
 from fathoms.errors import ConfigError, FathomsError, reason
+from fathoms.train.rank_watch import watching
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -40,10 +42,9 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """The device of this rank: "auto" is a GPU where there is one; a missing device is an error."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"--device {name}: unknown device; use auto, cpu or cuda") from error
+    device = torch.device(check_device(name))
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"--device {name}: this machine has no Apple GPU; use --device cpu")
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"--device {name}: this machine has no usable GPU; use --device cpu")
@@ -118,11 +119,18 @@ def gather_objects(world: World, mine: Any) -> list[Any]:
 _LOST = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "Timed out", "store")
 
 
+def _watch(world: World) -> AbstractContextManager[None]:
+    if world.size == 1 or not dist.is_initialized():
+        return nullcontext()
+    return watching(dist.distributed_c10d._get_default_store(), world.rank, world.size)
+
+
 @contextmanager
 def naming_lost_ranks(world: World) -> Iterator[None]:
-    """Report a lost rank in one line instead of torch's many."""
+    """Report a lost rank in one line instead of torch's many, and name one that stops answering."""
     try:
-        yield
+        with _watch(world):
+            yield
     except RuntimeError as error:
         known = isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST)
         if world.size == 1 or not known:

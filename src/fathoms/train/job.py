@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fathoms.errors import ConfigError
+from fathoms.devices import check_device
+from fathoms.errors import ConfigError, flag_of
 from fathoms.models.config import ViTConfig
 from fathoms.train.identity import config_identity, recipe_identity
 from fathoms.train.recipe.image_sizes import ImageSizes
@@ -32,6 +33,8 @@ class RunOptions:
     """Number of workers that decode images; 0: one per core."""
     worker_kind: Literal["auto", "threads", "processes"] = "auto"
     """Kind of the workers; auto: processes when training on a GPU, where threads would slow the loop, else threads."""
+    max_bad: float = 0.01
+    """Share of the images that may be unreadable; they are replaced, and more end the run."""
     resume: Literal["auto", "never"] = "auto"
     """auto: resume where the same command left off; never: refuse to touch an old run."""
     allow_change: tuple[str, ...] | None = None
@@ -59,13 +62,20 @@ class RunOptions:
     """Log a spike in guard.jsonl, or also roll back as --guard rollback does."""
     fsdp: bool = False
     """Shard parameters over the ranks of torchrun (FSDP2) instead of copying them."""
+    profile_start: bool = False
+    """Print how long each phase of the start takes, from the command to the report, and keep it in start.json."""
     log: str | None = None
     """Trackers that get the metrics, separated by commas: tensorboard, wandb, mlflow, trackio."""
     swap_norms: str | None = None
     """Replace every norm of the model before training, such as by learnable_scaler."""
 
     def __post_init__(self) -> None:
+        check_device(self.device)
+        for name, most in {"seed": 2**32 - 1, "workers": 1024}.items():
+            if getattr(self, name) > most:
+                raise ConfigError(f"{flag_of(name)} {getattr(self, name)}: use {most} or less")
         for name, least in {
+            "seed": 0,
             "workers": 0,
             "recovery_interval": 0,
             "checkpoint_hist": 1,
@@ -75,7 +85,9 @@ class RunOptions:
             "spike_score": 0,
         }.items():
             if getattr(self, name) < least:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: use {least} or more")
+                raise ConfigError(f"{flag_of(name)} {getattr(self, name)}: use {least} or more")
+        if not 0 <= self.max_bad <= 1:
+            raise ConfigError(f"--max-bad {self.max_bad}: is not a share; use 0 to 1")
         if self.allow_change and self.experiment is None:
             raise ConfigError("--allow-change: name the run to resume with --experiment")
         if self.initial_head == "new" and self.initial_checkpoint is None:

@@ -34,11 +34,13 @@ from fathoms.train.guard.policy import DivergedError, Guard, RollBack
 from fathoms.train.job import Job
 from fathoms.train.learner import build_learner
 from fathoms.train.objective.objective import Objective
+from fathoms.train.precision.cuda_graph import WARMUP
 from fathoms.train.precision.machine import device_name, settle
 from fathoms.train.precision.policy import set_stream
 from fathoms.train.record.environment import describe_device
 from fathoms.train.record.progress_bar import Progress
 from fathoms.train.record.run_folder import DIVERGED, FAILED, Outcome, RunFolder, dumps
+from fathoms.train.record.start_profile import StartProfile
 from fathoms.train.record.trackers import RunInfo, Trackers, parse_trackers
 from fathoms.train.record.updates import UpdateLog
 from fathoms.train.signals import StopRequest
@@ -53,17 +55,28 @@ class Trainer:
         world: Its ranks.
         show: Whether progress is printed.
         roles: The data by its roles, where it is open already; None opens it.
+        start: The profile of the start, from the command on.
     """
 
-    def __init__(self, job: Job, world: World, show: bool = True, roles: Roles | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        world: World,
+        show: bool = True,
+        roles: Roles | None = None,
+        start: StartProfile | None = None,
+    ) -> None:
+        self.start = StartProfile() if start is None else start
         self.tracker_names = parse_trackers(job.run.log) if world.is_main else ()
         self.schedule, self.sizes = build_schedule(job), job.image_sizes
         size = timm_size(job.model) if job.config is None else job.config.image_size
         data = build_data(job, size, world, roles)
+        self.start.mark("data")
         folder = RunFolder(job.folder, writes=world.is_main)
         self.context = RunContext(job, world, data, folder)
         self.channels = 3 if job.config is None else job.config.in_channels
         self.model = build_model(job, len(data.classes)).to(world.device)
+        self.start.mark("model")
         if job.run.probe_interval and (job.run.fsdp or not isinstance(self.model, ViT)):
             raise ConfigError("--probe-interval works on fathoms models that are not sharded; leave it out")
         batches = math.ceil(self.schedule.total_epochs) * self.context.batches_per_epoch
@@ -75,9 +88,11 @@ class Trainer:
         averaged = [] if self.learner.ema is None else [self.learner.ema.module]
         # The bfloat16 copy has the model's own buffers.
         self.warmup = Warmup(self.model, *averaged)
+        self.start.mark("optimizer and copies")
         self.state = TrainState(torch.zeros(4, dtype=torch.float64, device=world.device))
         self.guard = Guard(job.run, scaled=self.learner.scaler.is_enabled())
         self.show = show and world.is_main
+        self._updates_here = 0
         self.progress = Progress(0, 0, show=False)
         self.updates = UpdateLog(folder)
         self.saver = AsyncSaver(folder, job.run.checkpoint_hist, world.device, self._warn)
@@ -105,15 +120,16 @@ class Trainer:
             notices = resume(self.context, self.learner, state, self.guard)
             check_agreement(world, f"{state.epoch}/{state.batch}/{state.updates}", "another checkpoint")
             notices = [*self._resumed(), *notices]
-            table = {
-                **job.table(),
-                "classes": list(data.classes),
-                "roles": data.roles.sizes(),
-                "speed": speed,
-            }
+            known = {"classes": list(data.classes), "roles": data.roles.sizes(), "speed": speed}
+            table = {**job.table(), **known, "preprocessing": data.preprocessing.to_dict()}
             folder.write_config(table, resumed=state.updates > 0)
             folder.write_split(data.roles.split())
+            self.start.mark("run folder")
             return self._train(notices)
+        except FathomsError:
+            self.saver.close()
+            folder.discard()
+            raise
         finally:
             self.saver.close()
             folder.close()
@@ -161,7 +177,7 @@ class Trainer:
             f"splits: {data.roles.describe()}",
             f"device: {describe_device(world.device)}",
         )
-        for line in (*about, *self.speed_lines, *notices):
+        for line in (*about, *self.speed_lines, *data.notices, *notices):
             progress.say(line)
         try:
             with naming_lost_ranks(world), self.stop:
@@ -245,18 +261,19 @@ class Trainer:
         self.progress.say(f"rolled back: {where}, learning rate x {self.guard.lr_factor}")
 
     def _run_epoch(self) -> None:
-        job, world, data, _ = self.context
+        job, _, data, _ = self.context
         batches, accumulate = self.context.batches_per_epoch, job.recipe.grad_accum_steps
         interval, progress, state = job.run.recovery_interval, self.progress, self.state
         first, began = state.batch, time.monotonic()
         since = began
 
         def rate() -> float:
-            images = (state.batch - first) * job.recipe.batch_size * world.size
+            images = (state.batch - first) * data.train.sampler.global_batch
             return images / max(since - began, 1e-9)
 
         self._set_size(state.epoch)
         for batch in data.train.epoch(state.epoch, state.batch):
+            self.start.mark("first batch")
             # The batches left over at the end of an epoch make a smaller update.
             full = state.batch < batches - batches % accumulate
             parts = accumulate if full else batches % accumulate
@@ -268,6 +285,7 @@ class Trainer:
                 continue
             self.saver.check()
             self._update(batch)
+            self._mark_update()
             since = state.add_time(since)
             if progress.live and (state.updates % 10 == 0 or state.batch == batches):
                 progress.advance(0, live_numbers(state, self.epochs, rate(), data.train.stats))
@@ -283,6 +301,16 @@ class Trainer:
         self._finish_previous()
         since = state.add_time(since)
         self._finish_epoch(rate())
+
+    def _mark_update(self) -> None:
+        """Note the first updates: what is compiled is compiled in the first, and captured after the warm-up."""
+        self._updates_here += 1
+        if self._updates_here == 1:
+            self.start.mark("first update")
+        elif self._updates_here == WARMUP:
+            self.start.mark("warm-up updates")
+        elif self._updates_here == WARMUP + 1 and self.learner.speed.launch == "graph":
+            self.start.mark("capture")
 
     def _set_size(self, epoch: int) -> None:
         """Set the image size of this epoch (--progressive-size)."""
@@ -335,10 +363,12 @@ class Trainer:
 
     def _finish_epoch(self, rate: float) -> None:
         self.progress.activity = "evaluating"
-        better = self.epoch_end.finish(self.epochs, self._lr(back=1e-9), rate)
+        with self.start.phase("first evaluation"):
+            better = self.epoch_end.finish(self.epochs, self._lr(back=1e-9), rate)
         self.progress.activity = ""
         if better is not None:
-            self.save(best=better)
+            with self.start.phase("first checkpoint"):
+                self.save(best=better)
 
     def save(self, best: bool = False) -> None:
         """Save a checkpoint in the background, once the previous update is known to be good."""

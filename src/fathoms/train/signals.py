@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGUSR1: finish the update, save, and exit with the code that schedulers expect."""
+"""Signals, also of a closed terminal: finish the update, save, and exit with the code that schedulers expect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from types import FrameType
 from typing import Any
 
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143}
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGHUP: 143}
 
 # Each rank's vote; they are summed. SIGINT counts 1 and SIGTERM 2**20, so that fewer than 2**20 SIGINTs never look
 # like a SIGTERM.
@@ -37,6 +37,9 @@ class StopRequest:
             # Python allows signal handlers in the main thread only.
             return self
         for number in CODES:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                # `nohup` asks for a run that outlives its terminal.
+                continue
             self._before[number] = signal.signal(number, self._handle)
         return self
 

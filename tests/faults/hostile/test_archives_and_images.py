@@ -134,21 +134,31 @@ def test_small_files_that_ask_for_much_memory_are_refused(place, bounded, one_li
             member.write(npy((300, 1 << 20)))
             for _ in range(300):
                 member.write(bytes(1 << 20))
-    (place / "idx").mkdir()
-    (place / "idx" / "train-images-idx3-ubyte").write_bytes(b"")
-    with gzip.open(place / "idx" / "train-labels-idx1-ubyte.gz", "wb") as file:
-        for _ in range(300):
-            file.write(bytes(1 << 20))
-    labels, wide, zeros, idx = bounded(
+    # A bomb without a header, one that unpacks to more than it declares, and one that declares gigabytes.
+    heads = {"bare": b"", "lying": struct.pack(">IIII", 0x803, 1, 8, 8)}
+    heads["honest"] = struct.pack(">IIII", 0x803, 3 << 10, 1 << 10, 1 << 10)
+    for name, head in heads.items():
+        (place / name).mkdir()
+        count = 1 if name == "lying" else 3 << 10
+        (place / name / "train-labels-idx1-ubyte").write_bytes(
+            struct.pack(">II", 0x801, count) + bytes(count)
+        )
+        with gzip.open(place / name / "train-images-idx3-ubyte.gz", "wb") as file:
+            file.write(head)
+            for _ in range(300):
+                file.write(bytes(1 << 20))
+    labels, wide, zeros, bare, lying, honest = bounded(
         ["data", "info", "train-000000.tar"],
         ["data", "info", "wide.npz"],
         ["data", "info", "zeros.npz"],
-        ["data", "info", "idx"],
+        *(["data", "info", name] for name in heads),
     )
     one_line(labels, "labels run to 999999999")
     one_line(wide, "would unpack to")
     one_line(zeros, "would unpack to")
-    one_line(idx, "unpacks to more than 256 MiB")
+    one_line(bare, "not an IDX file of unsigned bytes")
+    one_line(lying, "do not hold (1, 8, 8) values")
+    one_line(honest, "do not hold (3072, 1024, 1024) values")
 
 
 def chunk(kind: bytes, body: bytes) -> bytes:

@@ -24,10 +24,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import UInt8
 
-from fathoms.data.decode.formats import formats_here
 from fathoms.data.decode.image_header import MAX_PIXELS, ImageHeader, hush_pillow, read_header
 from fathoms.data.decode.turbojpeg import HOW_TO_GET, TurboJpeg, load_turbojpeg
 from fathoms.data.errors import BadImageError
+from fathoms.data.sources.image_formats import formats_here
 from fathoms.errors import BackendError, reason
 from fathoms.registry import check_name
 

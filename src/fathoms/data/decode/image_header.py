@@ -14,8 +14,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from fathoms.data.decode.formats import FORMATS, formats_here, missing_reader
 from fathoms.data.errors import BadImageError
+from fathoms.data.sources.image_formats import FORMATS, formats_here, missing_reader
 
 # 67 million pixels are 200 MB of RGB: more than any camera image a classifier needs, and small
 # enough that sixteen workers fit in a server's memory.

@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from fathoms.data.decode.formats import IMAGE_SUFFIXES
 from fathoms.data.errors import DataError
+from fathoms.data.sources.image_formats import IMAGE_SUFFIXES
 from fathoms.untrusted_files import check_names
 
 # Bytes of one encoded image: 16 bits in four channels of the largest that is decoded, uncompressed.
@@ -86,7 +86,25 @@ def pick_split(wanted: str, have: Sequence[str], where: str) -> str:
         if name in have:
             return name
     listed = ", ".join(sorted(have)) or "nothing that is named like a split"
-    raise DataError(f"{where}: there is no split {wanted!r}; it has {listed}")
+    known = [name for name in SPLIT_NAMES.get(wanted, ()) if name != "all"]
+    remedy = f"; call it {' or '.join(known)}" if known else ""
+    raise DataError(f"{where}: there is no split {wanted!r}; it has {listed}{remedy}")
+
+
+def split_folders(names: Iterable[str], where: str) -> list[str]:
+    """Those of the folders at `where` that are splits, training first, or ["all"] if none is."""
+    known = {name for other in SPLIT_NAMES.values() for name in other}
+    folders = sorted(set(names))
+    odd = next((name for name in folders if name not in known and name.lower() in known), None)
+    if odd is not None:
+        # As a class it would teach the model to tell the training images from the others.
+        raise DataError(f"{where}: folder {odd!r} would be a class; rename it to {odd.lower()!r}")
+    return sorted((name for name in folders if name in known), key=training_first) or ["all"]
+
+
+def training_first(name: str) -> tuple[bool, str]:
+    """Sorts the training split before all others."""
+    return name not in SPLIT_NAMES["train"], name
 
 
 def class_table(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fathoms.data.errors import DataError
-from fathoms.data.sources.arrays import ArraySource, npz_splits, open_cifar, open_idx, open_npz
-from fathoms.data.sources.base import SPLIT_NAMES, Source
+from fathoms.data.sources.arrays import ArraySource
+from fathoms.data.sources.base import Source
+from fathoms.data.sources.cifar import cifar_splits, is_cifar, open_cifar
 from fathoms.data.sources.folder import FolderSource, folder_splits
-from fathoms.data.sources.hub import PREFIX, open_hub
-from fathoms.data.sources.shards import INDEX_NAME, open_pack, open_tar_folder, open_webdataset
+from fathoms.data.sources.hub import PREFIX, hub_splits, open_hub
+from fathoms.data.sources.idx import idx_splits, open_idx
+from fathoms.data.sources.npz import npz_splits, open_npz
+from fathoms.data.sources.pack import INDEX_NAME, open_pack, pack_splits
+from fathoms.data.sources.shards import open_shards, open_tar_folder, shard_splits, tar_splits
 from fathoms.data.sources.tar_index import read_index
 from fathoms.registry import Registry
-from fathoms.untrusted_files import read_json
 
 AnySource = Source | ArraySource
 READERS: Registry[AnySource, None] = Registry("data source")
@@ -25,21 +29,19 @@ READERS.add("npz")(open_npz)
 READERS.add("idx")(open_idx)
 READERS.add("cifar")(open_cifar)
 READERS.add("hub")(open_hub)
+READERS.add("webdataset")(open_shards)
 
-
-@READERS.add("webdataset")
-def open_shards(path: str | Path, split: str = "train") -> Source:
-    """WebDataset shards: one tar file, or a folder with SPLIT-*.tar in it."""
-    path = Path(path)
-    if path.is_file():
-        return open_webdataset([path], split)
-    for name in SPLIT_NAMES.get(split, (split,)):
-        found = sorted(
-            {*path.glob(f"{name}-*.tar"), *path.glob(f"{name}/*.tar"), *path.glob(f"*-{name}-*.tar")}
-        )
-        if found:
-            return open_webdataset(found, name)
-    raise DataError(f"{path}: no shards of split {split!r}; they are called {split}-000000.tar and so on")
+# The splits that are there, by name: nothing is opened, so that one that cannot be opened is not missed.
+SPLITS: dict[str, Callable[[Any], list[str]]] = {
+    "folder": folder_splits,
+    "pack": pack_splits,
+    "tar-folder": tar_splits,
+    "npz": npz_splits,
+    "idx": idx_splits,
+    "cifar": cifar_splits,
+    "hub": hub_splits,
+    "webdataset": shard_splits,
+}
 
 
 def detect(path: str | Path) -> str:
@@ -58,11 +60,8 @@ def detect(path: str | Path) -> str:
     tests: list[tuple[str, Callable[[], bool]]] = [
         ("pack", lambda: (place / INDEX_NAME).is_file()),
         ("hub", lambda: any((place / n).is_file() for n in ("dataset_dict.json", "dataset_info.json"))),
-        ("idx", lambda: any(place.glob("train-images*idx3-ubyte*"))),
-        (
-            "cifar",
-            lambda: (place / "data_batch_1.bin").is_file() or (place / "fine_label_names.txt").is_file(),
-        ),
+        ("idx", lambda: bool(idx_splits(place))),
+        ("cifar", lambda: is_cifar(place)),
         ("webdataset", lambda: any(place.glob("*.tar")) or any(place.glob("*/*.tar"))),
     ]
     return next((name for name, test in tests if test()), "folder")
@@ -75,36 +74,8 @@ def open_source(path: str | Path, split: str = "train", kind: str | None = None)
 
 
 def list_splits(path: str | Path, kind: str | None = None) -> list[str]:
-    """List the splits of a data set, training first."""
+    """List the splits of a data set, training first; whether they can be opened is another question."""
     kind = READERS.check(kind or detect(path), "kind")
-    if kind == "folder":
-        return sorted(folder_splits(Path(path)), key=_training_first)
-    if kind == "pack":
-        splits = read_json(Path(path) / INDEX_NAME, DataError).get("splits")
-        if not isinstance(splits, dict):
-            raise DataError(f"{Path(path) / INDEX_NAME}: names no splits; pack again")
-        return sorted(splits, key=_training_first)
-    found = npz_splits(path) if kind == "npz" else _openable_splits(path, kind)
-    if not found:
-        open_source(path, "train", kind)
-    return found
-
-
-def _openable_splits(path: str | Path, kind: str) -> list[str]:
-    """The splits that can be opened, each under its own name."""
-    found: list[str] = []
-    for split in ("train", "val", "test", "all"):
-        try:
-            source = open_source(path, split, kind)
-        except DataError:
-            continue
-        if source.split not in found:
-            found.append(source.split)
-        # A single tar of samples has no splits; every name opens the same samples.
-        if kind == "webdataset" and Path(path).is_file():
-            break
-    return found
-
-
-def _training_first(name: str) -> tuple[bool, str]:
-    return name not in SPLIT_NAMES["train"], name
+    found = SPLITS[kind](str(path) if kind == "hub" else Path(path))
+    # Opening what is not there gives the reason.
+    return found or [open_source(path, "train", kind).split]

@@ -6,25 +6,53 @@ import os
 from pathlib import Path
 
 from fathoms.data.errors import DataError
-from fathoms.data.sources.base import MAX_FILE, SPLIT_NAMES, class_table, describe, is_image, pick_split
+from fathoms.data.sources.base import (
+    MAX_FILE,
+    SPLIT_NAMES,
+    class_table,
+    describe,
+    is_image,
+    pick_split,
+    split_folders,
+)
+from fathoms.data.sources.left_out import MANIFEST_NAME, OUTSIDE_OF_CLASSES, LeftOut
 from fathoms.untrusted_files import read_plain
 
 _SPLITS = {name for names in SPLIT_NAMES.values() for name in names}
 
 
 def folder_splits(root: Path) -> list[str]:
-    """The split folders of `root`, or ["all"] if the class folders are directly in it."""
-    found = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name in _SPLITS)
-    return found or ["all"]
+    """The split folders of `root`, training first, or ["all"] if the class folders are directly in it."""
+    return split_folders((entry.name for entry in os.scandir(root) if entry.is_dir()), str(root))
 
 
-def _files_of(folder: Path) -> list[str]:
-    """Image files below `folder`, relative and sorted; symbolic links to folders are not followed."""
+def _walk(base: Path, prefix: str, left: LeftOut) -> list[str]:
+    """Image files in the class folders of `base`, relative and sorted; the others are counted.
+
+    Links to folders are not followed: they may lead round in a circle.
+    """
     found: list[str] = []
-    for place, folders, names in os.walk(folder):
+    classes: set[str] = set()
+    for place, folders, names in os.walk(base):
+        at = os.path.relpath(place, base)
+        inside = "" if at == "." else f"{at}/"
+        for name in sorted(folders):
+            linked = Path(place, name).is_symlink()
+            if linked or name.startswith("."):
+                left.add("link to a folder" if linked else "hidden folder", f"{prefix}{inside}{name}/")
+                folders.remove(name)
+            elif not inside:
+                classes.add(name)
         folders.sort()
-        base = os.path.relpath(place, folder)
-        found += [name if base == "." else f"{base}/{name}" for name in names if is_image(name)]
+        for name in sorted(names):
+            if is_image(name) and inside:
+                found.append(inside + name)
+            elif is_image(name):
+                left.add(OUTSIDE_OF_CLASSES, prefix + name)
+            elif inside or name != MANIFEST_NAME:
+                left.add_file(f"{prefix}{inside}{name}")
+    for name in sorted(classes - {name.split("/", 1)[0] for name in found}):
+        left.add("class folder without images", f"{prefix}{name}/")
     return sorted(found)
 
 
@@ -40,18 +68,32 @@ class FolderSource:
         splits = folder_splits(self.root)
         self.split = pick_split(split, splits, str(self.root))
         self.base = self.root if self.split == "all" else self.root / self.split
-        self.names = [name for name in _files_of(self.base) if "/" in name]
+        self.left_out = LeftOut()
+        prefix = "" if self.split == "all" else f"{self.split}/"
+        self.names = _walk(self.base, prefix, self.left_out)
         if not self.names:
-            raise DataError(f"{self.base}: no images in class folders; the layout is SPLIT/CLASS/image.jpg")
+            raise DataError(_nothing(self.base, self.left_out))
+        if prefix and self.split == splits[0]:
+            self._count_beside()
         self.classes, self.labels = class_table(
             [name.split("/", 1)[0] for name in self.names], self._training_classes(splits), str(self.base)
         )
+
+    def _count_beside(self) -> None:
+        """Count what lies beside the folders of the splits."""
+        for entry in sorted(os.scandir(self.root), key=lambda entry: entry.name):
+            if entry.is_dir():
+                if entry.name not in _SPLITS:
+                    self.left_out.add("folder beside the splits", f"{entry.name}/")
+            elif entry.name != MANIFEST_NAME:
+                self.left_out.add_file(entry.name)
 
     def _training_classes(self, splits: list[str]) -> list[str] | None:
         train = next((name for name in SPLIT_NAMES["train"] if name in splits), None)
         if train is None or train == self.split:
             return None
-        return sorted(entry.name for entry in os.scandir(self.root / train) if entry.is_dir())
+        folders = (entry.name for entry in os.scandir(self.root / train) if entry.is_dir())
+        return sorted(name for name in folders if not name.startswith("."))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -71,3 +113,18 @@ class FolderSource:
     def fingerprint(self) -> str:
         """A hash of names, sizes and labels."""
         return describe(self)
+
+
+def _nothing(base: Path, left: LeftOut) -> str:
+    """Why a folder gave no images, and what to do about it."""
+    loose = left.count(OUTSIDE_OF_CLASSES)
+    if loose:
+        return (
+            f"{base}: its images ({loose}) are not in class folders; "
+            f"move them into {base}/CLASS/, one folder for each class"
+        )
+    if not left.kinds:
+        return f"{base}: the folder is empty; put images there as CLASS/image.jpg, or give another path"
+    return (
+        f"{base}: holds no images ({left.describe()}); images go to {base}/CLASS/, as .jpg, .png or the like"
+    )

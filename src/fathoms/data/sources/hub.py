@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from fathoms.data.errors import BadImageError, DataError
-from fathoms.data.sources.base import MAX_FILE, digest_lines, pick_split
+from fathoms.data.sources.base import MAX_FILE, SPLIT_NAMES, digest_lines, pick_split
+from fathoms.data.sources.left_out import LeftOut
 from fathoms.errors import reason
 from fathoms.hub_reach import hub_or_cache
 from fathoms.untrusted_files import MAX_CLASSES, check_names, read_plain
@@ -26,7 +27,7 @@ class HubSource:
         for key in (image_key, label_key):
             if key not in dataset.column_names:
                 raise DataError(f"hub: no column {key!r}; it has {', '.join(dataset.column_names)}")
-        self.split = split
+        self.split, self.left_out = split, LeftOut()
         labels = np.asarray(dataset.with_format("numpy")[label_key][:])
         if labels.dtype.kind not in "iu" or labels.ndim != 1 or not labels.size:
             raise DataError(f"hub: column {label_key!r} does not hold labels; whole numbers are expected")
@@ -78,8 +79,17 @@ def _from_hub(datasets: Any, name: str) -> Any:
             ) from error
 
 
-def open_hub(path: str, split: str = "train") -> HubSource:
-    """A data set saved with `save_to_disk`, or `hfds/NAME` from the hub's cache or the network."""
+def hub_splits(path: str) -> list[str]:
+    """The splits of a data set, training first; those under other names are counted by the reader."""
+    return _known(_load(path))
+
+
+def _known(loaded: Any) -> list[str]:
+    return [name for names in SPLIT_NAMES.values() for name in names if name in loaded]
+
+
+def _load(path: str) -> Any:
+    """The splits by name; a data set without splits is "all"."""
     try:
         import datasets
     except ImportError as error:
@@ -97,10 +107,21 @@ def open_hub(path: str, split: str = "train") -> HubSource:
         raise DataError(
             f"{path}: not a readable data set ({reason(error)}); save or fetch it again"
         ) from error
-    if isinstance(loaded, datasets.Dataset):
-        loaded = {"all": loaded}
+    return {"all": loaded} if isinstance(loaded, datasets.Dataset) else loaded
+
+
+def open_hub(path: str, split: str = "train") -> HubSource:
+    """A data set saved with `save_to_disk`, or `hfds/NAME` from the hub's cache or the network."""
+    loaded = _load(path)
+    import datasets
+
     found = pick_split(split, [str(name) for name in loaded], path)
     dataset = loaded[found]
     image_key = next((k for k, f in dataset.features.items() if isinstance(f, datasets.Image)), "image")
     label_key = next((k for k, f in dataset.features.items() if isinstance(f, datasets.ClassLabel)), "label")
-    return HubSource(dataset, found, image_key, label_key)
+    source = HubSource(dataset, found, image_key, label_key)
+    known = _known(loaded)
+    if [found] == known[:1]:
+        for name in sorted(set(map(str, loaded)) - set(known)):
+            source.left_out.add("split of another name", name)
+    return source

@@ -1,4 +1,4 @@
-"""Images in tar files: WebDataset shards, packs made by `fathoms data pack`, or a folder in a tar.
+"""Images in tar files: WebDataset shards, or a folder in a tar.
 
 Samples are read in place by offset, so any order costs the same, and the number of shards is independent of the
 number of workers and ranks.
@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
 from fathoms.data.errors import ArchiveError, DataError
-from fathoms.data.sources.base import SPLIT_NAMES, class_table, describe, digest_lines, is_image, pick_split
+from fathoms.data.sources.base import SPLIT_NAMES, class_table, describe, is_image, pick_split, split_folders
+from fathoms.data.sources.image_formats import IMAGE_SUFFIXES
+from fathoms.data.sources.left_out import OUTSIDE_OF_CLASSES, LeftOut, beside
 from fathoms.data.sources.tar_index import Member, read_at, read_index
-from fathoms.untrusted_files import MAX_CLASSES, check_names, read_json, read_names
+from fathoms.untrusted_files import MAX_CLASSES, read_names
 
-INDEX_NAME = "index.json"
-INDEX_FORMAT = "fathoms-pack-1"
+CLASS_LIST = "classes.txt"
 # More open files would hit the usual limit of 1,024; further shards are opened per read.
 _KEEP_OPEN = 512
 
@@ -42,7 +42,7 @@ class ShardSource:
                 f"{shards[0] if shards else split}: no images in split {split!r}; check the archive"
             )
         self.kind, self.split, self.classes, self.labels = kind, split, classes, labels
-        self.shards = shards
+        self.shards, self.left_out = shards, LeftOut()
         self._rows = rows
         self._fingerprint = fingerprint
         self._names = [path.name for path in shards]
@@ -80,110 +80,138 @@ class ShardSource:
         return self._fingerprint or describe(self)
 
 
+def _tar_splits(members: list[Member], path: str | Path) -> list[str]:
+    return split_folders((m.name.split("/", 1)[0] for m in members if "/" in m.name), str(path))
+
+
+def tar_splits(path: str | Path) -> list[str]:
+    """The splits of an image folder inside a tar, training first, or ["all"]."""
+    return _tar_splits(read_index(path), path)
+
+
 def open_tar_folder(path: str | Path, split: str = "train") -> ShardSource:
     """Open an image folder (SPLIT/CLASS/image.jpg, or CLASS/image.jpg) inside one tar file."""
-    members = [member for member in read_index(path) if is_image(member.name)]
-    known = {name for names in SPLIT_NAMES.values() for name in names}
-    tops = {member.name.split("/", 1)[0] for member in members}
-    have = sorted(tops & known) or ["all"]
+    members = read_index(path)
+    have = _tar_splits(members, path)
     found = pick_split(split, have, str(path))
-
-    def of(name: str) -> list[tuple[str, Member]]:
-        parts = [(PurePosixPath(m.name).parts, m) for m in members]
-        skip = 0 if name == "all" else 1
-        return [(p[skip], m) for p, m in parts if len(p) > skip + 1 and (not skip or p[0] == name)]
-
-    rows = sorted(of(found), key=lambda row: row[1].name)
+    rows: dict[str, list[tuple[str, Member]]] = {name: [] for name in have}
+    left = LeftOut()
+    for member in members:
+        parts = PurePosixPath(member.name).parts
+        own = "all" if have == ["all"] else parts[0]
+        inside = parts if own == "all" else parts[1:]
+        if own in rows and is_image(member.name) and len(inside) > 1:
+            rows[own].append((inside[0], member))
+        # What is outside of all splits is counted with the first.
+        elif own == found or (own not in rows and found == have[0]):
+            loose = own in rows and is_image(member.name)
+            left.add(OUTSIDE_OF_CLASSES, member.name) if loose else left.add_file(member.name)
+    if not rows[found]:
+        raise DataError(
+            f"{path}: no images in class folders in split {found!r} ({left.describe() or 'it is empty'}); "
+            "the layout is SPLIT/CLASS/image.jpg"
+        )
     train = next((name for name in SPLIT_NAMES["train"] if name in have and name != found), None)
-    reference = sorted({name for name, _ in of(train)}) if train else None
-    classes, labels = class_table([name for name, _ in rows], reference, str(path))
-    return ShardSource("tar-folder", found, [Path(path)], [(0, m) for _, m in rows], labels, classes)
+    reference = sorted({name for name, _ in rows[train]}) if train else None
+    chosen = sorted(rows[found], key=lambda row: row[1].name)
+    classes, labels = class_table([name for name, _ in chosen], reference, str(path))
+    source = ShardSource("tar-folder", found, [Path(path)], [(0, m) for _, m in chosen], labels, classes)
+    source.left_out = left
+    return source
+
+
+def _shards_of(folder: Path, split: str) -> tuple[str, list[Path]]:
+    """The name under which a folder holds the shards of a split, and the shards; none if there are none."""
+    for name in SPLIT_NAMES.get(split, (split,)):
+        patterns = (f"{name}-*.tar", f"{name}/*.tar", f"*-{name}-*.tar")
+        found = sorted({path for pattern in patterns for path in folder.glob(pattern)})
+        if found:
+            return name, found
+    return split, []
+
+
+def shard_splits(path: str | Path) -> list[str]:
+    """The splits that shards are named after, training first; a single tar is one, "train"."""
+    path = Path(path)
+    if path.is_file():
+        return ["train"]
+    return [name for name, shards in (_shards_of(path, split) for split in SPLIT_NAMES) if shards]
+
+
+def open_shards(path: str | Path, split: str = "train") -> ShardSource:
+    """WebDataset shards: one tar file, or a folder with SPLIT-*.tar in it."""
+    path = Path(path)
+    if path.is_file():
+        return open_webdataset([path], split)
+    name, found = _shards_of(path, split)
+    if not found:
+        raise DataError(f"{path}: no shards of split {split!r}; they are called {split}-000000.tar and so on")
+    source = open_webdataset(found, name)
+    if [name] == shard_splits(path)[:1]:
+        shards = {shard for own in SPLIT_NAMES for shard in _shards_of(path, own)[1]}
+        names = {shard.relative_to(path).parts[0] for shard in shards}
+        source.left_out.add_all(beside(path, names | {CLASS_LIST}))
+    return source
+
+
+def _read_shard(path: Path, left: LeftOut) -> list[tuple[Member, int]]:
+    """The images of a shard with their labels; the other files are counted."""
+    groups: dict[str, dict[str, Member]] = {}
+    for member in read_index(path):
+        place = PurePosixPath(member.name)
+        stem, _, suffix = place.name.partition(".")
+        groups.setdefault(str(place.parent / stem), {})[suffix.lower()] = member
+    rows = []
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for key, group in groups.items():
+            # KEY.seg.png belongs to a sample, but is not its image.
+            image = next((m for s, m in group.items() if f".{s}" in IMAGE_SUFFIXES), None)
+            for member in group.values():
+                if member is not image and (image is None or member is not group.get("cls")):
+                    left.add_file(f"{path.name}!{member.name}")
+            if image is not None:
+                rows.append((image, _label(descriptor, path, key, group)))
+    finally:
+        os.close(descriptor)
+    return rows
+
+
+def _label(descriptor: int, path: Path, key: str, group: dict[str, Member]) -> int:
+    """The class number in KEY.cls."""
+    if "cls" not in group:
+        raise ArchiveError(f"{path}: sample {key!r} has no .cls file; add its class number")
+    label = group["cls"]
+    start = Member(label.name, label.offset, min(label.size, 32))
+    text = read_at(descriptor, start, path.name).strip()
+    if not re.fullmatch(rb"\d{1,9}", text):
+        raise ArchiveError(f"{path}: sample {key!r} has class {text[:20]!r}; write a number")
+    return int(text)
 
 
 def open_webdataset(paths: list[Path], split: str = "train") -> ShardSource:
     """Open WebDataset shards: KEY.jpg and KEY.cls, the class number in decimal digits."""
     rows: list[tuple[int, Member]] = []
     labels: list[int] = []
+    left = LeftOut()
     for shard, path in enumerate(paths):
-        groups: dict[str, dict[str, Member]] = {}
-        for member in read_index(path):
-            place = PurePosixPath(member.name)
-            stem, _, suffix = place.name.partition(".")
-            groups.setdefault(str(place.parent / stem), {})[suffix.lower()] = member
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            for key, group in groups.items():
-                image = next((m for s, m in group.items() if is_image(f"x.{s}")), None)
-                if image is None:
-                    continue
-                if "cls" not in group:
-                    raise ArchiveError(f"{path}: sample {key!r} has no .cls file; add its class number")
-                label = group["cls"]
-                start = Member(label.name, label.offset, min(label.size, 32))
-                text = read_at(descriptor, start, path.name).strip()
-                if not re.fullmatch(rb"\d{1,9}", text):
-                    raise ArchiveError(f"{path}: sample {key!r} has class {text[:20]!r}; write a number")
-                rows.append((shard, image))
-                labels.append(int(text))
-        finally:
-            os.close(descriptor)
-    count = max(labels, default=-1) + 1
-    if count > MAX_CLASSES:
-        raise ArchiveError(f"{paths[0]}: labels run to {count - 1}; number the classes from 0")
-    classes = _class_names(paths[0].parent, count)
-    return ShardSource("webdataset", split, paths, rows, np.array(labels, np.int64), classes)
+        for image, label in _read_shard(path, left):
+            rows.append((shard, image))
+            labels.append(label)
+            if label >= MAX_CLASSES:
+                raise ArchiveError(f"{path}: labels run to {label}; number the classes from 0")
+    classes = _class_names(paths[0].parent, max(labels, default=-1) + 1)
+    source = ShardSource("webdataset", split, paths, rows, np.array(labels, np.int64), classes)
+    source.left_out = left
+    return source
 
 
 def _class_names(folder: Path, count: int) -> tuple[str, ...]:
     """Names from classes.txt in the folder of the shards, one per line; without it, plain numbers."""
-    listing = folder / "classes.txt"
+    listing = folder / CLASS_LIST
     if not listing.is_file():
         return tuple(str(i) for i in range(count))
     names = read_names(listing, DataError)
     if len(names) < count:
         raise DataError(f"{listing}: {len(names)} names for {count} classes; complete the list")
     return names
-
-
-def shard_path(folder: Path, name: Any) -> Path:
-    """Path of a shard named in an index; a name that points elsewhere is an error."""
-    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,200}\.tar", name):
-        raise DataError(
-            f"{folder / INDEX_NAME}: shard name {str(name)[:80]!r} is not a plain name; pack again"
-        )
-    return folder / name
-
-
-def open_pack(folder: str | Path, split: str = "train") -> ShardSource:
-    """Open shards made by `fathoms data pack`: offsets come from the index, without a scan."""
-    folder = Path(folder)
-    index = read_json(folder / INDEX_NAME, DataError)
-    try:
-        if index["format"] != INDEX_FORMAT:
-            raise DataError(f"{folder / INDEX_NAME}: format {index['format']!r} is not known; pack again")
-        found = pick_split(split, list(index["splits"]), str(folder))
-        listed = index["splits"][found]["shards"]
-        rows: list[tuple[int, Member]] = []
-        labels: list[int] = []
-        paths = []
-        for number, shard in enumerate(listed):
-            path = shard_path(folder, shard["name"])
-            if not path.is_file() or path.stat().st_size != shard["bytes"] or type(shard["bytes"]) is not int:
-                raise DataError(f"{path}: missing or not {shard['bytes']} bytes long; pack again")
-            paths.append(path)
-            for member, label, offset, size in read_json(path.with_suffix(".json"), DataError)["samples"]:
-                if not all(type(value) is int for value in (label, offset, size)):
-                    raise DataError(
-                        f"{path}: sample {str(member)[:80]!r} has numbers that are not whole; pack again"
-                    )
-                if not (offset >= 0 and size >= 0 and offset + size <= shard["bytes"]):
-                    raise DataError(f"{path}: sample {str(member)[:80]!r} lies outside the shard; pack again")
-                rows.append((number, Member(str(member), offset, size)))
-                labels.append(label)
-        classes = check_names(index["classes"], str(folder / INDEX_NAME), DataError)
-        content = digest_lines([*classes, *(str(shard["sha256"]) for shard in listed)])
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{folder / INDEX_NAME}: damaged ({str(error)[:80]!r}); pack again") from error
-    if labels and not 0 <= min(labels) <= max(labels) < len(classes):
-        raise DataError(f"{folder / INDEX_NAME}: a label is out of range; pack again")
-    return ShardSource("pack", found, paths, rows, np.array(labels, np.int64), classes, content)

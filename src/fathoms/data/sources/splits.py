@@ -41,12 +41,19 @@ class Roles(NamedTuple):
         val: What every choice is made on: best checkpoint, tuning; None without one.
         test: What is evaluated once, at the end; None where the data has none.
         carved: Share of the training set that val was taken from; 0 if the data came with a val split.
+        unused: Names of further splits, which play no role.
     """
 
     train: AnySource
     val: AnySource | None
     test: AnySource | None
     carved: float = 0.0
+    unused: tuple[str, ...] = ()
+
+    def whole(self) -> list[AnySource]:
+        """The splits as the data has them: without what was carved from train."""
+        own = [self.train, None if self.carved else self.val, self.test]
+        return [getattr(split, "source", split) for split in own if split is not None]
 
     def held_out(self) -> AnySource | None:
         """The set that results are reported on: test, or val where there is no test."""
@@ -94,7 +101,8 @@ def open_roles(path: str | None, val_share: float | None = None) -> Roles:
     train = open_source(path, named or next((name for name in splits if name in _WHOLE), "train"))
     val = None if val_name is None else open_source(path, val_name)
     test = None if test_name is None else open_source(path, test_name)
-    return _carve(train, val, test, val_share)
+    unused = tuple(name for name in held_out if name not in (val_name, test_name))
+    return _carve(train, val, test, val_share)._replace(unused=unused)
 
 
 def share_for_comparison(path: str | None) -> float | None:
@@ -134,7 +142,8 @@ def open_splits(path: str | None) -> tuple[AnySource, AnySource]:
     held_out = next((split for split in splits if split not in _TRAIN + _WHOLE), None)
     if held_out is None:
         raise ConfigError(
-            f"{path}: has no held-out split (val, validation or test); it has {', '.join(splits)}"
+            f"{path}: has no held-out split (val, validation or test); it has {', '.join(splits)}; this run began "
+            "with one: bring it back, or choose another --experiment"
         )
     return open_source(path, "train"), open_source(path, held_out)
 

@@ -12,10 +12,10 @@ from fathoms.atomic import write_atomic
 from fathoms.data.errors import DataError
 from fathoms.data.sources.arrays import ArraySource
 from fathoms.data.sources.base import Source
+from fathoms.data.sources.left_out import MANIFEST_NAME
 from fathoms.untrusted_files import read_json
 
 MANIFEST_FORMAT = "fathoms-manifest-1"
-MANIFEST_NAME = "fathoms-manifest.json"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ def write_manifest(path: Path, splits: dict[str, dict[str, Any]], rows: dict[str
 def verify_manifest(path: str | Path, source: Source | ArraySource) -> dict[str, Any]:
     """Compare `source` with its manifest; raises `DataError` naming the first file that changed.
 
-    Names, sizes and labels are compared, without reading the files; `fathoms data check` compares content.
+    Names, sizes and classes are compared, without reading the files; `fathoms data check` compares content. Files
+    that the check found bad may have been removed.
 
     Returns:
         The manifest's entry of the split (counts, classes, bad files).
@@ -63,7 +64,10 @@ def verify_manifest(path: str | Path, source: Source | ArraySource) -> dict[str,
         raise DataError(f"{path}: it has no split {source.split!r}; run `fathoms data check` again")
     if facts.get("fingerprint") == source.fingerprint():
         return facts
-    raise DataError(f"{path}: {_first_change(facts, source)} since the check; run `fathoms data check` again")
+    change = _first_change(facts, source)
+    if change is None:
+        return facts
+    raise DataError(f"{path}: {change} since the check; run `fathoms data check` again")
 
 
 def verify_sources(path: str | Path, sources: Iterable[Source | ArraySource]) -> None:
@@ -74,21 +78,33 @@ def verify_sources(path: str | Path, sources: Iterable[Source | ArraySource]) ->
             verify_manifest(manifest, source)
 
 
-def _first_change(facts: dict[str, Any], source: Source | ArraySource) -> str:
-    if facts.get("classes") != list(source.classes):
-        return "the list of classes changed"
-    try:
-        before = {str(name): (size, label) for name, size, label, _ in facts["files"]}
-    except (KeyError, TypeError, ValueError):
-        return "the manifest is damaged and cannot be compared"
+def _first_change(facts: dict[str, Any], source: Source | ArraySource) -> str | None:
+    """What changed first; None if only bad files are gone."""
     if isinstance(source, ArraySource):
-        return "the arrays changed"
-    now = {source.where(i): (source.size(i), int(source.labels[i])) for i in range(len(source))}
-    for name in sorted(before.keys() - now.keys()):
+        return (
+            "the list of classes changed"
+            if facts.get("classes") != list(source.classes)
+            else "the arrays changed"
+        )
+    try:
+        classes = list(facts["classes"])
+        before = {str(name): (size, classes[label]) for name, size, label, _ in facts["files"]}
+        bad = {str(name) for name, _ in facts.get("bad", ())}
+    except (KeyError, TypeError, ValueError, IndexError):
+        return "the manifest is damaged and cannot be compared"
+    labels = source.labels.tolist()
+    now = {source.where(i): (source.size(i), source.classes[labels[i]]) for i in range(len(source))}
+    for name in sorted(before.keys() - now.keys() - bad):
         return f"{name} disappeared"
     for name in sorted(now.keys() - before.keys()):
         return f"{name} was added"
     for name, value in now.items():
         if before[name] != value:
             return f"{name} changed"
-    return "the contents changed"
+    # A class goes with its last file, and an empty one may have been added to the list.
+    gone = set(classes) - set(source.classes)
+    if gone & {name for file, (_, name) in before.items() if file in now} or set(source.classes) - set(
+        classes
+    ):
+        return "the list of classes changed"
+    return None if before.keys() - now.keys() else "the contents changed"

@@ -25,7 +25,8 @@ from fathoms.data.decode.decode import Decoder, choose_decoder
 from fathoms.data.decode.image_header import ImageHeader
 from fathoms.data.errors import BadImageError, DataError
 from fathoms.data.sources.base import Source
-from fathoms.data.sources.shards import INDEX_FORMAT, INDEX_NAME, shard_path
+from fathoms.data.sources.pack import INDEX_FORMAT, INDEX_NAME, shard_path
+from fathoms.data.sources.shards import CLASS_LIST
 from fathoms.data.tools.ordered_map import ordered_map
 from fathoms.errors import ConfigError
 from fathoms.untrusted_files import read_json, sha256_of
@@ -222,7 +223,7 @@ def write_index(folder: Path, classes: tuple[str, ...], splits: dict[str, Any], 
     """Write the index of all splits, with the sha256 of every shard."""
     content = {"format": INDEX_FORMAT, "classes": list(classes), "options": asdict(options), "splits": splits}
     write_atomic(folder / INDEX_NAME, json.dumps(content, indent=1).encode())
-    write_atomic(folder / "classes.txt", ("\n".join(classes) + "\n").encode())
+    write_atomic(folder / CLASS_LIST, ("\n".join(classes) + "\n").encode())
 
 
 def verify_pack(folder: Path) -> list[str]:

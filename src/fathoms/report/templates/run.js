@@ -24,7 +24,7 @@ start(() => {
         if (style) row.className = style;
         tip.append(row);
       };
-      add("epoch " + epoch);
+      add(chart.name + " " + epoch.toLocaleString("en"));
       for (const line of chart.series) {
         const point = line.points.find((pair) => pair[0] === epoch);
         if (point && point[1] !== null) add(line.name + " " + Number(point[1].toPrecision(5)) + chart.unit, line.style);

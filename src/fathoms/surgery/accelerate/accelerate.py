@@ -14,6 +14,7 @@ from fathoms.parts.linear import has_hooks, is_bare, is_exact_gelu
 from fathoms.surgery.accelerate.modules import FusedMLP, FusedTalkingHeads, InPlaceOf, OneQueryAttention
 from fathoms.surgery.inputs import as_batches, difference, example_images, run
 from fathoms.surgery.replace import replace_module
+from fathoms.surgery.zeros import depends_on_images, proof_notes, zero_parameters, zeros_at_random
 from fathoms.text_table import aligned
 
 # The order of summation changes; what is left is rounding, over the largest value of the output.
@@ -39,6 +40,12 @@ _PASSED: dict[type[nn.Module], set[str]] = {
 }
 _NOTHING = nn.Identity()
 
+NOTHING = (
+    "has nothing to replace: no talking heads or class attention as timm and DeiT write them, no MLP that a kernel "
+    "serves here"
+)
+LEFT = "is as it was, for these reasons"
+
 
 @dataclass(frozen=True)
 class AccelerateReport:
@@ -48,11 +55,13 @@ class AccelerateReport:
         rows: Path, old class and new class of each module that was replaced.
         left: Path of each that was recognised but left, and the reason.
         difference: Largest difference of the output over its largest value.
+        notes: What the comparison did not prove, or why nothing was replaced.
     """
 
     rows: tuple[tuple[str, str, str], ...]
     left: tuple[tuple[str, str], ...]
     difference: float
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -60,8 +69,10 @@ class AccelerateReport:
     def table(self) -> str:
         """One line for each module, then the difference of the output."""
         rows = [*self.rows, *[(name, "left", reason) for name, reason in self.left]]
-        moved = f"output differs by {self.difference:.2g} of its largest value"
-        return f"{aligned(('module', 'old', 'new'), rows)}\n{moved}"
+        lines = [aligned(("module", "old", "new"), rows)] if rows else []
+        if self.rows:
+            lines.append(f"output differs by {self.difference:.2g} of its largest value")
+        return "\n".join([*lines, *self.notes])
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""
@@ -74,7 +85,8 @@ def accelerate(model: nn.Module, *, images: Tensor | None = None) -> AccelerateR
     Parameters, their names, the state_dict and, but for rounding, the output stay the same, in training and in
     inference. Talking heads run in Triton kernels on a CUDA device; class attention needs no keys and values.
     MLPs, those of fathoms too, run in one kernel in inference, where that has been measured to pay: on a GPU of compute
-    capability 9, up to 256 channels, from 16,384 tokens on; so move the model to its device first.
+    capability 9, up to 256 channels, from 16,384 tokens on; so move the model to its device first. A model with nothing
+    to replace is left as it is, and its report has no rows.
 
     Args:
         model: Any module.
@@ -82,16 +94,16 @@ def accelerate(model: nn.Module, *, images: Tensor | None = None) -> AccelerateR
     """
     found, left = _candidates(model)
     if not found:
-        why = (
-            f"{left[0][0]}: {left[0][1]}"
-            if left
-            else "no talking heads or class attention as timm and DeiT write them, no MLP that a kernel serves here"
+        return AccelerateReport(
+            (), tuple(left), 0.0, (f"{type(model).__name__} {LEFT if left else NOTHING}",)
         )
-        raise FathomsError(f"accelerate: {type(model).__name__} has nothing to replace; {why}")
     images = example_images(model, 2) if images is None else as_batches(images, model)[0]
     gap = _install(model, [(module, new(module)) for _, module, new in found], images)
     rows = tuple((name, type(old).__name__, new.__name__) for name, old, new in found)
-    return AccelerateReport(rows, tuple(left), gap)
+    zeros = zero_parameters(model)
+    with zeros_at_random(zeros, model):
+        proved = depends_on_images(model, images)
+    return AccelerateReport(rows, tuple(left), gap, proof_notes(zeros, proved))
 
 
 def fuse_mlps(model: nn.Module) -> int:
@@ -142,17 +154,19 @@ def _install(model: nn.Module, pairs: list[tuple[nn.Module, nn.Module]], images:
 
 @torch.no_grad()
 def _outputs(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """The outputs of a model as it is, and with every LayerScale at one.
+    """The outputs of a model as it is, and with every LayerScale at one and all zeros at random.
 
     Scales that have barely left their start hide what the branches do, and so also a wrong replacement.
     """
     own = run(model, images)
+    zeros = zero_parameters(model)
     scales = [p for name, p in model.named_parameters() if name.rpartition(".")[2] in _SCALES]
     kept = [gamma.clone() for gamma in scales]
     try:
         for gamma in scales:
             gamma.fill_(1.0)
-        return own, run(model, images)
+        with zeros_at_random([name for name in zeros if name.rpartition(".")[2] not in _SCALES], model):
+            return own, run(model, images)
     finally:
         for gamma, value in zip(scales, kept, strict=True):
             gamma.copy_(value)

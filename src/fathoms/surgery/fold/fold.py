@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor, fx, nn
@@ -16,6 +17,7 @@ from fathoms.surgery.fold.normal_form import prepare
 from fathoms.surgery.fold.targets import NoRouteError, by_output, route
 from fathoms.surgery.inputs import as_batches, difference, example_images, run
 from fathoms.surgery.report import FoldReport, FoldRow
+from fathoms.surgery.zeros import depends_on_images, proof_notes, zero_parameters, zeros_at_random
 
 # Largest allowed difference between the outputs, over the largest output: rounding only.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-2}
@@ -37,7 +39,8 @@ def fold(
     Args:
         model: Any module; it is not changed.
         images: A batch that it accepts; None draws random images of its size.
-        verify: Compare the outputs of both, and raise if they differ by more than rounding.
+        verify: Compare the outputs of both, and raise if they differ by more than rounding; parameters that are all
+            zero, which hide what they multiply, are compared at random values too.
 
     >>> from fathoms import create_model
     >>> vit = create_model("vit_digits", depth=2, num_classes=10, norm="learnable_scaler")
@@ -46,6 +49,23 @@ def fold(
     ('none', 5, ())
     """
     images = example_images(model, 2) if images is None else as_batches(images, model)[0]
+    folded, report = _folded(model, images)
+    if not verify:
+        return folded, report
+    gap, zeros = _verified(model, folded, images), zero_parameters(model)
+    if zeros:
+        # With zeros at random the folding is another one, of the same parts: that one is compared too.
+        awake = copy.deepcopy(model)
+        with zeros_at_random(zeros, awake):
+            gap = max(gap, _verified(awake, _folded(awake, images)[0], images))
+            proved = depends_on_images(awake, images)
+    else:
+        proved = depends_on_images(model, images)
+    return folded, replace(report, difference=gap, notes=proof_notes(zeros, proved))
+
+
+def _folded(model: nn.Module, images: Tensor) -> tuple[nn.Module, FoldReport]:
+    """A folded copy of a model, and the report without the comparison."""
     folded = copy.deepcopy(model).eval()
     drop_paths = prepare(folded)
     traced, weights = trace(folded, images), Weights(folded)
@@ -59,10 +79,9 @@ def fold(
     ]
     if not rows and not left and not getattr(model, "folded_by_fathoms", False):
         raise FathomsError(f"fold: {type(model).__name__} has no learned scale to fold; export it as it is")
-    gap = _verified(model, folded, images) if verify else None
     folded.folded_by_fathoms = True  # pyrefly: ignore
     before, after = (sum(p.numel() for p in each.parameters()) for each in (model, folded))
-    return folded, FoldReport(tuple(rows), tuple(left), (before, after), drop_paths, gap)
+    return folded, FoldReport(tuple(rows), tuple(left), (before, after), drop_paths, None)
 
 
 def _fold_parts(traced: Traced, weights: Weights) -> tuple[list[_Folded], list[tuple[str, str]]]:

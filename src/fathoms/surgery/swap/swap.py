@@ -20,6 +20,7 @@ from fathoms.surgery.swap.calibrate import fit, record_pairs, running_order
 from fathoms.surgery.swap.functional import functional_norms
 from fathoms.surgery.swap.new_norm import NewNorm, build_part, carry
 from fathoms.surgery.swap.sites import Choice, NormSite, choose_sites, find_sites
+from fathoms.surgery.zeros import depends_on_images, proof_notes, zero_parameters, zeros_at_random
 
 WAYS = ("keep", "reset", "calibrate")
 
@@ -66,17 +67,31 @@ def swap_norms(
     for site in sites:
         new[site.name].module.train(site.module.training)
     errors: dict[str, float] = {}
-    change = None
+    change, proof = None, ()
     if batches is None:
         for site in sites:
             replace_module(model, site.module, new[site.name].module)
     else:
         teacher = copy.deepcopy(model)
         errors = _install_in_order(model, teacher, sites, new, batches, how == "calibrate")
-        change = max(difference(run(teacher, batch), run(model, batch)) for batch in batches)
-    notes = _after(model, to, batches)
+        change, proof = _compared(teacher, model, batches)
+    notes = (*_after(model, to, batches), *proof)
     rows = tuple(_row(site, to, new[site.name], errors.get(site.name)) for site in sites)
     return SwapReport(how, rows, change, notes)
+
+
+def _compared(teacher: nn.Module, model: nn.Module, batches: list[Tensor]) -> tuple[float, tuple[str, ...]]:
+    """The change of the output on the batches, and what it did not prove."""
+
+    def change() -> float:
+        return max(difference(run(teacher, batch), run(model, batch)) for batch in batches)
+
+    ours = zero_parameters(model)
+    zeros = [name for name in zero_parameters(teacher) if name in ours]
+    largest = change()
+    with zeros_at_random(zeros, teacher, model):
+        largest = max(largest, change()) if zeros else largest
+        return largest, proof_notes(zeros, depends_on_images(teacher, batches[0]))
 
 
 def _sites(model: nn.Module, to: str, only: Choice | None, batches: list[Tensor] | None) -> list[NormSite]:

@@ -40,7 +40,7 @@ def resume(context: RunContext, learner: Learner, state: TrainState, guard: Guar
     if newest is None:
         return start_over(context) if begun else []
     checkpoint = checkpoints.read(newest)
-    check_same_run(context, checkpoint, learner.speed)
+    check_same_run(context, checkpoint, learner)
     load_checkpoint(context, learner, state, checkpoint, str(newest))
     guard.load_state_dict(checkpoint.state["guard"])
     cut_rows(context, checkpoint)
@@ -80,22 +80,39 @@ def recorded_speed(checkpoints_folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def check_same_run(context: RunContext, checkpoint: Checkpoint, speed: Speed) -> None:
+def check_same_run(context: RunContext, checkpoint: Checkpoint, learner: Learner) -> None:
     """Refuse a checkpoint of other settings or other data, naming the difference, unless --allow-change names it."""
     where, allowed, saved = context.folder.path, context.job.run.allow_change or (), checkpoint.state
-    changed = [*changes(saved, context.job, context.world.size), *speed_changes(saved["speed"], speed)]
+    changed = [
+        *changes(saved, context.job, context.world.size),
+        *speed_changes(saved["speed"], learner.speed),
+    ]
     refused = [change for change in changed if not _is_allowed(change.partition(":")[0], allowed)]
     if refused:
-        first = refused[0].partition(":")[0].rpartition(".")[2]
+        names = [change.partition(":")[0].rpartition(".")[2] for change in refused]
         raise ConfigError(
             f"{where}: holds a run with other settings ({'; '.join(map(_with_flag, refused))}); "
-            f"choose another --experiment, or --allow-change {first}"
+            f"choose another --experiment{_or_allow(context, checkpoint, learner, names)}"
         )
     if saved["data"] != context.data.fingerprint and "data" not in allowed:
         raise ConfigError(
             f"{where}: the data set has changed since this run began ({_short(saved['data'])} -> "
-            f"{_short(context.data.fingerprint)}); bring it back, choose another --experiment, or --allow-change data"
+            f"{_short(context.data.fingerprint)}); bring it back, or choose another --experiment"
+            f"{_or_allow(context, checkpoint, learner, ['data'])}"
         )
+
+
+def _or_allow(context: RunContext, checkpoint: Checkpoint, learner: Learner, names: list[str]) -> str:
+    """The flag that allows the changes, if the checkpoint fits this run; without --experiment it needs that too."""
+    try:
+        # This run is refused, so the weights may stay in it.
+        restore(checkpoint, learner, str(context.folder.path))
+    except FathomsError:
+        return ""
+    run = context.job.run
+    allowed = " ".join([*(run.allow_change or ()), *names])
+    experiment = "" if run.experiment is not None else f"--experiment {context.folder.path.name} "
+    return f", or {experiment}--allow-change {allowed}"
 
 
 def check_allowed(job: Job) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fathoms.config_checks import check_field
+from fathoms.config_checks import OFF_WORDS, check_field
 from fathoms.errors import ConfigError
 from fathoms.models.config import FIELDS
 from fathoms.registry import check_name
@@ -56,7 +56,11 @@ def read_recipe(name: str) -> dict[str, Any]:
 def recipe_options(table: dict[str, Any], where: str) -> dict[str, Any]:
     """The fields of Recipe in a table read from TOML, each checked against its type."""
     options = {key: value for key, value in table.items() if key not in ("about", "model")}
+    off = Recipe.can_be_off()
     for key, value in options.items():
         check_name(key, RECIPE_FIELDS, "option", where)
+        if key in off and isinstance(value, str) and value in OFF_WORDS:
+            options[key] = None
+            continue
         check_field(Recipe, key, value, f"{where}: --", ConfigError)
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}

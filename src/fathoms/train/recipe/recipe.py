@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fathoms.config_checks import check_choices, check_types
+from fathoms.config_checks import check_choices, check_types, takes_off
 from fathoms.errors import ConfigError, flag_of
 from fathoms.registry import check_name
 from fathoms.train.recipe.unused import refuse_unused, without_idle
@@ -115,7 +116,8 @@ class Recipe:
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     """Interpolation of evaluation."""
     crop_pct: float | None = None
-    """Share of the image that the center crop of evaluation keeps. Default: 0.9 for image files, 1 for arrays."""
+    """Share of the image that the center crop of evaluation keeps. Default: 0.9 for image files if the
+    model's images are larger than 128 pixels, else 1."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Mean of each colour channel, for normalisation."""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
@@ -174,6 +176,12 @@ class Recipe:
         for name in (*base, *given):
             check_name(name, RECIPE_FIELDS, "option", "Recipe")
         return cls(**without_idle(DEFAULTS, base, given))
+
+    @classmethod
+    def can_be_off(cls) -> frozenset[str]:
+        """Options that `none` switches off; for the others zero, one, a name or --no-... does."""
+        hints = typing.get_type_hints(cls)
+        return frozenset(name for name, hint in hints.items() if takes_off(hint))
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name."""

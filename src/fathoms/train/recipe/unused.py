@@ -88,6 +88,6 @@ def without_idle(defaults: dict[str, Any], base: dict[str, Any], given: dict[str
         given: The flags.
     """
     options = SimpleNamespace(**{**defaults, **base, **given})
-    refuse_unused(options, given)
+    refuse_unused(options, [name for name, value in given.items() if value is not None])
     idle = unused(options)
     return {name: value for name, value in {**base, **given}.items() if name not in idle}

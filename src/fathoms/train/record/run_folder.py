@@ -6,9 +6,10 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -60,6 +61,7 @@ class RunFolder:
     def __init__(self, path: Path, writes: bool = True) -> None:
         self.path, self.writes = path, writes
         self._lock: TextIO | None = None
+        self._made: list[Path] = []
 
     @property
     def checkpoints(self) -> Path:
@@ -72,6 +74,7 @@ class RunFolder:
             return
         try:
             refuse_links(self.path)
+            self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,6 +87,19 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path}: cannot be written ({error.strerror}); choose another --output"
             ) from error
+
+    def discard(self) -> None:
+        """Remove the folder of a run that was refused before it had anything to keep."""
+        begun = self.length("metrics.jsonl") or (
+            self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        )
+        if not self._made or begun:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        for place in self._made[1:]:
+            # Another run may have put its folder there meanwhile.
+            with suppress(OSError):
+                place.rmdir()
 
     def close(self) -> None:
         """Release the lock."""

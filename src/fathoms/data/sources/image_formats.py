@@ -6,7 +6,7 @@
 | BUFR, GRIB, HDF5, MPEG, MIC, FPX | Pillow only recognises them, or needs code that others register |
 | ICO, ICNS, CUR, DCX, PSD, IPTC | containers: the picture inside may be larger than the size that was checked |
 | FITS, SPIDER, IM, IMT, MCIDAS | measurements without a range that would be black and white |
-| BLP, DDS, FTEX, GBR, FLI, PCD, PIXAR, MSP, SUN, XBM, XPM, XVTHUMB | textures, cursors, brushes: hardly tested readers |
+| BLP, DDS, FTEX, GBR, FLI, PCD, PIXAR, MSP, SUN, XBM, XPM, XVTHUMB | textures and brushes: hardly tested readers |
 """
 
 from __future__ import annotations

@@ -1,0 +1,124 @@
+"""Arrays in one .npz: `x_train`, `y_train`, `x_test` (or `x_val`), … and, if there, `classes`. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import numpy as np
+
+from fathoms.config_checks import MAX_TEXT
+from fathoms.data.errors import DataError
+from fathoms.data.sources.arrays import MAX_BYTES, SMALL, ArraySource, as_rgb
+from fathoms.data.sources.left_out import LeftOut
+from fathoms.errors import reason
+from fathoms.untrusted_files import MAX_CLASSES
+
+# Pixels never pack much better than this.
+MAX_RATIO = 200
+
+_SPLITS = ("train", "val", "valid", "validation", "test", "all")
+_NAMES = {"train": ("train",), "val": ("val", "valid", "validation", "test"), "test": ("test",)}
+
+
+def npz_splits(path: str | Path) -> list[str]:
+    """The splits whose images or labels are in an .npz, training first."""
+    with _opened(path) as archive:
+        return [name for name in _SPLITS if {f"x_{name}", f"y_{name}"} & set(archive.files)]
+
+
+def open_npz(path: str | Path, split: str = "train") -> ArraySource:
+    """Open one split of an .npz."""
+    names = _NAMES.get(split, (split,))
+    with _opened(path) as archive:
+        files = archive.files
+        found = next((name for name in names if {f"x_{name}", f"y_{name}"} & set(files)), None)
+        if found is None or not {f"x_{found}", f"y_{found}"} <= set(files):
+            _refuse(path, found or names[0], files)
+        images = as_rgb(archive[f"x_{found}"], f"{path}: x_{found}")
+        labels = {
+            name: _labels(archive[f"y_{name}"], f"{path}: y_{name}")
+            for name in _SPLITS
+            if f"y_{name}" in files
+        }
+        named = [str(name) for name in archive["classes"]] if "classes" in files else None
+    classes = named or [str(i) for i in range(1 + max(int(own.max()) for own in labels.values()))]
+    taken = {"classes"} | {f"{part}_{name}" for part in "xy" for name in _SPLITS}
+    left = LeftOut()
+    if found == next(name for name in _SPLITS if f"x_{name}" in files):
+        for name in sorted(set(files) - taken):
+            left.add("array", name)
+    return ArraySource("npz", str(found), images, labels[str(found)], classes, str(path), left)
+
+
+def _refuse(path: str | Path, split: str, files: list[str]) -> NoReturn:
+    if f"x_{split}" in files:
+        raise DataError(f"{path}: x_{split} has no labels; add y_{split} or remove x_{split}")
+    listed = ", ".join(files) or "no arrays"
+    raise DataError(f"{path}: no x_{split} with y_{split}; it has {listed}; rename the arrays")
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Any]:
+    """The archive, after a look at the headers of its arrays; whatever is wrong with it is a `DataError`."""
+    try:
+        # numpy leaves a file open that it opened itself and could not read.
+        with Path(path).open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise DataError(f"{path}: not a plain .npz (not a zip file); save it with numpy.savez")
+            file.seek(0)
+            _check_headers(file, path)
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                yield archive
+    except DataError:
+        raise
+    # numpy reads an array's header as Python source: a damaged one raises anything from TokenError to SystemError.
+    except Exception as error:
+        raise DataError(f"{path}: not a plain .npz ({reason(error)}); save it again") from error
+
+
+def _check_headers(file: BinaryIO, path: str | Path) -> None:
+    """Refuse Python objects, and an archive that would unpack to more than memory should hold."""
+    packed = Path(path).stat().st_size
+    with zipfile.ZipFile(file) as archive:
+        unpacked = 0
+        for entry in archive.infolist():
+            with archive.open(entry) as member:
+                version = np.lib.format.read_magic(member)
+                read = (
+                    np.lib.format.read_array_header_1_0
+                    if version == (1, 0)
+                    else np.lib.format.read_array_header_2_0
+                )
+                shape, _, dtype = read(member, max_header_size=MAX_TEXT)
+            if dtype.hasobject:
+                name = entry.filename.removesuffix(".npy")
+                raise DataError(
+                    f"{path}: not a plain .npz ({name} holds Python objects, which could run code); "
+                    "store pixels as uint8, labels as whole numbers and names as text"
+                )
+            # The array's header decides how much numpy allocates; the size in the archive is not trusted.
+            unpacked += max(math.prod(shape) * dtype.itemsize, entry.file_size)
+    if unpacked > min(MAX_BYTES, max(SMALL, MAX_RATIO * packed)):
+        raise ValueError(f"{packed} bytes would unpack to {unpacked}")
+
+
+def _labels(values: np.ndarray, where: str) -> np.ndarray:
+    """Class numbers, as one row; anything else is refused with its cause."""
+    if values.ndim == 2 and values.shape[1] > 1:
+        raise DataError(
+            f"{where} has shape {values.shape}, one column for each class; store class numbers (y.argmax(1))"
+        )
+    if not values.size:
+        raise DataError(f"{where} is empty; store a class number for each image")
+    if values.dtype.kind not in "iu":
+        raise DataError(f"{where} is {values.dtype}; store whole numbers (y.astype('int64'))")
+    if values.min() < 0 or values.max() >= MAX_CLASSES:
+        odd = values.min() if values.min() < 0 else values.max()
+        raise DataError(f"{where} holds {odd}; number the classes from 0 to at most {MAX_CLASSES - 1}")
+    return values.reshape(-1)

@@ -1,0 +1,159 @@
+"""Sections of a run's page: origin, updates, guard events, classes and examples, from untrusted files."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from fathoms.report.page import write_report
+from fathoms.report.run_evaluation import MATRIX, evaluated, examples
+from fathoms.report.run_files import RunRecord, read_run
+from fathoms.report.run_origin import command, model_words, origin
+from fathoms.report.run_updates import MOST_POINTS, by_update, guard_events
+from fathoms.train.record.toml import to_toml
+from planted_comparison import write_run
+
+HOSTILE = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'"
+
+
+def png(side=16):
+    file = io.BytesIO()
+    Image.new("RGB", (side, side), "red").save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run folder with everything that a run records."""
+    run = write_run(tmp_path / "run", probes=2, blocks=3)
+    start = {"time": "2026-01-02T03:04:05+00:00", "host": "deep-1", "folder": "/w"}
+    start["command"] = ["fathoms", "train", "my data"]
+    machine = {"version": 2, "gpu": "H200", "gpu_memory": 150e9, "memory": 2e12, "cores": 16, "threads": 8}
+    machine |= {"commit": "a" * 40, "versions": {"torch": "2.15"}, "starts": [start, start]}
+    (run / "environment.json").write_text(json.dumps(machine))
+    rows = [{"version": 2, "update": 1, "loss": [3.0, 2.0], "gradient_norm": [1.0, None]}]
+    rows += [{"version": 2, "update": 4, "loss": [1.0], "gradient_norm": [0.5]}]
+    (run / "updates.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    event = {"version": 2, "kind": "not_finite", "act": "skip", "epoch": 1, "update": 3, "loss": None}
+    event |= {"cause": {"layer": "blocks.1.mlp", "gradient": None, "files": ["a.jpg", HOSTILE, "c", "d"]}}
+    (run / "guard.jsonl").write_text(json.dumps(event) + "\n")
+    (run / "evaluation.json").write_text(
+        json.dumps({"version": 2, "split": "test", "confusion": [[0, 0, 6], [0, 1, 2], [1, 1, 8]]})
+    )
+    shown = [{"name": HOSTILE, "label": 0, "top": [[1, 0.9], [0, 0.1]], "png": png()}]
+    shown += [{"name": "b", "label": 1, "top": [[1, 0.75]], "png": png(100)}]
+    (run / "examples.json").write_text(json.dumps({"version": 2, "split": "test", "examples": shown}))
+    return run
+
+
+def test_the_page_shows_origin_updates_events_classes_and_examples(folder):
+    text = write_report(folder).read_text().replace("<wbr>", "")
+    for title in (
+        "By update",
+        "Events of the guard",
+        "Classes",
+        "Held-out images",
+        "Norms by layer",
+        "Origin",
+    ):
+        assert f"<h2>{title}" in text or f"<h3>{title}" in text
+    for part in ("2026-01-02 03:04:05 UTC", "deep-1", "H200, 150.0 GB", "8 on 16 cores", "1 time, last"):
+        assert part in text
+    assert "fathoms train" in command(read_run(folder))
+    assert command(read_run(folder)).endswith("'my data'")
+    assert "img-src data:; " in text
+    assert text.count('src="data:image/png;base64,') == 2
+    assert "document.title='pwned'</script>" not in text
+    assert "<img src=x" not in text
+
+
+def test_losses_are_drawn_by_update_and_many_are_averaged(folder):
+    rows = read_run(folder).updates
+    assert by_update(rows, "loss") == [(1.0, 3.0), (2.0, 2.0), (4.0, 1.0)]
+    assert by_update(rows, "gradient_norm") == [(1.0, 1.0), (2.0, None), (4.0, 0.5)]
+    many = by_update([{"update": 1, "loss": [1.0, 3.0] * 5000}], "loss")
+    assert len(many) <= MOST_POINTS
+    assert [value for _, value in many[:-1]] == [pytest.approx(2.0, abs=0.1)] * (len(many) - 1)
+    assert by_update([{"update": "x", "loss": [1.0]}, {"update": 2, "loss": "y"}], "loss") == []
+
+
+def test_events_name_place_action_and_cause_and_old_rows_count_from_zero(folder):
+    (event,), count = guard_events(read_run(folder).guard)
+    assert count == 1
+    assert (event.place, event.kind, event.act) == (
+        "epoch 1, update 3",
+        "not a finite number",
+        "update skipped",
+    )
+    assert event.cause.startswith("blocks.1.mlp; images a.jpg, ")
+    assert event.cause.endswith("c and 1 more")
+    (old,), _ = guard_events([{"kind": "spike", "act": "log", "epoch": 0, "update": 2, "score": 12.0}])
+    assert (old.place, old.numbers) == ("epoch 1, update 3", "deviations 12")
+
+
+def test_classes_come_hardest_first_with_their_mistakes(folder):
+    made = evaluated(read_run(folder))
+    assert [(row.name, row.images, row.accuracy, row.mistake) for row in made.classes] == [
+        ("cat", 8, 75.0, "dog (2)"),
+        ("dog", 8, 100.0, ""),
+    ]
+    assert made.confusions == [("cat", "dog", 2, 25.0)]
+    assert made.matrix[0] == ("cat", [(6, 5), (2, 2)])
+    many = {"classes": [str(i) for i in range(MATRIX + 1)]}
+    assert evaluated(RunRecord("x", many, evaluation={"confusion": [[0, 1, 1]]})).matrix == []
+    odd = {"confusion": [[0, 9, 1], "x", [0, 1], [0, -1, 2], [True, 0, 0]]}
+    assert evaluated(RunRecord("x", {"classes": ["a", "b"]}, evaluation=odd)) is None
+
+
+def test_only_a_small_png_becomes_an_image(folder):
+    config = {"classes": ["cat", "dog"]}
+    good = {"name": "a", "label": 0, "top": [[0, 0.5]], "png": png()}
+    bad = [
+        {**good, "png": "javascript:alert(1)"},
+        {**good, "png": base64.b64encode(b"<svg onload=alert(1)>" * 3).decode()},
+        {**good, "png": png() + '" onerror="x'},
+        {**good, "png": png(600)},
+        {**good, "label": 7},
+        {**good, "label": True},
+        {**good, "top": []},
+        {**good, "png": None},
+    ]
+    record = RunRecord("x", config, examples={"examples": [*bad, good, "x"]})
+    assert [(one.label, one.right, one.small) for one in examples(record)] == [("cat", True, True)]
+    assert [one.right for one in examples(read_run(folder))] == [False, True]
+
+
+def test_a_model_with_other_widths_does_not_go_under_the_old_name():
+    shape = {"name": "vit_tiny_patch16_224", "dim": 48, "depth": 12, "heads": 3, "patch_size": 16}
+    assert model_words(RunRecord("x", {"model": shape})) == "12 blocks of 48 channels, patch 16"
+    assert model_words(RunRecord("x", {"model": {**shape, "dim": 192}})) == "vit_tiny_patch16_224"
+    assert model_words(RunRecord("x", {"model": {"name": "timm/whatever"}})) == "timm/whatever"
+    assert ("differs from vit_tiny_patch16_224 in", "dim") in origin(RunRecord("x", {"model": shape}))
+
+
+def test_a_run_without_norms_says_how_to_get_them(tmp_path):
+    text = write_report(write_run(tmp_path / "plain")).read_text()
+    assert "--probe-interval 100" in text
+    assert "img-src" not in text
+
+
+def test_epochs_of_old_rows_and_new_ones_are_the_same_on_the_page(folder):
+    old = read_run(folder).series("val", "top1")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    new = [row | {"version": 2, "epoch": row["epoch"] + 1} for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in new))
+    assert read_run(folder).series("val", "top1") == old
+    assert [epoch for epoch, _ in old] == [1, 2, 3, 4]
+
+
+def test_files_of_the_wrong_kind_are_left_out(folder):
+    (folder / "config.toml").write_text(to_toml({"classes": ["a"], "model": {"name": "x"}}))
+    (folder / "environment.json").write_text('{"starts": "x", "gpu": [1], "gpu_memory": "y", "threads": {}}')
+    for name in ("evaluation.json", "examples.json"):
+        (folder / name).write_text('{"confusion": 3, "examples": {"a": 1}}')
+    (folder / "guard.jsonl").write_text('{"epoch": [], "update": "x", "cause": 4, "kind": null}\n')
+    assert "This page loads nothing" in write_report(folder).read_text()
