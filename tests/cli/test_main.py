@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from fathoms.cli.main import COMMANDS
+from fathoms.cli.main import COMMANDS, main
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
 
@@ -67,15 +67,15 @@ def test_help_is_quick():
         (["probe", "--depth", "0"], "fathoms probe: depth=0 is too small; use 1 or more"),
         (
             ["probe", "--model", "cait"],
-            "fathoms probe: model: no model is called 'cait'; did you mean 'cait_xxs24_224'?",
+            "fathoms probe: TARGET cait: no such file or folder; did you mean the model 'cait_xxs24_224'?",
         ),
         (
             ["probe", "--batch-size", "0"],
-            "fathoms probe: --batch-size 0: use 1 to 1797, the number of digits",
+            "fathoms probe: --batch-size 0: use 1 or more",
         ),
         (
-            ["probe", "--num-classes", "3"],
-            "fathoms probe: --num-classes 3: the digits have 10 classes; use 10 or more",
+            ["probe", "--batch-size", "1798"],
+            "fathoms probe: --batch-size 1798: use 1 to 1797, the number of digits",
         ),
         (["models", "x*"], "fathoms models: no model matches 'x*'; see `fathoms models`"),
         (["parts", "norms"], "fathoms parts: no family is called 'norms'; did you mean 'norm'?"),
@@ -86,25 +86,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, message):
     assert result.returncode == 2
     assert result.stderr == message + "\n"
     assert result.stdout == ""
-
-
-def test_probe_prints_a_table_and_a_sentence():
-    result = fathoms("probe", "--depth", "3")
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
-    assert lines[0].split() == ["block", "branch", "stream", "added", "ratio", "gradient", "weights"]
-    assert len(lines) == 1 + 6 + 2
-    assert lines[-1].startswith("vit_digits, 3 blocks: the stream grows")
-
-
-def test_probe_json_is_one_object_with_the_switches_in_it():
-    result = fathoms(
-        "probe", "--depth", "2", "--norm", "dyt", "--norm-init", "0.8", "--batch-size", "4", "--json"
-    )
-    report = json.loads(result.stdout.splitlines()[-1])
-    assert report["config"]["norm"] == "dyt"
-    assert report["config"]["norm_init"] == 0.8
-    assert len(report["sites"]) == 4
 
 
 def test_models_lists_and_shows():
@@ -142,3 +123,22 @@ def test_version_is_printed():
     import fathoms as package
 
     assert fathoms("--version").stdout.strip() == package.__version__
+
+
+@pytest.mark.parametrize(
+    "words", [["data"], ["data", "--help"], ["data", "-h"], ["data", "help"]], ids=" ".join
+)
+def test_a_group_alone_lists_its_commands(words, capsys):
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert not printed.err
+    assert [line.split()[:3] for line in printed.out.splitlines()[3:]] == [
+        ["fathoms", "data", "check"],
+        ["fathoms", "data", "pack"],
+        ["fathoms", "data", "info"],
+    ]
+
+
+def test_a_mistyped_command_of_a_group_gets_the_nearest_of_it(capsys):
+    assert main(["data", "chek", "photos"]) == 2
+    assert "no command is called 'data chek'; did you mean 'data check'?" in capsys.readouterr().err

@@ -34,7 +34,7 @@ def parsed(command, *words):
         ("validate", "--checkpoint: required, and not given; see --help"),
         ("convert a.pth", "TARGET: required, and not given; see --help"),
         ("models a b", "'b' is one argument too many; see --help"),
-        ("probe --json yes", "'yes' is one argument too many; see --help"),
+        ("models a --json yes", "'yes' is one argument too many; see --help"),
     ],
 )
 def test_every_kind_of_mistake_gives_one_line_that_names_what_was_typed(line, message, capsys):
@@ -64,6 +64,26 @@ def test_help_names_values_as_people_do(capsys):
     assert "default: True" not in text
     assert "[STR" not in text + help_of("train", capsys)
     assert "IMAGES ... Images, or folders of images. " in help_of("predict", capsys)
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("train", "[OPTIONS] [DATA]"),
+        ("compare", "[OPTIONS] [DATA]"),
+        ("validate", "[OPTIONS] [DATA]"),
+        ("predict", "[OPTIONS] IMAGES ..."),
+        ("report", "FOLDERS ..."),
+        ("models", "[PATTERN]"),
+        ("export", "[OPTIONS] CHECKPOINT"),
+    ],
+)
+def test_usage_shows_what_is_optional_and_no_empty_default(command, usage, capsys):
+    with pytest.raises(SystemExit):
+        parsed(command, "--help")
+    text = capsys.readouterr().out
+    assert usage in text
+    assert "(default: )" not in text
 
 
 @pytest.mark.parametrize(

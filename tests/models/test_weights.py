@@ -96,6 +96,17 @@ def test_resizing_keeps_a_constant_and_the_same_grid():
     assert torch.allclose(resize_positions(table, 4), table, atol=1e-6)
 
 
+def test_positions_are_resized_without_antialiasing_on_request():
+    """DeiT's own code has none: the difference shows where the grid shrinks."""
+    model, large = built(), built(image_size=64)
+    fathoms.load_weights(model, dict(large.named_parameters()), antialias=False)
+    maps = large.position.table.detach().T.unflatten(1, (large.grid, large.grid))[None]
+    plain = torch.nn.functional.interpolate(maps, size=(model.grid,) * 2, mode="bicubic")[0].flatten(1).T
+    assert torch.allclose(model.position.table, plain, atol=1e-6)
+    fathoms.load_weights(model, dict(large.named_parameters()))
+    assert not torch.allclose(model.position.table, plain, atol=1e-3)
+
+
 def test_missing_extra_and_misshaped_tensors_are_all_listed_and_nothing_changes():
     model = built()
     state = {name: value.detach().clone() for name, value in model.named_parameters()}

@@ -42,7 +42,7 @@ fathoms compare photos/ --preset norms --slurm partition=gpu,gpus=1,time=4h
 fathoms compare photos/ --arm "ln: norm=layernorm" --arm "ones: norm=learnable_scaler,norm_init=ones" --dry-run
 """
 ALIASES = train_command.ALIASES
-DEMO = Plan({"norm": ["layernorm", "dyt"], "residual": ["none", "rezero"]}, seeds=3)
+DEMO = Plan({"norm": ["layernorm", "rmsnorm"], "residual": ["none", "rezero"]}, seeds=3)
 DEMO_EPOCHS = 8
 DEMO_PROBES = 24
 """Updates between measurements of the norms over depth, which the demonstration's page shows."""

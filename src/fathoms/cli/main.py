@@ -31,7 +31,8 @@ COMMANDS = {
     "models": "list the models, or show one",
     "parts": "list the parts that each model option selects from",
     "bench": "measure training and inference throughput, also against timm",
-    "probe": "check signal propagation through the depth before training",
+    "probe": "see inside a model before, during or after training: verdict, table, pictures",
+    "cost": "parameters, multiplications, memory and time of a model, by part",
     "completion": "print a completion script for bash or zsh",
 }
 

@@ -1,68 +1,239 @@
-"""Check signal propagation through the depth before training: one batch forward and backward.
+"""See inside a model before, during or after training: one batch forward and backward, and a verdict in words.
 
-The default model is a deep, narrow ViT for scikit-learn's handwritten digits; larger models get the same digits,
-resized. Every model option is a flag.
+TARGET is a model's name with any switches, timm/NAME, a run folder, a checkpoint or a weights file. DATA is a data
+set; without it the images are scikit-learn's handwritten digits, resized. Nothing of the model is changed.
 """
 
 from __future__ import annotations
 
 import json as json_format
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
 
 from fathoms.cli.parse import Switches, given
-from fathoms.errors import FathomsError
+from fathoms.errors import ConfigError
 
 EXAMPLES = """
-fathoms probe
 fathoms probe --depth 96 --residual layerscale
-fathoms probe --model cait_s24_224 --norm dyt --batch-size 8 --json
+fathoms probe cait_s24_224 photos/ --norm dyt --lr 5e-4 --figures figures
+fathoms probe timm/swin_tiny_patch4_window7_224 --full
+fathoms probe runs/NAME --figures figures
+fathoms probe --depths 12,24,48,96 --axis residual=none,layerscale,rezero --figures figures
+fathoms probe --coordinates depth=6,12,24,48 --lr 1e-3 --opt adamw
 """
+
+SMALL = 64
+"""Side in pixels up to which a batch is of 64 images by default; above it of 8."""
 
 
 @dataclass(frozen=True)
 class Args:
-    """Model and batch."""
+    """Model, images and what to measure."""
 
-    model: str = "vit_digits"
-    """A name from `fathoms models`."""
-    batch_size: int = 64
-    """Images in the batch."""
+    target: tyro.conf.Positional[str | None] = None
+    """A model's name, timm/NAME, a run folder, a checkpoint or a weights file. Default: vit_digits."""
+    data: tyro.conf.Positional[str | None] = None
+    """The images: a data set. Default: handwritten digits."""
+    model: str | None = None
+    """Name of the model, where TARGET is a weights file that does not say it."""
+    batch_size: int | None = None
+    """Images in the batch. Default: 64, or 8 where images are larger than 64 pixels."""
     seed: int = 0
     """Random seed of the weights."""
+    lr: float = 1e-3
+    """Learning rate of the first steps and of the coordinate check."""
+    opt: Literal["adamw", "lamb", "muon", "sgd", "momentum"] = "adamw"
+    """Their optimizer."""
+    steps: int = 10
+    """Optimizer steps taken on a copy for the verdict; 0: judge the initialisation alone."""
+    depths: str | None = None
+    """Sweep over these depths at initialisation, such as 12,24,48,96."""
+    axis: str | None = None
+    """Option to sweep with --depths, such as residual=none,layerscale,rezero."""
+    coordinates: str | None = None
+    """Coordinate check over sizes, such as depth=6,12,24,48 or dim=64,128,256: ten steps at each, three seeds."""
+    full: bool = False
+    """Print every block and every column."""
+    figures: str | None = None
+    """Write pictures (SVG, PNG, JSON) and the page probe.html to this folder."""
     json: bool = False
     """Print one JSON object."""
     switches: Switches = field(default_factory=Switches)
 
 
 def run(args: Args) -> int:
-    """Build the model, probe it and print the signal."""
-    import torch
+    """Measure, and print the summary, the sweep or the coordinate check."""
+    _check(args)
+    if args.coordinates is not None:
+        from fathoms.cli.probe_sizes import run_coordinates
 
-    from fathoms.data.sources.digits import digits
-    from fathoms.models.vit import ViT
-    from fathoms.models.zoo import model_config
+        return run_coordinates(args)
+    if args.depths is not None:
+        from fathoms.cli.probe_sizes import run_sweep
+
+        return run_sweep(args)
+    return _run_one(args)
+
+
+def _check(args: Args) -> None:
+    if args.axis is not None and args.depths is None:
+        raise ConfigError("--axis would not be used: it goes with --depths; add that")
+    if args.depths is not None and args.coordinates is not None:
+        raise ConfigError("--depths and --coordinates are two commands; give one of them")
+    if args.batch_size is not None and args.batch_size < 1:
+        raise ConfigError(f"--batch-size {args.batch_size}: use 1 or more")
+    if args.steps < 0:
+        raise ConfigError(f"--steps {args.steps}: use 0 or more")
+    if not args.lr > 0:
+        raise ConfigError(f"--lr {args.lr}: use a number above 0")
+
+
+def _run_one(args: Args) -> int:
+    from fathoms.cli.targets import load_images, load_target
     from fathoms.probes.signal import probe
 
-    config = model_config(args.model, **given(args.switches))
-    images, labels = digits(config.image_size, config.in_channels)
-    if not 1 <= args.batch_size <= len(images):
-        raise FathomsError(f"--batch-size {args.batch_size}: use 1 to {len(images)}, the number of digits")
-    if config.num_classes < 10:
-        raise FathomsError(f"--num-classes {config.num_classes}: the digits have 10 classes; use 10 or more")
-    torch.manual_seed(args.seed)
-    signal = probe(ViT(config), images[: args.batch_size], labels[: args.batch_size])
+    target = load_target(args.target, args.model, given(args.switches), args.seed)
+    size = args.batch_size or (64 if target.image_size <= SMALL else 8)
+    images, labels = load_images(target, args.data, size)
+    signal = probe(target.model, images, labels)
+    verdict = judge(args, target, signal, images, labels)
+    found = {"model": target.name, "config": None if target.config is None else target.config.to_dict()}
+    found |= {"blocks": signal.depth, "images": len(images), **verdict, **signal.to_json()}
+    if args.figures is not None:
+        found["figures"] = _draw(Path(args.figures), target, images, found)
     if args.json:
-        print(json_format.dumps({"model": args.model, "config": config.to_dict(), **signal.to_json()}))
+        print(json_format.dumps(found))
         return 0
-    print(signal.table())
-    print(f"\n{describe(args.model, config.depth, signal)}")
+    if args.full:
+        print(signal.table(), end="\n\n")
+    print("\n".join(summary(found)))
     return 0
 
 
-def describe(model: str, depth: int, signal: Any) -> str:
-    """A sentence on growth and gradients."""
-    return (
-        f"{model}, {depth} blocks: the stream grows by a factor of {signal.growth:.3g}; "
-        f"the gradient at the first block is {signal.gradient_ratio:.3g} times that at the last."
+def judge(args: Args, target: Any, signal: Any, images: Any, labels: Any) -> dict[str, Any]:
+    """The verdict on the start of an untrained model, on the drift of a run, or on what a trained one shows."""
+    from fathoms.probes.start_features import start_features
+    from fathoms.probes.verdict import start_verdict
+
+    sites = signal.to_json()["sites"]
+    if target.trained:
+        from fathoms.probes.drift import drift_verdict
+        from fathoms.report.run_files import read_lines
+
+        rows = [] if target.run is None else read_lines(target.run / "probe.jsonl")
+        drift = drift_verdict(rows)
+        state = start_verdict(start_features(signal), sites)
+        return {
+            "trained": True,
+            "drift": None if drift is None else drift.to_json(),
+            "start": state.to_json(),
+        }
+    if args.steps == 0:
+        return {
+            "trained": False,
+            "start": start_verdict(start_features(signal), sites).to_json(),
+            "steps": None,
+        }
+    steps = _first_steps(args, target, images, labels)
+    features = start_features(signal, steps.after, steps.losses)
+    features["nonfinite"] = float(steps.after is None or bool(features.get("nonfinite")))
+    after = sites if steps.after is None else steps.after.to_json()["sites"]
+    start = start_verdict(features, after)
+    taken = {
+        "lr": args.lr,
+        "opt": args.opt,
+        "losses": [_plain(loss) for loss in steps.losses],
+        "sites": after,
+    }
+    return {"trained": False, "start": start.to_json(), "steps": taken, "features": features}
+
+
+def _plain(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None
+
+
+def _first_steps(args: Args, target: Any, images: Any, labels: Any) -> Any:
+    import torch
+
+    from fathoms.probes.first_steps import take_first_steps
+
+    if labels is None:
+        labels = torch.randint(target.classes, (len(images),), generator=torch.Generator().manual_seed(0))
+    return take_first_steps(
+        target.model, images, labels, optimizer_of(args), steps=args.steps, batch_size=len(images)
     )
+
+
+def optimizer_of(args: Args) -> Any:
+    """A function that makes the optimizer of --opt and --lr for a model."""
+    from fathoms.models.param_groups import param_groups
+    from fathoms.train.optim.build import build_optimizer
+
+    return lambda model: build_optimizer(param_groups(model, 0.05), args.opt, lr=args.lr)
+
+
+_SHOWN = ("stream", "ratio", "gradient_rms", "weights_rms", "entropy", "logit", "token_cosine", "largest")
+
+
+def summary(found: dict[str, Any]) -> list[str]:
+    """What fits a screen: nine sites from the first to the last, and the verdict."""
+    from fathoms.text_table import aligned
+
+    sites = found["sites"]
+    chosen = sorted({round(i * (len(sites) - 1) / 8) for i in range(9)})
+    columns = [name for name in _SHOWN if any(sites[i].get(name) is not None for i in chosen)]
+    rows = [
+        (sites[i]["block"], sites[i]["branch"], *(_number(sites[i].get(name)) for name in columns))
+        for i in chosen
+    ]
+    head = f"{found['model']}: {found['blocks']} blocks, {found['images']} images"
+    lines = [f"{head}; {len(chosen)} of {len(sites)} branches (--full shows all)"]
+    lines += aligned(("block", "branch", *columns), rows).splitlines()
+    return [*lines, "", *words(found)]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def words(found: dict[str, Any]) -> list[str]:
+    """The verdict in sentences, each with what usually helps."""
+    lines = []
+    start, steps = found["start"], found.get("steps")
+    if found["trained"]:
+        drift = found.get("drift")
+        lines.append(
+            "Drift: no probe.jsonl with four measurements or more"
+            if drift is None
+            else f"Drift: {drift['outcome']}"
+        )
+        findings = [*(drift or {"findings": []})["findings"], *(f for f in start["findings"] if not f["bad"])]
+    else:
+        basis = (
+            "from the initialisation alone"
+            if steps is None
+            else (f"{steps['opt']} at lr {steps['lr']:g}, {len(steps['losses'])} steps, loss {_loss(steps)}")
+        )
+        lines.append(f"Start: {SAYS[start['outcome']]} ({basis})")
+        findings = start["findings"]
+    lines += [f"  - {finding['text']}; usual help: {finding['helps']}" for finding in findings]
+    return lines
+
+
+SAYS = {"trains": "expected to train", "stalls": "expected to STALL", "diverges": "expected to DIVERGE"}
+
+
+def _loss(steps: dict[str, Any]) -> str:
+    losses = steps["losses"]
+    return " -> ".join("not finite" if loss is None else f"{loss:.3g}" for loss in (losses[0], losses[-1]))
+
+
+def _draw(folder: Path, target: Any, images: Any, found: dict[str, Any]) -> list[str]:
+    from fathoms.report.probe_page import write_probe_page
+    from fathoms.report.run_files import read_lines
+
+    rows = [] if target.run is None else read_lines(target.run / "probe.jsonl")
+    return write_probe_page(folder, target.model, images[0], found, rows, words(found))

@@ -10,13 +10,16 @@ import json as json_format
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from fathoms.atomic import check_absent
 from fathoms.cli.early_checks import check_counts, check_data, check_trained
 from fathoms.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from fathoms.models.overrides import AllFields
 
 EXAMPLES = """
 fathoms validate --checkpoint runs/vit_digits-digits-1a2b3c4d
@@ -96,7 +99,7 @@ def run(args: Args) -> int:
     files = (args.confusion, args.per_class, args.results_file)
     check_absent([Path(file) for file in files if file is not None], args.overwrite)
     real = None if args.real_labels is None else read_real(args.real_labels)
-    size = {} if args.image_size is None else {"image_size": args.image_size}
+    size: AllFields = {} if args.image_size is None else {"image_size": args.image_size}
     if exported_file(checkpoint) is not None:
         refuse_unused(args)
     loaded = load_run(checkpoint, args.model, ema=args.use_ema, **size)

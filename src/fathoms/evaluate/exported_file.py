@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ RUNTIMES: dict[str, Callable[[Path], Any]] = {".onnx": OnnxModel}
 def exported_file(checkpoint: str) -> Path | None:
     """The exported file that a path names: the file itself, or the only one in a folder without weights."""
     path = Path(checkpoint)
-    if path.suffix in RUNTIMES and path.is_file():
+    # Unlike Path's own methods, these are false for a name too long to exist.
+    if path.suffix in RUNTIMES and os.path.isfile(path):  # noqa: PTH113
         return path
-    if not path.is_dir() or (path / "checkpoints").is_dir() or any(path.glob("*.safetensors")):
+    if not os.path.isdir(path):  # noqa: PTH112
+        return None
+    if (path / "checkpoints").is_dir() or any(path.glob("*.safetensors")):
         return None
     found = sorted(file for file in path.iterdir() if file.suffix in RUNTIMES)
     if len(found) > 1:

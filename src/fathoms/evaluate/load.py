@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from fathoms.evaluate.training_record import TrainingRecord, record_of_card, rec
 from fathoms.models import hub
 from fathoms.models.build_timm import TIMM, build_timm, timm_size
 from fathoms.models.config import ViTConfig
+from fathoms.models.overrides import AllFields
 from fathoms.models.resolve import resolve_trained
 from fathoms.models.safetensors_header import check_header
 from fathoms.models.weights import build_for, check_size, load_weights, put_weights, read_tensors
@@ -96,7 +97,9 @@ def _locate(checkpoint: str, ema: bool) -> tuple[Path, str, TrainingRecord]:
     return path, str(path), record or TrainingRecord()
 
 
-def load_run(checkpoint: str, model: str | None = None, *, ema: bool = True, **overrides: Any) -> LoadedModel:
+def load_run(
+    checkpoint: str | Path, model: str | None = None, *, ema: bool = True, **overrides: Unpack[AllFields]
+) -> LoadedModel:
     """Load a trained model for inference, with its preprocessing, its class names and its record.
 
     Args:
@@ -106,15 +109,16 @@ def load_run(checkpoint: str, model: str | None = None, *, ema: bool = True, **o
         ema: Whether averaged weights are preferred.
         **overrides: Fields of ViTConfig, for fathoms models.
     """
+    checkpoint, fields = str(checkpoint), dict(overrides)
     if (exported := exported_file(checkpoint)) is not None:
-        return _load_exported(exported, model, overrides)
+        return _load_exported(exported, model, fields)
     weights, source, record = _locate(checkpoint, ema)
     name = model or record.name
     if name is not None and name.startswith(TIMM):
-        built, config = _load_timm(name, weights, record, overrides), None
+        built, config = _load_timm(name, weights, record, fields), None
         shape = (timm_size(name), int(getattr(built, "in_chans", 3)), int(getattr(built, "num_classes", 0)))
     else:
-        built = _load_vit(checkpoint, model, weights, record, overrides)
+        built = _load_vit(checkpoint, model, weights, record, fields)
         config = built.config
         shape = (config.image_size, config.in_channels, config.num_classes)
     seen = Preprocessing.recorded(record.recipe, record.preprocessing).at(shape[0])

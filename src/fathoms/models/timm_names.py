@@ -173,11 +173,11 @@ def to_timm(state: State, config: ViTConfig) -> State:
     return theirs
 
 
-def resize_positions(table: Float[Tensor, "N D"], grid: int) -> Float[Tensor, "M D"]:
-    """A table of positions for another square grid: bicubic, antialiased."""
+def resize_positions(table: Float[Tensor, "N D"], grid: int, antialias: bool = True) -> Float[Tensor, "M D"]:
+    """A table of positions for another square grid: bicubic, antialiased as in timm; DeiT's own code does without."""
     old = math.isqrt(table.shape[0])
     if not old or old * old != table.shape[0]:
         raise WeightsError(f"weights: {table.shape[0]} positions are not a square grid and cannot be resized")
     maps = table.float().T.unflatten(1, (old, old))[None]
-    maps = F.interpolate(maps, size=(grid, grid), mode="bicubic", antialias=True)
+    maps = F.interpolate(maps, size=(grid, grid), mode="bicubic", antialias=antialias)
     return maps[0].flatten(1).T.to(table.dtype)

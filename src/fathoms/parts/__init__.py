@@ -4,6 +4,7 @@ from typing import Any
 
 from fathoms.parts.attention import ATTENTIONS, ClassAttention, SelfAttention, TalkingHeadsAttention
 from fathoms.parts.block import Block, ClassBlock, Join
+from fathoms.parts.describe import describe, prints_nothing
 from fathoms.parts.drop_path import DropPath
 from fathoms.parts.dyt import Derf, DyT
 from fathoms.parts.gate import GATES, ChannelGate, HeadGate
@@ -110,3 +111,9 @@ def families() -> dict[str, Registry[Any, Any]]:
         "readout": READOUTS,
         "mlp": MLPS,
     }
+
+
+# A new part prints its arguments by being registered or exported.
+_registered = [family[name] for family in families().values() for name in family]
+for _part in filter(prints_nothing, [*_registered, *list(globals().values())]):
+    _part.extra_repr = describe

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, cast
 
 from torch import nn
@@ -64,6 +65,18 @@ def _is_stem_or_whole(module: nn.Module) -> bool:
         and any(_ATTENTION.search(name) for part in child for name, _ in part.named_children())
         for child in module.children()
     )
+
+
+def main_stack(names: Sequence[str]) -> set[str]:
+    """The names of the longest stack of blocks; class-attention blocks, which write other tokens, are another.
+
+    >>> sorted(main_stack(["blocks.0", "blocks.1", "readout.blocks.0"]))
+    ['blocks.0', 'blocks.1']
+    """
+    stacks: dict[str, set[str]] = {}
+    for name in names:
+        stacks.setdefault(re.sub(r"\d+", "#", name), set()).add(name)
+    return max(stacks.values(), key=len, default=set())
 
 
 def branch_of(parameter: str) -> str:

@@ -45,9 +45,9 @@ def measure(
         gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
     by_parameter: dict[int, Tensor | None] = dict(zip(parameters, gradients, strict=False))
     for (name, branch), values in recorder.sites.items():
-        values |= _of_parameters(blocks[name], branch, by_parameter, optimizer)
+        values |= _of_parameters(blocks[name], branch, by_parameter, optimizer, images.device)
         for missing in ("gradient", "gradient_rms"):
-            values.setdefault(missing, torch.zeros(()))
+            values.setdefault(missing, torch.zeros((), device=images.device))
     if not recorder.sites:
         raise ConfigError(f"probe: no block of {type(model).__name__} ran; give a whole model")
     sizes = torch.stack([loss.detach().double(), rms(logits).double()]).tolist()
@@ -55,13 +55,18 @@ def measure(
 
 
 def _of_parameters(
-    block: nn.Module, branch: str, gradients: dict[int, Tensor | None], optimizer: Optimizer | None
+    block: nn.Module,
+    branch: str,
+    gradients: dict[int, Tensor | None],
+    optimizer: Optimizer | None,
+    device: torch.device,
 ) -> dict[str, Tensor]:
     """What a branch's parameters say: their gradient, their scales, and the next update."""
     side = branch.rstrip("0123456789")
     parameters = [parameter for _, parameter in branch_parameters(block, side)]
     own = [g for p in parameters if (g := gradients.get(id(p))) is not None]
-    total = _total([norm(g) for g in own])
+    # A frozen branch has no gradient: its norm is zero.
+    total = _total([norm(g) for g in own] or [torch.zeros((), device=device)])
     count = sum(g.numel() for g in own)
     values = {"weights": total, "weights_rms": total / math.sqrt(max(count, 1))}
     gammas, norms = scales_of(block, side)
@@ -76,7 +81,7 @@ def _of_parameters(
 
 def _total(norms: list[Tensor]) -> Tensor:
     """The norm of tensors together, from the norm of each."""
-    return torch.linalg.vector_norm(torch.stack(norms).double()) if norms else torch.zeros(())
+    return torch.linalg.vector_norm(torch.stack(norms).double())
 
 
 @contextmanager
@@ -101,14 +106,17 @@ def _run(model: nn.Module, images: Tensor) -> Tensor:
         raise ShapeError(
             f"probe: {type(model).__name__} cannot take images of {shape} ({reason(error)}); give images of its size"
         ) from error
-    for name in ("logits", "pooler_output", "last_hidden_state"):
-        if getattr(output, name, None) is not None:
-            output = getattr(output, name)
+    return logits_of(output, type(model).__name__)
+
+
+def logits_of(output: Any, name: str = "the model") -> Tensor:
+    """The logits in what a model returns; of features without a head, their mean over the tokens."""
+    for key in ("logits", "pooler_output", "last_hidden_state"):
+        if getattr(output, key, None) is not None:
+            output = getattr(output, key)
     output = output[0] if isinstance(output, tuple | list) else output
     if not isinstance(output, Tensor) or output.dim() < 2:
-        raise ConfigError(
-            f"probe: {type(model).__name__} gives no logits; give a model with images in, logits out"
-        )
+        raise ConfigError(f"probe: {name} gives no logits; give a model with images in, logits out")
     return output.flatten(1, -2).mean(1) if output.dim() > 2 else output
 
 

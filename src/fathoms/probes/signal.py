@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fathoms.probes.blocks import main_stack
 from fathoms.text_table import aligned
 
 
@@ -100,12 +102,19 @@ class Signal(list[Site]):
     @property
     def growth(self) -> float:
         """Ratio of the stream at the last site to that at the first."""
-        return _quotient(self[-1].stream, self[0].stream)
+        stack = self.main()
+        return _quotient(stack[-1].stream, stack[0].stream)
 
     @property
     def gradient_ratio(self) -> float:
         """Gradient at the first site over gradient at the last: near 0 it vanishes, far above 1 it explodes."""
-        return _quotient(self[0].gradient, self[-1].gradient)
+        stack = self.main()
+        return _quotient(stack[0].gradient, stack[-1].gradient)
+
+    def main(self) -> list[Site]:
+        """The sites of the longest stack, without blocks of class attention at its end."""
+        names = main_stack([site.block for site in self])
+        return [site for site in self if site.block in names]
 
     @property
     def depth(self) -> int:
@@ -133,6 +142,12 @@ class Signal(list[Site]):
             (site.block, site.branch, *(_shown(getattr(site, column)) for column in filled)) for site in self
         ]
         return aligned(("block", "branch", *filled), rows)
+
+    def figure(self, path: str | Path) -> Path:
+        """Draw signal and gradient by depth; the name's ending, .svg or .png, is the format."""
+        from fathoms.probes.pictures.depth_profile import depth_profile
+
+        return depth_profile({"": self.to_json()["sites"]}).save(path)
 
 
 def _quotient(a: float, b: float) -> float:

@@ -2,6 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 FLAT_SLOPE = 0.25
 """Coordinate check: |d log rise / d log size| up to which the rise counts as flat. CompleteP's authors call 0 right;
 wrong parametrisations of a ViT measured 0.7 and more, right ones 0.1 and less."""
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Limits of one number each; a finding is made where the number is beyond its limit.
+
+    The first five decide the verdict of the start, trains, stalls or diverges. The others make findings that are
+    told beside it.
+    """
+
+    gradient_factor: float = 1.35
+    """Gradient explodes: growth of the gradient per block, from the last block to the first."""
+    vanish_factor: float = 0.75
+    """Gradient vanishes: the same below this."""
+    loss_rise: float = 0.3
+    """Diverges: rise of the loss over ten steps, in nats."""
+    stream_rise: float = 30.0
+    """Diverges: growth of the largest stream over ten steps."""
+    token_cosine: float = 0.97
+    """Stalls: mean cosine between two tokens after the last block, after ten steps."""
+    growth_power: float = 1.5
+    """The stream grows like depth^p: p above this."""
+    silent_ratio: float = 1e-3
+    """A branch is silent: branch over stream below this."""
+    float16: float = 65504.0
+    """float16 would overflow: the largest value, of stream, branches, hidden units and attention logits."""
+    entropy: float = 0.1
+    """Attention is saturated: entropy over its maximum below this."""
+    logit: float = 100.0
+    """Attention logits are out of range: softmax in 16 bits has a resolution of half a unit there."""
+    saturated: float = 0.5
+    """DyT or Derf is saturated: share of values on its flat parts."""
+    dead: float = 0.5
+    """Dead units: share of hidden units without a slope."""
+    update_low: float = 1e-5
+    """Updates too small: next update over weights."""
+    update_high: float = 3e-2
+    """Updates too large: the same."""
+    drift: float = 0.2
+    """Share of its range that a number must move over the second half of a run to count as drifting."""
+
+
+THRESHOLDS = Thresholds()

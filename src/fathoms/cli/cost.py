@@ -1,0 +1,181 @@
+"""What a model costs: parameters, multiplications, memory and time by part, and the hours of a recipe on this device.
+
+TARGET is a model's name with any switches, timm/NAME, a run folder or a checkpoint. Times are of this machine, now:
+other programs on it make them longer.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import tyro
+
+from fathoms.cli.parse import Switches, given
+from fathoms.errors import ConfigError
+
+EXAMPLES = """
+fathoms cost vit_small_patch16_224
+fathoms cost cait_s24_224 --batch-size 64 --recipe cait_400 --images 1281167
+fathoms cost timm/swin_tiny_patch4_window7_224 --json
+"""
+
+
+@dataclass(frozen=True)
+class Args:
+    """Model, batch and recipe."""
+
+    target: tyro.conf.Positional[str | None] = None
+    """A model's name, timm/NAME, a run folder, a checkpoint or a weights file. Default: vit_digits."""
+    model: str | None = None
+    """Name of the model, where TARGET is a weights file that does not say it."""
+    batch_size: int = 128
+    """Batch of the memory table."""
+    measured_batch: int = 8
+    """Images of the batch that is timed."""
+    recipe: str | None = None
+    """Expected hours of this recipe, a name or a TOML file."""
+    images: int = 50_000
+    """Number of training images of that recipe."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    json: bool = False
+    """Print one JSON object."""
+    switches: Switches = field(default_factory=Switches)
+
+
+def run(args: Args) -> int:
+    """Measure, and print the tables."""
+    for name in ("batch_size", "measured_batch", "images"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: use 1 or more")
+    from fathoms.train.recipe.files import read_recipe
+
+    recipe = None if args.recipe is None else read_recipe(args.recipe)
+    found = measure(args, recipe)
+    if args.json:
+        print(json_format.dumps(found))
+        return 0
+    print("\n".join(describe(found)))
+    return 0
+
+
+def measure(args: Args, recipe: dict[str, Any] | None) -> dict[str, Any]:
+    """Everything as plain values."""
+    import torch
+
+    from fathoms.cli.targets import load_target
+    from fathoms.models.vit import ViT
+    from fathoms.probes.cost import measure_cost, training_memory
+    from fathoms.train.distributed import choose_device
+
+    device = choose_device(args.device)
+    target = load_target(args.target, args.model, given(args.switches))
+    model = target.model.to(device)
+    shape = (args.measured_batch, target.in_channels, target.image_size, target.image_size)
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
+    plain = measure_cost(model, images)
+    mixed = measure_cost(model, images, torch.bfloat16)
+    count = int(plain.total("parameters"))
+    saved = {"fp32": plain.total("saved"), "autocast": mixed.total("saved"), "bf16": mixed.total("saved")}
+    found: dict[str, Any] = {
+        "model": target.name,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "parameters": count,
+        "multiplications": plain.total("multiplications"),
+        "flop_count": model.flop_count() if isinstance(model, ViT) else None,
+        "batch_size": args.batch_size,
+        "parts": {name: vars(part) for name, part in plain.parts.items()},
+        "saved_bytes": saved,
+        "training_bytes": {
+            policy: training_memory(count, size, args.batch_size, policy) for policy, size in saved.items()
+        },
+        "matrix_speed": plain.peak,
+    }
+    if recipe is not None:
+        found["recipe"] = expected(args, recipe, target, device)
+    return found
+
+
+def expected(args: Args, recipe: dict[str, Any], target: Any, device: Any) -> dict[str, Any]:
+    """Updates and hours of a recipe, from the measured time of its update."""
+    import torch
+
+    from fathoms.bench.race import Setting, prepare, race
+
+    cuda = device.type == "cuda"
+    batch, epochs = int(recipe.get("batch_size", 128)), float(recipe.get("epochs", 100))
+    accumulate = int(recipe.get("grad_accum_steps", 1))
+    timed = batch if cuda else min(batch, args.measured_batch)
+    policy = recipe.get("precision") or ("autocast" if recipe.get("amp") else "fp32")
+    setting = Setting(policy, "blocks" if cuda else "none", "graph" if cuda else "eager")
+    size = (timed, target.in_channels, target.image_size, target.image_size)
+    images = torch.randn(size, device=device)
+    labels = torch.randint(0, max(target.classes, 1), (timed,), device=device)
+    contender = prepare("model", target.model.train(), images, labels, "train", setting)
+    speed = race([contender], timed, turns=3, steps=2)["model"]["images_per_second"]
+    updates = math.ceil(epochs * math.ceil(args.images / batch) / accumulate)
+    return {
+        "name": args.recipe,
+        "images": args.images,
+        "epochs": epochs,
+        "updates": updates,
+        "policy": policy,
+        "timed_batch": timed,
+        "images_per_second": speed,
+        "hours": epochs * args.images / speed / 3600,
+    }
+
+
+def describe(found: dict[str, Any]) -> list[str]:
+    """The tables of the terminal."""
+    from fathoms.text_table import aligned
+
+    totals = {
+        name: sum(part[name] for part in found["parts"].values())
+        for name in next(iter(found["parts"].values()))
+    }
+
+    def share(part: dict[str, Any], name: str) -> str:
+        return f"{100 * part[name] / totals[name]:.0f} %" if totals[name] else "-"
+
+    rows = []
+    for name, part in found["parts"].items():
+        over = f"{part['seconds'] / part['floor']:.1f} x" if part["floor"] else "-"
+        rows.append(
+            (
+                name,
+                f"{part['parameters'] / 1e6:.3g} M",
+                share(part, "parameters"),
+                f"{part['multiplications'] / 1e9:.3g} G",
+                share(part, "multiplications"),
+                f"{part['saved'] / 2**20:.3g} MiB",
+                share(part, "saved"),
+                f"{1e3 * part['seconds']:.3g} ms",
+                share(part, "seconds"),
+                over,
+            )
+        )
+    head = ("part", "parameters", "", "multiplications", "", "saved", "", "forward", "", "over floor")
+    lines = [
+        f"{found['model']}: {found['parameters'] / 1e6:.2f} M parameters, {found['multiplications'] / 1e9:.3g} G "
+        f"multiplications an image; on {found['device']}",
+        "",
+        *aligned(head, rows).splitlines(),
+        "",
+        "saved, forward: of one image in float32. The floor is the time of the multiplications at the speed of a",
+        f"large matrix product here, {found['matrix_speed'] / 1e9:,.3g} G/s.",
+        "",
+        f"training memory with AdamW, batch {found['batch_size']}: "
+        + ", ".join(f"{policy} {size / 2**30:.3g} GiB" for policy, size in found["training_bytes"].items()),
+    ]
+    recipe = found.get("recipe")
+    if recipe:
+        lines.append(
+            f"recipe {recipe['name']}: {recipe['updates']:,} updates ({recipe['epochs']:g} epochs of "
+            f"{recipe['images']:,} images), {recipe['images_per_second']:,.0f} images/s ({recipe['policy']}, measured "
+            f"in batches of {recipe['timed_batch']}): {recipe['hours']:,.3g} hours, data and evaluation not counted"
+        )
+    return lines

@@ -1,0 +1,192 @@
+"""One panel of lines with its axes, linear or logarithmic, and a grid of such panels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fathoms.probes.pictures.canvas import INK, PALETTE, RULE, SOFT, Picture, Point
+
+LEFT, RIGHT, TOP, BOTTOM = 56.0, 14.0, 34.0, 40.0
+DOTS = 12
+"""Most points of a line that is drawn with a dot on each."""
+
+Points = Sequence[tuple[float, float | None]]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: its name in the legend, its points, its colour by number, whether it is dashed."""
+
+    name: str
+    points: Points
+    colour: int = 0
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes."""
+
+    title: str
+    x_label: str
+    series: list[Series]
+    log_y: bool = False
+    log_x: bool = False
+    y_range: tuple[float, float] | None = None
+    x_ticks: Sequence[float] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def grid_of(panels: Sequence[Panel], title: str, columns: int = 2, size: Point = (360.0, 250.0)) -> Picture:
+    """Panels side by side under one title and one legend."""
+    rows = math.ceil(len(panels) / columns)
+    names = list(
+        dict.fromkeys((s.name, s.colour, s.dashed) for panel in panels for s in panel.series if s.name)
+    )
+    width = columns * size[0]
+    lines = _legend_lines(names, width)
+    head = 34 + 16 * lines
+    picture = Picture(width, rows * size[1] + head)
+    picture.text((16, 22), title, size=14, bold=True)
+    _legend(picture, names, width)
+    for number, panel in enumerate(panels):
+        corner = ((number % columns) * size[0], head + (number // columns) * size[1])
+        draw_panel(picture, panel, corner, size)
+    return picture
+
+
+def _legend_lines(names: Sequence[tuple[str, int, bool]], width: float) -> int:
+    return 0 if len(names) < 2 else math.ceil(sum(_key_width(name) for name, _, _ in names) / (width - 32))
+
+
+def _key_width(name: str) -> float:
+    return 6.2 * len(name) + 44
+
+
+def _legend(picture: Picture, names: Sequence[tuple[str, int, bool]], width: float) -> None:
+    if len(names) < 2:
+        return
+    x, y = 16.0, 40.0
+    for name, colour, dashed in names:
+        if x + _key_width(name) > width and x > 16:
+            x, y = 16.0, y + 16
+        picture.line([(x, y - 4), (x + 20, y - 4)], PALETTE[colour % len(PALETTE)], 2, dashed)
+        picture.text((x + 26, y), name, colour=SOFT)
+        x += _key_width(name)
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """Where values are drawn."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    low: float
+    high: float
+    across: Callable[[float], float]
+    up: Callable[[float], float]
+
+    def place(self, x: float, y: float) -> Point:
+        """The place of a point, held inside the axes."""
+        return self.across(x), self.up(min(max(y, self.low), self.high))
+
+
+def draw_panel(picture: Picture, panel: Panel, corner: Point, size: Point) -> None:
+    """Title, axes, lines and notes of one panel."""
+    picture.text((corner[0] + 16, corner[1] + 18), panel.title, size=12, bold=True)
+    if not any(shown(y, panel.log_y) for s in panel.series for _, y in s.points):
+        at = (corner[0] + LEFT, corner[1] + size[1] / 2)
+        picture.text(at, "nothing to show: no value above zero", colour=SOFT)
+        return
+    axes = _draw_axes(picture, panel, corner, size)
+    for series in panel.series:
+        _draw_series(picture, panel, series, axes)
+    for row, note in enumerate(panel.notes):
+        picture.text((axes.left + 8, axes.top + 12 + 14 * row), note, size=10, colour=INK)
+
+
+def shown(y: float | None, log: bool) -> bool:
+    """Whether a value can be drawn."""
+    return y is not None and math.isfinite(y) and (y > 0 or not log)
+
+
+def _draw_axes(picture: Picture, panel: Panel, corner: Point, size: Point) -> _Axes:
+    left, top = corner[0] + LEFT, corner[1] + TOP
+    right, bottom = corner[0] + size[0] - RIGHT, corner[1] + size[1] - BOTTOM
+    xs = [x for s in panel.series for x, _ in s.points]
+    ys = [y for s in panel.series for _, y in s.points if y is not None and shown(y, panel.log_y)]
+    low, high = panel.y_range or (min(ys), max(ys))
+    y_marks = marks(low, high, panel.log_y, 5)
+    if panel.y_range is None:
+        low, high = min(low, y_marks[0]), max(high, y_marks[-1])
+    across = _scale(min(xs), max(xs), (left, right), panel.log_x)
+    up = _scale(low, high, (bottom, top), panel.log_y)
+    for value in y_marks:
+        if low <= value <= high:
+            picture.line([(left, up(value)), (right, up(value))], RULE, 0.8)
+            picture.text((left - 6, up(value) + 3.5), number(value), size=10, anchor="end", colour=SOFT)
+    for value in panel.x_ticks or marks(min(xs), max(xs), panel.log_x, 6):
+        if min(xs) <= value <= max(xs):
+            picture.text((across(value), bottom + 15), number(value), size=10, anchor="middle", colour=SOFT)
+    picture.line([(left, bottom), (right, bottom)], SOFT, 0.8)
+    picture.text((right, bottom + 30), panel.x_label, size=10, anchor="end", colour=SOFT)
+    return _Axes(left, right, top, bottom, low, high, across, up)
+
+
+def _draw_series(picture: Picture, panel: Panel, series: Series, axes: _Axes) -> None:
+    """A line that is broken where there is no value, with dots where there are few."""
+    colour = PALETTE[series.colour % len(PALETTE)]
+    run: list[Point] = []
+    for x, y in [*series.points, (0.0, None)]:
+        if y is not None and shown(y, panel.log_y):
+            run.append(axes.place(x, y))
+            if len(series.points) <= DOTS:
+                picture.dot(run[-1], colour)
+            continue
+        if len(run) > 1:
+            picture.line(run, colour, 1.8, series.dashed)
+        run = []
+
+
+def _scale(low: float, high: float, ends: Point, log: bool) -> Callable[[float], float]:
+    """A function from values to places."""
+    a, b = (math.log(low), math.log(high)) if log else (low, high)
+    span = (b - a) or 1.0
+    return lambda value: ends[0] + ((math.log(value) if log else value) - a) / span * (ends[1] - ends[0])
+
+
+def marks(low: float, high: float, log: bool, count: int) -> list[float]:
+    """Round numbers for the ticks of an axis, from at most `low` to at least `high`."""
+    if log:
+        return _log_marks(low, high, count)
+    if high - low < 1e-12 * max(abs(low), abs(high), 1e-300):
+        pad = 0.1 * abs(high) or 1.0
+        low, high = low - pad, high + pad
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    return [index * step for index in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
+
+
+def _log_marks(low: float, high: float, count: int) -> list[float]:
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    if last - first > 2:
+        step = max(1, math.ceil((last - first) / count))
+        return [10.0**power for power in range(first, last + step, step)]
+    fine = [float(f"{factor}e{power}") for power in range(first - 1, last + 1) for factor in (1, 2, 5)] + [
+        10.0**last
+    ]
+    begin = max((value for value in fine if value <= low * (1 + 1e-9)), default=fine[0])
+    end = min((value for value in fine if value >= high * (1 - 1e-9) and value > begin), default=fine[-1] * 2)
+    return [value for value in fine if begin <= value <= end]
+
+
+def number(value: float) -> str:
+    """A tick's text."""
+    if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.4g}"

@@ -1,0 +1,100 @@
+"""The few numbers of a probe that the verdict on the start of training rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fathoms.probes.blocks import main_stack
+from fathoms.probes.signal import Signal
+
+Features = dict[str, float | None]
+
+
+def depth_features(sites: Sequence[dict[str, Any]]) -> Features:
+    """One model at one moment, of its longest stack of blocks; `sites` are those of `Signal.to_json`."""
+    stack = main_stack([str(site["block"]) for site in sites])
+    sites = [site for site in sites if site["block"] in stack]
+    streams, gradients = _column(sites, "stream"), _column(sites, "gradient")
+    blocks = max(len({site["block"] for site in sites}) - 1, 1)
+    return {
+        "growth": _over(streams[-1], streams[0]),
+        "growth_power": _power(streams),
+        "gradient_factor": _root(_over(gradients[0], gradients[-1]), blocks),
+        "gradient_last": gradients[-1],
+        "ratio_median": _of(np.median, sites, "ratio"),
+        "ratio_min": _of(min, sites, "ratio"),
+        "ratio_max": _of(max, sites, "ratio"),
+        "weights_spread": _spread(_column(sites, "weights_rms")),
+        "stream_max": _of(max, sites, "stream"),
+        "largest": _of(max, sites, "largest"),
+        "logit": _of(max, sites, "logit"),
+        "entropy": _of(min, sites, "entropy"),
+        "entropy_mean": _of(np.mean, sites, "entropy"),
+        "token_cosine": _last(sites, "token_cosine"),
+        "token_mean": _last(sites, "token_mean"),
+        "saturated": _of(max, sites, "saturated"),
+        "dead": _of(max, sites, "dead"),
+    }
+
+
+def start_features(initial: Signal, after: Signal | None = None, losses: Sequence[float] = ()) -> Features:
+    """At initialisation; after a few steps too, with the prefix `after_`, and how far those have moved it."""
+    features = depth_features(initial.to_json()["sites"])
+    features |= {"loss": _plain(initial.loss), "logits": _plain(initial.logits)}
+    if after is None:
+        return features
+    later = depth_features(after.to_json()["sites"])
+    features |= {f"after_{name}": value for name, value in later.items()}
+    for name in ("stream_max", "ratio_median", "logit", "gradient_last"):
+        features[f"{name}_rise"] = _over(later[name], features[name])
+    features["after_loss"] = _plain(after.loss)
+    if losses:
+        finite = all(math.isfinite(loss) for loss in losses)
+        features["loss_rise"] = _plain(max(losses[1:], default=losses[0]) - losses[0]) if finite else None
+        features["loss_end"] = _plain(losses[-1] - losses[0]) if finite else None
+        features["nonfinite"] = float(not finite)
+    return features
+
+
+def _column(sites: Sequence[dict[str, Any]], name: str) -> list[float | None]:
+    return [site.get(name) for site in sites]
+
+
+def _of(summary: Any, sites: Sequence[dict[str, Any]], name: str) -> float | None:
+    values = [value for value in _column(sites, name) if value is not None]
+    return float(summary(values)) if values else None
+
+
+def _last(sites: Sequence[dict[str, Any]], name: str) -> float | None:
+    """At the last site that has it; class attention at the end has one token, and so no cosine."""
+    return next((value for value in reversed(_column(sites, name)) if value is not None), None)
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None
+
+
+def _root(ratio: float | None, blocks: int) -> float | None:
+    return ratio ** (1 / blocks) if ratio else None
+
+
+def _power(streams: Sequence[float | None]) -> float | None:
+    """The power p of stream ~ depth^p, fitted over the second half of the sites, where the stem no longer counts."""
+    half = [(place + 1, value) for place, value in enumerate(streams) if value and place >= len(streams) // 2]
+    if len(half) < 2:
+        return None
+    places, values = zip(*half, strict=True)
+    return float(np.polyfit(np.log(places), np.log(values), 1)[0])
+
+
+def _spread(values: Sequence[float | None]) -> float | None:
+    found = [value for value in values if value]
+    return max(found) / min(found) if found else None
+
+
+def _plain(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,155 @@
+"""`fathoms probe`: a summary that fits a screen, everything on request, and one line for a mistake."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fathoms.cli.main import main
+
+SMALL = ["--depth", "3", "--dim", "16", "--heads", "2", "--batch-size", "8"]
+
+
+def probe(capsys, *words):
+    code = main(["probe", *words])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    return said.out
+
+
+def answer(capsys, *words):
+    return json.loads(probe(capsys, *words, "--json").splitlines()[-1])
+
+
+def test_the_summary_fits_a_screen_and_full_shows_every_branch(capsys):
+    words = ["--depth", "30", "--dim", "16", "--heads", "2", "--batch-size", "4", "--steps", "0"]
+    short = probe(capsys, *words).splitlines()
+    assert len(short) <= 24
+    assert max(map(len, short[:11])) <= 120
+    assert short[1].split()[:4] == ["block", "branch", "stream", "ratio"]
+    assert short[-1].startswith("Start: expected to train (from the initialisation alone)")
+    assert len(probe(capsys, *words, "--full").splitlines()) == len(short) + 60 + 2
+
+
+def test_json_is_one_object_with_switches_verdict_and_steps(capsys):
+    found = answer(capsys, *SMALL, "--norm", "dyt", "--norm-init", "0.8", "--lr", "0.002")
+    assert (found["config"]["norm"], found["config"]["norm_init"]) == ("dyt", 0.8)
+    assert len(found["sites"]) == 6
+    assert found["sites"][0]["saturated"] is not None
+    assert found["start"]["outcome"] == "trains"
+    assert (found["steps"]["lr"], len(found["steps"]["losses"])) == (0.002, 10)
+
+
+def test_a_norm_free_stack_is_not_called_healthy(capsys):
+    """At initialisation its ratios look best of all; ten steps show that nothing holds the stream."""
+    words = ["--norm", "none", "--depth", "24", "--dim", "32", "--heads", "2", "--batch-size", "16"]
+    found = answer(capsys, *words)
+    assert found["growth"] == pytest.approx(1.0, abs=0.1)
+    assert found["start"]["outcome"] != "trains"
+    assert "ten steps" in probe(capsys, *words)
+
+
+def test_an_exploding_stack_names_the_factor(capsys):
+    words = [
+        "--norm",
+        "none",
+        "--residual",
+        "rezero",
+        "--residual-init",
+        "1",
+        "--depth",
+        "24",
+        "--steps",
+        "0",
+    ]
+    text = probe(capsys, *words, "--batch-size", "4")
+    assert "expected to DIVERGE" in text
+    assert "the gradient explodes by x" in text
+
+
+def test_pictures_and_page_are_written(capsys, tmp_path):
+    words = [*SMALL, "--stem-norm", "dual", "--attention", "talking_heads", "--residual", "layerscale"]
+    found = answer(capsys, *words, "--figures", str(tmp_path / "out"))
+    names = {"depth", "depth_after_steps", "scales", "pixel_scale", "filters", "attention", "head_mixing"}
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert files == {f"{name}{end}" for name in names for end in (".svg", ".png", ".json")} | {"probe.html"}
+    assert len(found["figures"]) == len(files)
+    page = (tmp_path / "out" / "probe.html").read_text()
+    assert "expected to" in page
+    assert "src=" not in page
+    assert json.loads((tmp_path / "out" / "pixel_scale.json").read_text())[0]["centre"] == 1.0
+
+
+def test_a_sweep_prints_a_line_per_depth_and_value(capsys, tmp_path):
+    words = [
+        "--depths",
+        "2,4",
+        "--axis",
+        "residual=none,layerscale",
+        "--dim",
+        "16",
+        "--heads",
+        "2",
+        "--batch-size",
+        "4",
+    ]
+    lines = probe(capsys, *words, "--figures", str(tmp_path)).splitlines()
+    assert lines[0].split()[:3] == ["residual", "depth", "growth"]
+    assert [line.split()[:2] for line in lines[1:5]] == [
+        [v, d] for v in ("none", "layerscale") for d in ("2", "4")
+    ]
+    stored = json.loads((tmp_path / "sweep.json").read_text())
+    assert stored["layerscale"]["4"]["ratio_median"] < stored["none"]["4"]["ratio_median"]
+
+
+def test_the_coordinate_check_has_a_command(capsys, tmp_path):
+    words = ["--coordinates", "depth=2,6", "--dim", "16", "--heads", "2", "--batch-size", "4", "--steps", "3"]
+    found = answer(capsys, *words, "--figures", str(tmp_path))
+    assert found["axis"] == "depth"
+    assert found["verdict"] in ("flat", "growing", "vanishing")
+    assert len(found["trajectories"]) == 6
+    assert (tmp_path / "coordinates.png").stat().st_size > 1000
+    assert "Coordinate check: " in probe(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--axis", "norm=dyt"], "--axis would not be used: it goes with --depths; add that"),
+        (["--depths", "2,x"], "--depths '2,x': write whole numbers above 0 with commas, such as 12,24,48"),
+        (["--depths", "2", "--axis", "norm=dty"], "norm: no norm is called 'dty'; did you mean 'dyt'?"),
+        (
+            ["--coordinates", "heads=2,4"],
+            "--coordinates heads=2,4: sizes are depth or dim; write depth=6,12,24,48",
+        ),
+        (["--coordinates", "dim=24,30"], "--coordinates dim=24: heads are 16 wide; use multiples of 16"),
+        (
+            ["--coordinates", "depth=4"],
+            "coordinates: sizes [4] give no slope; use two or more different sizes above 0",
+        ),
+        (["--lr", "-1"], "--lr -1.0: use a number above 0"),
+        (["runs/typo"], "TARGET runs/typo: no such file or folder"),
+        (["vit_digits", "nowhere"], "nowhere"),
+        (
+            ["timm/vit_tiny_patch16_224", "--depth", "3"],
+            "--depth: a timm model is built as its name says; leave it out",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, words, message):
+    assert main(["probe", *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_a_run_folder_is_judged_by_its_drift(capsys, tmp_path):
+    words = ["train", "--model", "vit_digits", "--depth", "2", "--dim", "16", "--heads", "2", "--epochs", "1"]
+    words += ["--batch-size", "64", "--probe-interval", "4", "--device", "cpu", "--output", str(tmp_path)]
+    assert main([*words, "--experiment", "run"]) == 0
+    capsys.readouterr()
+    found = answer(capsys, str(tmp_path / "run"), "--batch-size", "4")
+    assert found["trained"]
+    assert found["drift"]["outcome"] in ("steady", "drifts")
+    assert f"Drift: {found['drift']['outcome']}" in probe(capsys, str(tmp_path / "run"), "--batch-size", "4")
