@@ -39,7 +39,15 @@ def test_fold_looks_behind_a_classifier_that_is_zero():
 def test_fold_finds_a_wrong_fold_behind_a_zero_classifier(monkeypatch):
     # The package has a function of the module's name.
     module = sys.modules["fathoms.surgery.fold.fold"]
-    monkeypatch.setattr(module, "absorb_permanently", lambda *_: None)
+    right = module._folded
+
+    def wrong(model, images):
+        folded, report = right(model, images)
+        with torch.no_grad():
+            folded.blocks[0].mlp.fc1.weight.mul_(1.5)
+        return folded, report
+
+    monkeypatch.setattr(module, "_folded", wrong)
     with pytest.raises(FathomsError, match="the folded model differs"):
         fold(zero_head(norm="learnable_scaler"))
 
