@@ -125,8 +125,9 @@ def command() -> NoReturn:
     except Exception as error:  # noqa: BLE001
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
-    # Ranks can have been joined only if the module has been imported.
+    # Ranks can have been joined only if the module has been imported. A single process, too, would spend seconds on
+    # taking torch's modules apart after its last line.
     distributed = sys.modules.get("fathoms.train.distributed")
-    if distributed is not None and "RANK" in os.environ:
+    if distributed is not None:
         distributed.exit_rank(code)
     sys.exit(code)

@@ -80,7 +80,7 @@ def leave_world() -> None:
 
 
 def exit_rank(code: int) -> NoReturn:
-    """Exit one of several ranks without finalizing the interpreter.
+    """Exit a process that may be one of several ranks without finalizing the interpreter, which also takes seconds.
 
     The process group's threads live as long as anything refers to it, as FSDP does to the end. One that frees a
     tensor needs the GIL, and while Python finalizes, a thread that asks for it is ended on the spot. C++ turns that
