@@ -61,7 +61,7 @@ def test_a_short_time_limit_is_not_all_warning():
         ("partition=a\n#SBATCH --wrap=x", "has characters that Slurm does not allow"),
         ("gpus=1,gpus=2", "--slurm gpus: given twice"),
         ("gpus", "--slurm 'gpus': write KEY=VALUE"),
-        ("", "--slurm '': write KEY=VALUE"),
+        ("", "--slurm: takes a value"),
     ],
 )
 def test_a_mistake_in_the_flag_is_one_line_and_exit_2(text, line, capsys, tmp_path):

@@ -30,7 +30,7 @@ from fathoms.cli.main import main
         (["--fsdp"], "start them with torchrun"),
         (
             ["--fsdp", "--probe-interval", "5"],
-            "--probe-interval works on fathoms models that are not sharded",
+            "--probe-interval works on models that are not sharded",
         ),
         (["--momentum", "0.9"], "--momentum would not be used: it needs --opt sgd, momentum or muon"),
     ],

@@ -98,20 +98,26 @@ def _locate(checkpoint: str, ema: bool) -> tuple[Path, str, TrainingRecord]:
 
 
 def load_run(
-    checkpoint: str | Path, model: str | None = None, *, ema: bool = True, **overrides: Unpack[AllFields]
+    checkpoint: str | Path,
+    model: str | None = None,
+    *,
+    ema: bool = True,
+    trust_program: bool = False,
+    **overrides: Unpack[AllFields],
 ) -> LoadedModel:
     """Load a trained model for inference, with its preprocessing, its class names and its record.
 
     Args:
-        checkpoint: A run folder, a checkpoint folder, a weights file, an exported ONNX file, or
+        checkpoint: A run folder, a checkpoint folder, a weights file, an exported file (.onnx, .pt2), or
             hf-hub:OWNER/NAME[@REVISION].
         model: Name of the model, "timm/NAME" for a timm model; None takes the name in the run or the card.
         ema: Whether averaged weights are preferred.
+        trust_program: Whether a torch.export program (.pt2) may be opened, which can run code.
         **overrides: Fields of ViTConfig, for fathoms models.
     """
     checkpoint, fields = str(checkpoint), dict(overrides)
     if (exported := exported_file(checkpoint)) is not None:
-        return _load_exported(exported, model, fields)
+        return _load_exported(exported, model, fields, trust_program)
     weights, source, record = _locate(checkpoint, ema)
     name = model or record.name
     if name is not None and name.startswith(TIMM):
@@ -126,13 +132,13 @@ def load_run(
     return LoadedModel(built.eval(), name or "model", config, *shape, *kept)
 
 
-def _load_exported(path: Path, model: str | None, overrides: dict[str, Any]) -> LoadedModel:
+def _load_exported(path: Path, model: str | None, overrides: dict[str, Any], trusted: bool) -> LoadedModel:
     """An exported file with its card; without one it has the default preprocessing and numbers for classes."""
     for name in [*overrides, *(["model"] if model is not None else [])]:
         raise ConfigError(
             f"--{name.replace('_', '-')}: {path.name} is built as it was exported; leave it out"
         )
-    built, record = open_exported(path)
+    built, record = open_exported(path, trusted)
     channels, size, _ = image_shape(built)
     seen = Preprocessing.recorded(record.recipe, record.preprocessing).at(size)
     # Next to a run's config it was exported from that run, whose carved split is then the one to measure on.

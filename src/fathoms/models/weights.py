@@ -154,6 +154,15 @@ def load_weights(
     state = unwrap(raw)
     layout = layout_of(state)
     _check_kinds(state, name)
+    if (
+        layout == "timm"
+        and any(key.startswith("fc_norm.") for key in state)
+        and model.config.readout != "mean_cls"
+    ):
+        raise WeightsError(
+            f"{name}: takes the norm of the patches' mean (fc_norm), unlike readout {model.config.readout!r}; build "
+            "the model with readout='mean_cls'"
+        )
     given = from_timm(state) if layout == "timm" else state
     own: State = dict(model.named_parameters())
     skipped = tuple(key for key in own if any(fnmatch.fnmatch(key, pattern) for pattern in skip))

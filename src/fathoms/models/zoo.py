@@ -6,7 +6,7 @@ import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fathoms.models.config import FIELDS, ViTConfig
+from fathoms.models.config import FIELDS, ViTConfig, check_early
 from fathoms.models.overrides import Overrides
 from fathoms.registry import check_name
 
@@ -181,7 +181,9 @@ def list_models(pattern: str = "*") -> list[str]:
 def model_config(name: str, **overrides: Any) -> ViTConfig:
     """The config of a named model, with any field overridden."""
     check_name(name, [*MODELS, *ALIASES], "model", "model")
-    return ViTConfig(**MODELS[ALIASES.get(name, name)]).replace(**overrides)
+    shape = MODELS[ALIASES.get(name, name)]
+    check_early(shape, overrides)
+    return ViTConfig(**shape).replace(**overrides)
 
 
 def create_model(

@@ -20,7 +20,14 @@ from fathoms.parts.position import (
     SinCosPosition,
 )
 from fathoms.parts.prores import ProgressiveResidual, set_progress
-from fathoms.parts.readout import READOUTS, ClassAttentionReadout, ClassToken, MeanToken, SequencePool
+from fathoms.parts.readout import (
+    READOUTS,
+    ClassAttentionReadout,
+    ClassToken,
+    MeanBesideClassToken,
+    MeanToken,
+    SequencePool,
+)
 from fathoms.parts.residual import (
     RESIDUALS,
     DeepNorm,
@@ -72,6 +79,7 @@ __all__ = [
     "LearnableScaler2d",
     "LearnedPosition",
     "LearnedRotaryPosition",
+    "MeanBesideClassToken",
     "MeanToken",
     "MeanVarianceSplit",
     "NoNorm",

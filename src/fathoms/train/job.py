@@ -49,8 +49,8 @@ class RunOptions:
     """Number of newest checkpoints to keep, besides the best."""
     eval_interval: int = 1
     """Evaluate and save every N epochs, and after the last."""
-    probe_interval: int = 0
-    """Record each block's norms every N updates; 0: never."""
+    probe_interval: int | None = None
+    """Measure every block each N updates (probe.jsonl); 0: never. Default: as often as it takes 2 % of the time."""
     guard: Literal["stop", "skip", "rollback"] = "stop"
     """Action after an update whose loss or gradient is not finite, which never reaches the weights: stop the run
     (exit 3), skip its batches, or roll back to the last checkpoint, halve the learning rate and skip those batches."""
@@ -84,7 +84,7 @@ class RunOptions:
             "guard_limit": 1,
             "spike_score": 0,
         }.items():
-            if getattr(self, name) < least:
+            if (value := getattr(self, name)) is not None and value < least:
                 raise ConfigError(f"{flag_of(name)} {getattr(self, name)}: use {least} or more")
         if not 0 <= self.max_bad <= 1:
             raise ConfigError(f"--max-bad {self.max_bad}: is not a share; use 0 to 1")

@@ -38,6 +38,7 @@ from fathoms.train.precision.cuda_graph import WARMUP
 from fathoms.train.precision.machine import device_name, settle
 from fathoms.train.precision.policy import set_stream
 from fathoms.train.record.environment import describe_device
+from fathoms.train.record.probing import Probing
 from fathoms.train.record.progress_bar import Progress
 from fathoms.train.record.run_folder import DIVERGED, FAILED, Outcome, RunFolder, dumps
 from fathoms.train.record.start_profile import StartProfile
@@ -77,8 +78,8 @@ class Trainer:
         self.channels = 3 if job.config is None else job.config.in_channels
         self.model = build_model(job, len(data.classes)).to(world.device)
         self.start.mark("model")
-        if job.run.probe_interval and (job.run.fsdp or not isinstance(self.model, ViT)):
-            raise ConfigError("--probe-interval works on fathoms models that are not sharded; leave it out")
+        if job.run.probe_interval and job.run.fsdp:
+            raise ConfigError("--probe-interval works on models that are not sharded; leave it out")
         batches = math.ceil(self.schedule.total_epochs) * self.context.batches_per_epoch
         speed, self.speed_lines = settle(job, world, batches, recorded_speed(folder.checkpoints))
         set_stream(self.model, speed.precision)
@@ -95,6 +96,8 @@ class Trainer:
         self._updates_here = 0
         self.progress = Progress(0, 0, show=False)
         self.updates = UpdateLog(folder)
+        every = 0 if job.run.fsdp else job.run.probe_interval
+        self.probing = Probing(folder, self.model, every, self.epochs * self.context.updates_per_epoch)
         self.saver = AsyncSaver(folder, job.run.checkpoint_hist, world.device, self._warn)
         self.stop = StopRequest()
 
@@ -288,7 +291,8 @@ class Trainer:
             self._mark_update()
             since = state.add_time(since)
             if progress.live and (state.updates % 10 == 0 or state.batch == batches):
-                progress.advance(0, live_numbers(state, self.epochs, rate(), data.train.stats))
+                numbers = live_numbers(state, self.epochs, rate(), data.train.stats)
+                progress.advance(0, {**numbers, **self.probing.live()})
             elif self.show and not progress.live:
                 progress.advance(0, host_numbers(state, self.epochs, rate(), self.updates.recent()))
             progress.advance(parts)
@@ -323,7 +327,7 @@ class Trainer:
 
     def _update(self, batch: Batch) -> None:
         """Apply the accumulated gradients, unless the guard passes over this update."""
-        state, job = self.state, self.context.job
+        state = self.state
         if state.updates in self.guard.passed_over:
             self._finish_previous()
             state.updates += 1
@@ -332,8 +336,7 @@ class Trainer:
         self._finish_previous()
         self.stepper.apply(state, norm, self._lr(), self.stop.vote)
         state.updates += 1
-        every = job.run.probe_interval
-        if every and state.updates % every == 0 and self.context.world.is_main:
+        if self.context.world.is_main and self.probing.due(state.updates, state.seconds):
             self._probe(batch)
 
     def _lr(self, back: float = 0.0) -> float:
@@ -352,14 +355,15 @@ class Trainer:
         finding = self.guard.judge(report)
         if finding is not None:
             model, replay = self.stepper.unwrapped_model, self.stepper.replay
-            act_on(finding, report, self.context, model, replay, self.progress.say)
+            remark = self.probing.remark(report.update + 1)
+            act_on(finding, report, self.context, model, replay, self.progress.say, remark)
 
     def _probe(self, batch: Batch) -> None:
-        from fathoms.probes.signal import probe
-
-        signal = probe(self.model, batch.images[:64, : self.channels], batch.labels[:64])
         place = {"epoch": self.state.epoch + 1, "step": self.state.updates}
-        self.context.folder.append("probe.jsonl", {**place, **signal.to_json()})
+        images = batch.images[:, : self.channels]
+        warning = self.probing.measure(images, batch.labels, self.learner.optimizer, place)
+        if warning is not None:
+            self._warn(warning)
 
     def _finish_epoch(self, rate: float) -> None:
         self.progress.activity = "evaluating"

@@ -23,6 +23,7 @@ def act_on(
     model: nn.Module,
     replay: Callable[[Batch], Tensor],
     say: Callable[[str], None],
+    remark: str = "",
 ) -> None:
     """Append a row to guard.jsonl, print it, and raise `RollBack` or `DivergedError` where the finding asks for it.
 
@@ -33,6 +34,7 @@ def act_on(
         model: The module that computed the update.
         replay: Computes the loss of a batch once more.
         say: Prints a line.
+        remark: What the last probe had shown, for the message of a run that stops.
     """
     row: dict[str, Any] = {
         "kind": finding.kind,
@@ -56,7 +58,7 @@ def act_on(
     where = f"epoch {row['epoch']}, update {row['update']}, "
     if finding.act == "stop":
         raise DivergedError(
-            f"{where}{why}; the weights are those before this update; "
+            f"{where}{why}{remark}; the weights are those before this update; "
             "lower --lr, or add --warmup-epochs or --clip-grad"
         )
     say(f"guard: {where}{why}: {finding.act}")
