@@ -7,7 +7,7 @@ import torch
 
 import fathoms
 from fathoms import ViT, ViTConfig
-from fathoms.parts import set_progress
+from fathoms.parts import ProgressiveResidual, set_progress
 from fathoms.parts.prores import Warmup
 from fathoms.train.precision.master_weights import ComputeCopy
 
@@ -100,7 +100,11 @@ def test_a_compiled_model_reads_the_factor_anew():
     assert torch.equal(compiled(IMAGES), model(IMAGES))
 
 
-def test_it_folds_like_the_plain_network():
-    folded, report = fathoms.fold(vit(), images=IMAGES)
+@pytest.mark.parametrize("progress", [0.05, 1.0])
+def test_a_fold_takes_the_factor_away(progress):
+    model = vit()
+    set_progress(model, progress)
+    folded, report = fathoms.fold(model, images=IMAGES)
     assert report.left == ()
-    assert not any("factor" in name for name, _ in folded.named_parameters())
+    assert not any(isinstance(module, ProgressiveResidual) for module in folded.modules())
+    assert {type(block.mlp_join.scale).__name__ for block in folded.blocks} == {"Unscaled"}

@@ -45,8 +45,8 @@ def images(batch=3, size=16):
 def combinations():
     for residual, norm in itertools.product(RESIDUALS, NORMS):
         method = RESIDUALS.metadata(residual)
-        # Without a norm these two scale nothing: see the test of errors.
-        if norm == "none" and (method.needs_norm or residual in ("none", "tfixup")):
+        # Without a norm these have no learned scale: see the test of errors.
+        if norm == "none" and (method.needs_norm or residual in ("none", "tfixup", "orthogonal")):
             continue
         placement = method.placements[0] if norm != "none" else "pre"
         yield {"residual": residual, "norm": norm, "attn_placement": placement, "mlp_placement": placement}
@@ -59,6 +59,7 @@ def placements():
             ("post", "pre_post"),
             ("pre_post", "res_post"),
             ("res_post", "pre"),
+            ("keel", "keel"),
         ):
             yield {"norm": norm, "attn_placement": attn, "mlp_placement": mlp, "residual": "layerscale"}
 

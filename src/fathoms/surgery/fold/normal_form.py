@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fathoms.parts.linear import ScaledLinear
+from fathoms.parts.prores import ProgressiveResidual
 from fathoms.parts.residual import DepthTransfer, LayerNormScaling, ReZero
 from fathoms.surgery.inputs import home_of
 from fathoms.surgery.replace import replace_module
@@ -48,9 +49,13 @@ def _join_biases(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _learn_constants(model: nn.Module) -> None:
-    """Turn the constants of LayerNorm Scaling and CompleteP into parameters, which fold like any other scale."""
+    """Turn the constants of LayerNorm Scaling, CompleteP and ProRes into parameters, which fold like other scales."""
     for module in [m for m in model.modules() if isinstance(m, DepthTransfer | LayerNormScaling)]:
         scale = ReZero(module.dim, init_value=module.factor).to(**home_of(model))  # pyrefly: ignore
+        replace_module(model, module, scale)
+    for module in [m for m in model.modules() if isinstance(m, ProgressiveResidual)]:
+        # One, unless its run is still warming up.
+        scale = ReZero(module.dim, init_value=module.factor.item()).to(**home_of(model))  # pyrefly: ignore
         replace_module(model, module, scale)
     for module in [m for m in model.modules() if isinstance(m, ScaledLinear)]:
         replace_module(model, module, module.plain())
