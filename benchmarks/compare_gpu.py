@@ -32,7 +32,7 @@ BASE = (
     *("--weight-decay", "0.05", "--position", "learned", "--qk-norm", "none", "--warmup-epochs", "0"),
 )
 FAST = ("--precision", "bf16", "--torchcompile", "inductor", "--compile-scope", "blocks", "--launch", "graph")
-EAGER = ("--precision", "bf16", "--launch", "graph")
+EAGER = ("--precision", "bf16", "--torchcompile", "none", "--launch", "graph")
 TINY = (
     *("--recipe", "digits", "--image-size", "16", "--patch-size", "4", "--dim", "16", "--heads", "2"),
     *("--depth", "1", "--batch-size", "32", "--warmup-epochs", "0", "--device", "cpu"),

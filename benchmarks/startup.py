@@ -2,7 +2,7 @@
 
 Runs of `fathoms train` in new processes, with the compile caches empty and then full, with kernels chosen by rules and
 by timing, compiled and not, and twice in one process. Without DATA it makes images of CIFAR-10's sizes. A few minutes
-on one GPU; `--device cpu --epochs 1` shows what does not depend on the GPU.
+on one GPU; `--device cpu --epochs 1` shows what does not depend on the GPU. Words after `--` go to every run.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def measure_twice(words: Sequence[str], folder: Path, environment: dict[str, str
     return done.stderr[-2000:] if done.returncode else json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All runs."""
+def measure(arguments: argparse.Namespace, more: Sequence[str]) -> dict[str, Any]:
+    """All runs, with `more` flags for each."""
     report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -105,7 +105,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         if data is None:
             data = str(folder / "images.npz")
             write_images(Path(data))
-        words = (data, *RUN, "--epochs", str(arguments.epochs), "--device", arguments.device)
+        words = (data, *RUN, "--epochs", str(arguments.epochs), "--device", arguments.device, *more)
         caches = {kind: {"TORCHINDUCTOR_CACHE_DIR": str(folder / kind)} for kind in ("rules", "timing")}
         runs: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
             "first, caches empty": ((), caches["rules"]),
@@ -114,8 +114,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             "kernels by timing, caches empty": ((), {**caches["timing"], **BY_TIMING}),
             "kernels by timing, caches full": ((), {**caches["timing"], **BY_TIMING}),
         }
-        for number, (name, (more, environment)) in enumerate(runs.items()):
-            report[name] = train((*words, *more), folder / "runs", str(number), environment)
+        for number, (name, (own, environment)) in enumerate(runs.items()):
+            report[name] = train((*words, *own), folder / "runs", str(number), environment)
             print(describe(name, report[name]), file=sys.stderr, flush=True)
         report["to the first update, twice in one process"] = measure_twice(
             words, folder / "twice", caches["rules"]
@@ -144,12 +144,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--twice", type=Path, help=argparse.SUPPRESS)
-    arguments, words = parser.parse_known_args()
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    arguments, more = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
     if arguments.twice is not None:
-        given = sys.argv[sys.argv.index("--") + 1 :]
-        return twice(given, arguments.twice)
-    del words
-    report = measure(arguments)
+        return twice(more, arguments.twice)
+    report = measure(arguments, more)
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(report, indent=1) + "\n")
     if arguments.json:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.cores import compute_threads, usable_cores
+from fathoms.text_table import plural
 
 SETTINGS: dict[str, dict[str, str]] = {
     "as fathoms sets it": {},
@@ -90,7 +91,8 @@ def main() -> None:
     if args.json:
         print(json.dumps({"cores": usable_cores(), "runs": args.runs, "epochs": args.epochs, "rows": rows}))
         return
-    print(f"{usable_cores()} cores, {args.runs} runs at once, {args.epochs} epochs, {args.rounds} rounds\n")
+    size = f"{plural(args.epochs, 'epoch')}, {plural(args.rounds, 'round')}"
+    print(f"{plural(usable_cores(), 'core')}, {args.runs} runs at once, {size}\n")
     print(f"| setting | threads | alone | {args.runs} at once, each | share of its fair part | load before |")
     print("|---|---|---|---|---|---|")
     for row in rows:

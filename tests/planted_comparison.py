@@ -15,23 +15,13 @@ from fathoms.train.record.toml import to_toml
 
 
 def write_run(
-    folder,
-    *,
-    options=None,
-    seed=0,
-    epochs=4,
-    score=80.0,
-    status="done",
-    probes=0,
-    blocks=3,
-    classes=("cat", "dog"),
-    **summary,
+    folder, *, options=None, seed=0, epochs=4, score=80.0, status="done", probes=0, blocks=3, **summary
 ):
     """A run folder with curves that end near `score`."""
     folder.mkdir(parents=True)
     options = options or {}
     model = {"name": "vit", "depth": blocks, **{key: value for key, value in options.items() if key != "lr"}}
-    config = {"data": "photos", "seed": seed, "classes": list(classes), "model": model}
+    config = {"data": "photos", "seed": seed, "classes": ["cat", "dog"], "model": model}
     (folder / "config.toml").write_text(
         to_toml({**config, "recipe": {"lr": float(options.get("lr", 0.003))}})
     )

@@ -22,11 +22,14 @@ OFF_WORDS = ("none", "None", "off")
 
 
 def takes_off(hint: Any) -> bool:
-    """Whether `none` switches an option of this type off: it may be None, and none of its names is "none"."""
+    """Whether `none` switches an option of this type off: it may be None, and none of its names is "none".
+
+    A boolean is switched off with its own --no-...
+    """
     options = typing.get_args(hint)
     if typing.get_origin(hint) not in (typing.Union, types.UnionType) or type(None) not in options:
         return False
-    return not any("none" in typing.get_args(option) for option in options)
+    return bool not in options and not any("none" in typing.get_args(option) for option in options)
 
 
 @functools.cache

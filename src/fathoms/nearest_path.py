@@ -39,7 +39,14 @@ def _alike(folder: Path, name: str) -> str | None:
     except OSError:
         return None
     longer = [entry for entry in names if len(name) > 2 and entry.lower().startswith(name.lower())]
-    return next(iter([*longer, *difflib.get_close_matches(name, names, n=1, cutoff=ALIKE)]), None)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=ALIKE)
+    # Two names are not alike because both end in .txt.
+    near = [entry for entry in near if _stems_alike(name, entry)]
+    return next(iter([*longer, *near]), None)
+
+
+def _stems_alike(name: str, entry: str) -> bool:
+    return difflib.SequenceMatcher(None, Path(name).stem, Path(entry).stem).ratio() >= ALIKE
 
 
 def missing(path: str | Path, otherwise: str, kind: str = "file or folder") -> str:

@@ -50,7 +50,7 @@ def hint(name: str, options: Iterable[str]) -> str:
         return f"did you mean {near!r}?"
     shown = [repr(option) for option in options[:_LISTED]]
     if len(options) > _LISTED:
-        return f"use one such as {', '.join(shown)}"
+        return f"use one such as {', '.join(shown[: _LISTED // 2])}"
     return f"use {', '.join(shown[:-1])} or {shown[-1]}" if len(shown) > 1 else f"use {''.join(shown)}"
 
 

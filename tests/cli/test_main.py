@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from fathoms.cli.main import COMMANDS
+from fathoms.cli.main import COMMANDS, main
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
 
@@ -123,3 +123,22 @@ def test_version_is_printed():
     import fathoms as package
 
     assert fathoms("--version").stdout.strip() == package.__version__
+
+
+@pytest.mark.parametrize(
+    "words", [["data"], ["data", "--help"], ["data", "-h"], ["data", "help"]], ids=" ".join
+)
+def test_a_group_alone_lists_its_commands(words, capsys):
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert not printed.err
+    assert [line.split()[:3] for line in printed.out.splitlines()[3:]] == [
+        ["fathoms", "data", "check"],
+        ["fathoms", "data", "pack"],
+        ["fathoms", "data", "info"],
+    ]
+
+
+def test_a_mistyped_command_of_a_group_gets_the_nearest_of_it(capsys):
+    assert main(["data", "chek", "photos"]) == 2
+    assert "no command is called 'data chek'; did you mean 'data check'?" in capsys.readouterr().err

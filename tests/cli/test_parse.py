@@ -64,3 +64,65 @@ def test_help_names_values_as_people_do(capsys):
     assert "default: True" not in text
     assert "[STR" not in text + help_of("train", capsys)
     assert "IMAGES ... Images, or folders of images. " in help_of("predict", capsys)
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("train", "[OPTIONS] [DATA]"),
+        ("compare", "[OPTIONS] [DATA]"),
+        ("validate", "[OPTIONS] [DATA]"),
+        ("predict", "[OPTIONS] IMAGES ..."),
+        ("report", "FOLDERS ..."),
+        ("models", "[PATTERN]"),
+        ("export", "[OPTIONS] CHECKPOINT"),
+    ],
+)
+def test_usage_shows_what_is_optional_and_no_empty_default(command, usage, capsys):
+    with pytest.raises(SystemExit):
+        parsed(command, "--help")
+    text = capsys.readouterr().out
+    assert usage in text
+    assert "(default: )" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("train --learning-rate 1", "no option is called '--learning-rate'; did you mean '--lr'?"),
+        ("train --epoch 1", "no option is called '--epoch'; did you mean '--epochs'?"),
+        ("train --max_epochs 1", "no option is called '--max_epochs'; did you mean '--epochs'?"),
+        ("train --gradient-clip-val 1", "did you mean '--clip-grad'?"),
+        ("train --pretrained", "did you mean '--initial-checkpoint'?"),
+        ("train --optimizer sgd", "did you mean '--opt'?"),
+        ("train --output_dir x", "did you mean '--output'?"),
+        ("validate --weights x", "did you mean '--checkpoint'?"),
+        ("predict --input x", "give IMAGES without a flag"),
+        ("compare --dataset x", "give DATA without a flag"),
+        ("probe --embed-dim 8", "did you mean '--dim'?"),
+        ("train --banana 3", "no option is called '--banana'; see --help"),
+    ],
+)
+def test_the_words_of_other_libraries_are_known_and_nothing_far_fetched_is_proposed(line, message):
+    with pytest.raises(FathomsError) as caught:
+        parsed(*line.split())
+    assert message in str(caught.value)
+
+
+def test_every_word_that_is_known_means_an_option_that_exists():
+    from fathoms.cli.main import COMMANDS
+    from fathoms.cli.parse import names_of
+    from fathoms.foreign_names import BROUGHT
+
+    known = {"weights"}
+    for command in COMMANDS:
+        flags, positionals = names_of(
+            importlib.import_module(f"fathoms.cli.{command.replace(' ', '_')}").Args
+        )
+        known |= {flag[2:].replace("-", "_") for flag in flags} | set(positionals)
+    assert {option for options in BROUGHT.values() for option in options} <= known
+
+
+def test_the_data_may_come_under_timm_s_flag():
+    assert parsed("train", "--data-dir", "photos").data == "photos"
+    assert parsed("train", "--data-dir=photos").data == "photos"

@@ -252,6 +252,26 @@ def test_an_onnx_file_is_measured_as_the_run_it_came_from(vit, photos, tmp_path,
     assert "is an exported file already" in capsys.readouterr().err
 
 
+@pytest.mark.compile
+def test_a_program_is_measured_as_its_run_if_it_is_trusted(vit, photos, tmp_path, capsys):
+    place = shutil.copytree(vit, tmp_path / "run")
+    assert run("export", place, "--fold", "--format", "torch-export") == 0
+    words = ["validate", photos, "--device", "cpu", "--json", "--checkpoint"]
+    capsys.readouterr()
+    assert run(*words, place / "model.pt2") == 2
+    assert "can run code when it is opened; give --trust-program if it is your own" in capsys.readouterr().err
+    results = []
+    for checkpoint in ([place], [place / "model.pt2", "--trust-program"]):
+        assert run(*words, *checkpoint) == 0
+        results += printed_json(capsys)["results"].values()
+    assert results[0]["confusion"] == results[1]["confusion"]
+    assert results[0]["loss"] == pytest.approx(results[1]["loss"], abs=1e-5)
+    image = next((photos / "val").rglob("*.png"))
+    assert (
+        run("predict", image, "--checkpoint", place / "model.pt2", "--trust-program", "--device", "cpu") == 0
+    )
+
+
 def test_a_file_that_is_not_onnx_and_a_missing_runtime_are_said_in_one_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "model.onnx").write_bytes(b"not a graph")
     words = ["validate", "digits", "--checkpoint", tmp_path / "model.onnx"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from fathoms.cli.main import main
 from fathoms.compare.cells import make_cell
 from fathoms.compare.folder import ComparisonFolder
 from fathoms.compare.slurm import JobBook, SlurmOptions, group, parameters, parse_slurm
+from fathoms.compare.slurm_task import Task, cell_of
 from fathoms.errors import FathomsError
 
 TINY = [
@@ -58,7 +61,7 @@ def test_a_short_time_limit_is_not_all_warning():
         ("partition=a\n#SBATCH --wrap=x", "has characters that Slurm does not allow"),
         ("gpus=1,gpus=2", "--slurm gpus: given twice"),
         ("gpus", "--slurm 'gpus': write KEY=VALUE"),
-        ("", "--slurm '': write KEY=VALUE"),
+        ("", "--slurm: takes a value"),
     ],
 )
 def test_a_mistake_in_the_flag_is_one_line_and_exit_2(text, line, capsys, tmp_path):
@@ -108,6 +111,13 @@ def test_a_task_holds_cells_of_one_architecture_and_no_more_than_asked(tmp_path)
     assert all(len({cell.architecture for cell in task}) == 1 for task in tasks)
     assert [len(task) for task in group(cells, 1)] == [1] * 8
     assert group([], None) == []
+
+
+def test_a_pickled_task_gives_back_its_cells_as_they_were(tmp_path):
+    cells = some_cells(tmp_path)[:2]
+    cells[1] = dataclasses.replace(cells[1], test=False, fingerprint="abc")
+    task = pickle.loads(pickle.dumps(Task(str(tmp_path), "last", 1, 1).of(cells)))
+    assert [cell_of(table) for table in task.cells] == cells
 
 
 def fake_squeue(folder: Path, script: str, monkeypatch) -> None:

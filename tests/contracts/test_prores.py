@@ -90,6 +90,7 @@ def test_nothing_is_set_once_all_are_one_until_the_run_is_rolled_back():
     assert factors(model) == pytest.approx([0.2, 0.1, 0.2 / 3, 0.05])
 
 
+@pytest.mark.compile
 def test_a_compiled_model_reads_the_factor_anew():
     model = vit(depth=1)
     compiled = torch.compile(model, backend="eager", dynamic=False)

@@ -209,6 +209,15 @@ def test_features_intermediates_checkpointing_and_layer_decay_work(name):
     assert model(torch.randn(2, 3, 12, 12)).shape == (2, 3)
 
 
+@pytest.mark.compile
+@pytest.mark.parametrize("name", list(NEW))
+def test_the_compiler_takes_the_whole_model_without_a_break(name):
+    model = vit(**NEW[name])
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
+    assert torch.allclose(compiled(IMAGES), model(IMAGES), atol=1e-5)
+
+
 @pytest.mark.parametrize("name", list(NEW))
 def test_weights_save_and_load(name, tmp_path):
     model, twin = vit(**NEW[name]), vit(**NEW[name], num_classes=3)
@@ -240,3 +249,23 @@ def test_layer_decay_puts_a_late_class_token_where_it_joins():
     groups = fathoms.param_groups(vit(class_token_block=2), 0.0, layer_decay=0.5)
     scales = {name: group["lr_scale"] for group in groups for name in group["names"]}
     assert scales["readout.queries"] == scales["blocks.1.mlp.fc1.weight"] == 0.25
+
+
+@pytest.mark.parametrize("name", ["late", "head gate", "channel gate", "seqpool"])
+def test_a_model_with_penalties_gives_the_same_logits(name):
+    from fathoms.train.objective.penalties import WithPenalties
+
+    model = vit(**NEW[name])
+    heads, penalty = WithPenalties(model, 0.1, 0.03, attn_layers=3)(IMAGES)
+    assert torch.allclose(sum(heads) / len(heads), model(IMAGES), atol=1e-5)
+    assert penalty > 0
+
+
+@pytest.mark.parametrize("name", list(NEW))
+def test_attention_maps_and_the_probe_work(name):
+    from fathoms.probes.attention_maps import attention_maps
+
+    maps = attention_maps(vit(**NEW[name]), IMAGES)
+    assert torch.allclose(maps.sum((1, 2)), torch.ones(4), atol=1e-5)
+    signal = fathoms.probe(vit(**NEW[name]), IMAGES)
+    assert all(math.isfinite(site.stream) for site in signal)

@@ -1,6 +1,8 @@
 """Every kind of data set goes through check, info, train and validate."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -37,3 +39,16 @@ def test_a_data_set_is_checked_shown_trained_on_and_validated(kind, tmp_path, ca
     assert measured["images"] == 3
     same = summary["test"] if kind in CARVED else summary["best"]
     assert measured["loss"] == pytest.approx(same["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in READERS if kind != "hub"])
+def test_a_data_set_is_shown_without_importing_torch(kind, tmp_path):
+    path = MAKERS[kind](tmp_path)
+    code = f"import sys; from fathoms.cli.main import main; main(['data', 'info', {str(path)!r}]); "
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "False"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fathoms import FathomsError
-from fathoms.evaluate.robustness import image_number, match_classes, read_real
+from fathoms.evaluate.robustness import class_note, image_number, match_classes, read_real
 
 
 def test_classes_are_matched_by_name_by_number_or_refused():
@@ -32,3 +32,15 @@ def test_real_labels_are_read_by_image_number(tmp_path):
             read_real(path)
     with pytest.raises(FathomsError, match="ReaL labels need a number at the end"):
         image_number("cat.jpg")
+
+
+def test_data_of_other_classes_that_can_be_matched_gets_a_line():
+    model = ["ant", "bee", "cat", "dog"]
+    assert class_note(["dog", "cat", "bee", "ant"], model, "set") is None
+    assert (
+        class_note(["ant"], model, "set")
+        == "set: has 1 of the model's 4 classes; the others are not considered"
+    )
+    assert class_note(["0", "1"], model, "set") == (
+        "set: its classes are numbers, and are taken for the model's by their order ('ant', 'bee', 'cat', …)"
+    )

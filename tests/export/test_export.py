@@ -19,6 +19,11 @@ from fathoms.export.export import export_model
 SMALL = {"image_size": 16, "patch_size": 8, "dim": 24, "heads": 3, "depth": 1, "num_classes": 5}
 CAIT = {"attention": "talking_heads", "residual": "layerscale", "readout": "class_attention"}
 SCALER = {"norm": "learnable_scaler", "residual": "layerscale"}
+# Between them, every part that came with the rules of 2025 and 2026.
+CONV = {"stem": "conv", "patch_size": 2, "readout": "seqpool", "attn_gate": "head", "residual": "mv_split"}
+LATE = {"depth": 3, "class_token_block": 1, "placement_by_depth": "1-2:keel", "residual": "orthogonal"}
+LATE |= {"position": "learned_rope", "attn_gate": "channel", "attention": "talking_heads"}
+DEEP = {"depth": 2, "residual": "completep", "base_depth": 1, "base_dim": 12}
 
 
 def vit(**more):
@@ -35,7 +40,18 @@ def images(batch):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("switches", "folded"), [(CAIT, True), (SCALER, False)], ids=["cait", "scaler"])
+@pytest.mark.parametrize(
+    ("switches", "folded"),
+    [
+        (CAIT, True),
+        (SCALER, False),
+        (CONV, True),
+        (LATE, False),
+        (DEEP, True),
+        ({"residual": "prores"}, False),
+    ],
+    ids=["cait", "scaler", "conv", "late", "completep", "prores"],
+)
 def test_onnx_answers_at_any_batch_as_the_model_does(tmp_path, switches, folded):
     model = vit(**switches)
     report = export_model(model, tmp_path / "m.onnx", folded=folded)

@@ -86,6 +86,19 @@ def test_a_dead_rank_ends_the_other_with_the_reason_and_a_restart_resumes_exactl
     assert tiny_runs.same("whole", "cut")
 
 
+@pytest.mark.parametrize("launch", ["eager", "graph"])
+@pytest.mark.parametrize("precision", ["fp32", "autocast", "bf16"])
+def test_two_ranks_train_as_one_under_every_policy(tiny_runs, precision, launch):
+    """With a graph or a bfloat16 copy the ranks average gradients in buckets; a batch of 32 is 2 x 16."""
+    plain = ["--crop", "whole", "--hflip", "0", "--epochs", "1", "--precision", precision]
+    tiny_runs.train(*plain, name="one")
+    words = tiny_runs.words(*plain, "--batch-size", "16", "--launch", launch, name="two")
+    results = ends(pair(tiny_runs.root, words, words, PRETEND_GRAPH="1"))
+    assert [code for _, code in results] == [0, 0], results[0][0][-2000:]
+    losses = [[row["loss"] for row in tiny_runs.metrics(name)] for name in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
 def test_no_rank_exits_while_rank_0_still_saves(tiny_runs):
     """torchrun ends the others when one has exited after a signal."""
     done = torchrun(*tiny_runs.words("--batch-size", "16"), STOP="0:3,1:3", SLOW_SAVE="2")

@@ -96,6 +96,17 @@ def test_resizing_keeps_a_constant_and_the_same_grid():
     assert torch.allclose(resize_positions(table, 4), table, atol=1e-6)
 
 
+def test_positions_are_resized_without_antialiasing_on_request():
+    """DeiT's own code has none: the difference shows where the grid shrinks."""
+    model, large = built(), built(image_size=64)
+    fathoms.load_weights(model, dict(large.named_parameters()), antialias=False)
+    maps = large.position.table.detach().T.unflatten(1, (large.grid, large.grid))[None]
+    plain = torch.nn.functional.interpolate(maps, size=(model.grid,) * 2, mode="bicubic")[0].flatten(1).T
+    assert torch.allclose(model.position.table, plain, atol=1e-6)
+    fathoms.load_weights(model, dict(large.named_parameters()))
+    assert not torch.allclose(model.position.table, plain, atol=1e-3)
+
+
 def test_missing_extra_and_misshaped_tensors_are_all_listed_and_nothing_changes():
     model = built()
     state = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -313,3 +324,25 @@ def test_a_misfit_is_told_as_the_settings_that_differ():
         with pytest.raises(FathomsError) as caught:
             fathoms.load_weights(fathoms.ViT(ViTConfig(**{**small, **changes})), state)
         assert f"does not fit the model: {message}" in str(caught.value)
+
+
+def test_a_class_token_beside_a_pooled_mean_is_timm_s_fc_norm(tmp_path):
+    """DyT's own ViTs and MAE's: the class token is kept, the patches are averaged, their mean is normed."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "num_heads": 2, "depth": 2, "num_classes": 5}
+    theirs = timm.models.vision_transformer.VisionTransformer(**sizes, global_pool="avg").eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    assert "fc_norm.weight" in theirs.state_dict()
+    model = built(readout="mean_cls")
+    fathoms.load_weights(model, theirs.state_dict())
+    assert torch.allclose(model(images()), theirs(images()), atol=1e-5)
+    assert torch.allclose(model.forward_head(model.forward_features(images())), model(images()), atol=1e-6)
+    fathoms.save_weights(model, tmp_path / "w.safetensors", layout="timm")
+    theirs.load_state_dict(load_file(tmp_path / "w.safetensors"))
+    assert torch.allclose(model(images()), theirs(images()), atol=1e-5)
+    for readout in ("cls", "mean"):
+        with pytest.raises(FathomsError, match="build the model with readout='mean_cls'"):
+            fathoms.load_weights(built(readout=readout), theirs.state_dict())

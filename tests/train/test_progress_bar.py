@@ -44,6 +44,9 @@ def test_a_terminal_shows_one_line_with_the_time_left(monkeypatch, columns):
     drawn = progress._render(columns).plain
     progress.close()
     assert len(drawn) < columns
+    assert "#" not in drawn + screen.getvalue(), (
+        "the bar is drawn the same way from the first line to the last"
+    )
     assert " 25%  0:00 left  epoch 100/300  loss 2.345  top1 45.6" in drawn
     assert "…" not in screen.getvalue()
 

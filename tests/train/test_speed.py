@@ -81,12 +81,13 @@ def test_what_is_asked_is_taken_and_what_cannot_be_is_left_out(words, expected):
     assert chosen(*words) == expected
 
 
-def test_several_ranks_launch_one_by_one_and_refuse_a_graph():
+def test_several_ranks_launch_one_by_one_unless_a_graph_is_asked_for():
     eight = replace(H200, ranks=8)
     assert chosen(machine=eight) == replace(FAST, launch="eager")
     assert chosen("--fsdp", machine=eight) == Speed("autocast")
-    with pytest.raises(ConfigError, match="--launch graph: works on one process only"):
-        chosen("--launch", "graph", machine=eight)
+    assert chosen("--launch", "graph", machine=eight) == FAST
+    with pytest.raises(ConfigError, match="--launch graph: a graph cannot gather the shards of --fsdp"):
+        chosen("--launch", "graph", "--fsdp", machine=eight)
 
 
 def test_a_machine_without_a_compiler_does_not_compile():

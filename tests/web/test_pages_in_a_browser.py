@@ -13,6 +13,7 @@ import pytest
 
 from browser import start_browser
 from fathoms.report.page import write_report
+from fathoms.train.record.toml import to_toml
 from planted_comparison import GRID, write_comparison, write_details, write_run
 
 READY = "'ready' in document.body.dataset"
@@ -229,7 +230,10 @@ def test_hostile_names_are_text_and_break_nothing(browser, tmp_path, name):
     "name", [HOSTILE, "x" * 10_000, "\u202egnp.exe <b>"], ids=["script", "long", "override"]
 )
 def test_hostile_names_on_a_runs_page_are_text_and_break_nothing(browser, tmp_path, name):
-    run = write_run(tmp_path / "run", classes=(name[:255], "plain"))
+    run = write_run(tmp_path / "run")
+    (run / "config.toml").write_text(
+        to_toml({"classes": [name[:255], "plain"], "model": {"name": name[:99]}})
+    )
     address = write_report(write_details(run, name)).as_uri()
     for width in (1280, 390):
         browser.open(address, width)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from fathoms.cli import train as train_command
-from fathoms.cli.early_checks import check_data
+from fathoms.cli.early_checks import check_run
 from fathoms.cli.live_table import live_table
 from fathoms.cli.parse import Switches, given, merged, parse
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
@@ -42,7 +42,7 @@ fathoms compare photos/ --preset norms --slurm partition=gpu,gpus=1,time=4h
 fathoms compare photos/ --arm "ln: norm=layernorm" --arm "ones: norm=learnable_scaler,norm_init=ones" --dry-run
 """
 ALIASES = train_command.ALIASES
-DEMO = Plan({"norm": ["layernorm", "dyt"], "residual": ["none", "rezero"]}, seeds=3)
+DEMO = Plan({"norm": ["layernorm", "rmsnorm"], "residual": ["none", "rezero"]}, seeds=3)
 DEMO_EPOCHS = 8
 DEMO_PROBES = 24
 """Updates between measurements of the norms over depth, which the demonstration's page shows."""
@@ -184,21 +184,19 @@ def job_of_arm(args: Args, name: str, settings: Mapping[str, str]) -> Job:
     try:
         return job_of(args, settings)
     except FathomsError as error:
-        raise named_by_flag(args, settings) or ConfigError(f"arm {name!r}: {error}") from error
+        raise ConfigError(f"arm {name!r}: {error}") from error
 
 
-def named_by_flag(args: Args, settings: Mapping[str, str]) -> ConfigError | None:
-    """The error for a value that no run takes, with the flag and the value that the user typed; None without one."""
-    for flag, typed in (("--tune", args.tune), ("--axis", args.axis)):
-        for name in (text.partition("=")[0].strip().replace("-", "_") for text in typed):
-            if name not in settings:
-                continue
-            try:
-                parse(train_command, "train", [flag_of(name), settings[name]])
-            except FathomsError as error:
-                reason = str(error).removeprefix(f"{flag_of(name)}: ")
-                return ConfigError(f"{flag} {name}={settings[name]}: {reason}")
-    return None
+def check_values(plan: Plan) -> None:
+    """Refuse a value of an axis or of the tuning that no run takes, with the flag and the value that were typed."""
+    for flag, table in (("--tune", plan.tune), ("--axis", plan.axes)):
+        for name, values in table.items():
+            for value in values:
+                try:
+                    parse(train_command, "train", [flag_of(name), value])
+                except FathomsError as error:
+                    reason = str(error).removeprefix(f"{flag_of(name)}: ")
+                    raise ConfigError(f"{flag} {name}={value}: {reason}") from error
 
 
 def make_tuning(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> Any:
@@ -250,13 +248,15 @@ def with_val_share(args: Args) -> Args:
 
 def make_comparison(args: Args) -> Comparison:
     """The comparison that the flags describe, with the arms and seeds that are in its folder already."""
+    refuse_unused(args)
+    check_run(args.run, args.data, given(args.training).get("teacher"))
+    slurm, shard, seconds = slurm_options(args), parse_shard(args.shard), parse_budget(args.budget)
+    plan = make_plan(args)
+    check_values(plan)
     from fathoms.compare.comparison import Comparison, Options
     from fathoms.compare.folder import ComparisonFolder
 
-    refuse_unused(args)
-    check_data(args.data)
-    slurm, args = slurm_options(args), with_val_share(args)
-    shard, seconds, plan = parse_shard(args.shard), parse_budget(args.budget), make_plan(args)
+    args = with_val_share(args)
     folder = Path(args.run.output) / (args.run.experiment or default_name(args, plan))
     earlier = ComparisonFolder(folder).plan() or {}
     names = ("metric", "smallest_difference", "baseline", "paired", "keep", "jobs", "per_gpu")
@@ -281,10 +281,10 @@ def seeds_of(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> tuple[int, l
 
 def run(args: Args) -> int:
     """Run what is missing, and say what the results support."""
+    comparison = make_comparison(args)
     from fathoms.compare.comparison import UNFINISHED
     from fathoms.report.page import write_report
 
-    comparison = make_comparison(args)
     comparison.check()
     print(comparison.describe(), flush=True)
     if args.dry_run:

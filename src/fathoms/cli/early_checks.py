@@ -11,9 +11,10 @@ from fathoms.errors import ConfigError, flag_of
 from fathoms.models import hub
 from fathoms.models.build_timm import TIMM
 from fathoms.models.resolve import resolve_trained, resolve_weights
-from fathoms.models.zoo import model_config
+from fathoms.models.zoo import ALIASES, MODELS
 from fathoms.nearest_path import missing
-from fathoms.train.job import Job
+from fathoms.registry import check_name
+from fathoms.train.job import RunOptions
 from fathoms.train.recipe.names import teacher_kind
 
 HUB_DATA = "hfds/"
@@ -44,19 +45,19 @@ def check_trained(
     """The name of a trained model that exists; a repository of the Hub is fetched, and named with its commit."""
     check_device(device)
     if model is not None and not model.startswith(TIMM):
-        model_config(model)
+        check_name(model, [*MODELS, *ALIASES], "model", "--model")
     named = resolve_trained(checkpoint, where)
     return hub.fetch(named.text)[1] if named.kind == "hub" else checkpoint
 
 
-def check_job(job: Job) -> None:
-    """Refuse a run whose data, teacher or initial weights are not there."""
-    check_data(job.data)
-    if job.recipe.teacher is not None:
-        teacher_kind(job.recipe.teacher)
-    if job.run.initial_checkpoint is not None:
-        resolve_weights(job.run.initial_checkpoint, "--initial-checkpoint")
-    parent = Path(job.run.output)
-    blocked = next((place for place in (job.folder, *job.folder.parents) if place.exists()), parent)
-    if not blocked.is_dir():
-        raise ConfigError(f"--output {parent}: {blocked} is a file, not a folder; give another folder")
+def check_run(run: RunOptions, data: str | None, teacher: str | None) -> None:
+    """Refuse a run whose data, teacher, initial weights or output folder are not there."""
+    check_data(data)
+    if teacher is not None:
+        teacher_kind(teacher)
+    if run.initial_checkpoint is not None:
+        resolve_weights(run.initial_checkpoint, "--initial-checkpoint")
+    output = Path(run.output)
+    nearest = next((place for place in (output, *output.parents) if place.exists()), output)
+    if not nearest.is_dir():
+        raise ConfigError(f"--output {output}: {nearest} is a file, not a folder; give another folder")

@@ -84,8 +84,8 @@ def annotate(cls: type) -> None:
     """Rewrite the annotations of a dataclass for tyro, in nested dataclasses too.
 
     `X | None` becomes typing's Union with None first, which tyro resolves itself; otherwise it loads a type
-    checker, which takes a fifth of the time allowed for --help. A default of None is not shown, since the help
-    text says what it stands for, and a positional argument is shown under its name.
+    checker, which takes a fifth of the time allowed for --help. A default of None or of no values is not shown, since
+    the help text says what it stands for, and a positional argument is shown under its name, in brackets if optional.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     for name, hint in typing.get_type_hints(cls, include_extras=True).items():

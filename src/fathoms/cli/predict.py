@@ -34,7 +34,8 @@ class Args:
     images: tyro.conf.Positional[tuple[Path, ...]]
     """Images, or folders of images."""
     checkpoint: str
-    """A run folder, a checkpoint folder, a weights file, an exported file (.onnx), or hf-hub:OWNER/NAME[@REVISION]."""
+    """A run folder, a checkpoint folder, a weights file, an exported file (.onnx, .pt2), or
+    hf-hub:OWNER/NAME[@REVISION]."""
     model: str | None = None
     """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
     classes: Path | None = None
@@ -56,6 +57,8 @@ class Args:
     """Per-channel standard deviation used in training; default: the recipe's."""
     attention: Path | None = None
     """Folder for attention maps, drawn over the images; fathoms models only."""
+    trust_program: bool = False
+    """Open a torch.export program (.pt2), which can run code: for programs of your own only."""
     overwrite: bool = False
     """Replace attention maps that are there already."""
     json: bool = False
@@ -75,7 +78,7 @@ def run(args: Args) -> int:
     from fathoms.train.distributed import choose_device
 
     files = list_images(args.images)
-    loaded = load_run(checkpoint, args.model)
+    loaded = load_run(checkpoint, args.model, trust_program=args.trust_program)
     changes = {name: getattr(args, name) for name in ("crop_pct", "interpolation", "mean", "std")}
     preprocessing = loaded.preprocessing.changed(**changes)
     classes = class_names(args.classes, loaded.classes, loaded.num_classes)

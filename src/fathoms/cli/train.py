@@ -17,7 +17,7 @@ from typing import Any
 
 import tyro
 
-from fathoms.cli.early_checks import check_job
+from fathoms.cli.early_checks import check_run
 from fathoms.cli.parse import Switches, given, optional
 from fathoms.errors import printable
 from fathoms.models.build_timm import TIMM
@@ -95,8 +95,8 @@ def run(args: Args) -> int:
     from fathoms.train.record.start_profile import StartProfile
 
     start = StartProfile()
+    check_run(args.run, args.data, given(args.training).get("teacher"))
     job = make_job(args)
-    check_job(job)
     from fathoms.train.distributed import gather_objects, join_world, leave_world, naming_lost_ranks
     from fathoms.train.loop import Trainer
 

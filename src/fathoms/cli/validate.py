@@ -10,13 +10,16 @@ import json as json_format
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from fathoms.atomic import check_absent
 from fathoms.cli.early_checks import check_counts, check_data, check_trained
 from fathoms.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from fathoms.models.overrides import AllFields
 
 EXAMPLES = """
 fathoms validate --checkpoint runs/vit_digits-digits-1a2b3c4d
@@ -31,7 +34,8 @@ class Args:
     """Model and data."""
 
     checkpoint: str
-    """A run folder, a checkpoint folder, a weights file, an exported file (.onnx), or hf-hub:OWNER/NAME[@REVISION]."""
+    """A run folder, a checkpoint folder, a weights file, an exported file (.onnx, .pt2), or
+    hf-hub:OWNER/NAME[@REVISION]."""
     data: tyro.conf.Positional[str | None] = None
     """The data set; default: the one the model was trained on."""
     model: str | None = None
@@ -71,6 +75,8 @@ class Args:
     """Write the per-class accuracy to this .csv."""
     results_file: str | None = None
     """Write all metrics to this .json, or a row for each data set to this .csv."""
+    trust_program: bool = False
+    """Open a torch.export program (.pt2), which can run code: for programs of your own only."""
     overwrite: bool = False
     """Replace result files that are there already."""
     json: bool = False
@@ -96,10 +102,10 @@ def run(args: Args) -> int:
     files = (args.confusion, args.per_class, args.results_file)
     check_absent([Path(file) for file in files if file is not None], args.overwrite)
     real = None if args.real_labels is None else read_real(args.real_labels)
-    size = {} if args.image_size is None else {"image_size": args.image_size}
+    size: AllFields = {} if args.image_size is None else {"image_size": args.image_size}
     if exported_file(checkpoint) is not None:
         refuse_unused(args)
-    loaded = load_run(checkpoint, args.model, ema=args.use_ema, **size)
+    loaded = load_run(checkpoint, args.model, ema=args.use_ema, trust_program=args.trust_program, **size)
     world = join_world(args.device)
     try:
         with naming_lost_ranks(world):
@@ -145,7 +151,9 @@ def measure_all(
             print(printable(note), file=sys.stderr)
     model = loaded.model.to(world.device)
     if args.torchcompile is not None:
-        model = torch.compile(model, backend=args.torchcompile)
+        from fathoms.train.precision.compile import check_backend
+
+        model = torch.compile(model, backend=check_backend(args.torchcompile))
     seen = FewerChannels(model, loaded.in_channels)
     results = {}
     for place in places:

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fathoms.compare.cells import job_from_json
-from fathoms.compare.resident import ResidentData
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.train.job import Job
 from fathoms.untrusted_files import read_json
 
 if TYPE_CHECKING:
+    from fathoms.compare.resident import ResidentData
     from fathoms.data.sources.splits import Roles
     from fathoms.train.loop import Trainer
 
@@ -163,6 +163,8 @@ def main() -> int:
     """Serve until standard input ends."""
     channel = own_stdout()
     threading.Thread(target=watch_parent, args=(os.getppid(),), daemon=True).start()
+    from fathoms.compare.resident import ResidentData
+
     architecture, first, data = None, 0, ResidentData()
     for line in sys.stdin:
         task = json.loads(line)

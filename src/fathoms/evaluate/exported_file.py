@@ -1,26 +1,31 @@
-"""Exported files, opened with the card next to them: ONNX through onnxruntime."""
+"""Exported files, opened with the card next to them: ONNX through onnxruntime, torch.export programs through torch."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fathoms.errors import WeightsError
 from fathoms.evaluate.onnx_model import OnnxModel
+from fathoms.evaluate.program_model import ProgramModel
 from fathoms.evaluate.training_record import TrainingRecord, record_of_card
 from fathoms.models.recorded_hash import check_recorded_hash
 
 # What opens an exported file, by its ending. Weights (.safetensors) are no program: they are loaded into a model.
-RUNTIMES: dict[str, Callable[[Path], Any]] = {".onnx": OnnxModel}
+RUNTIMES: dict[str, Callable[[Path], Any]] = {".onnx": OnnxModel, ".pt2": ProgramModel}
 
 
 def exported_file(checkpoint: str) -> Path | None:
     """The exported file that a path names: the file itself, or the only one in a folder without weights."""
     path = Path(checkpoint)
-    if path.suffix in RUNTIMES and path.is_file():
+    # Unlike Path's own methods, these are false for a name too long to exist.
+    if path.suffix in RUNTIMES and os.path.isfile(path):  # noqa: PTH113
         return path
-    if not path.is_dir() or (path / "checkpoints").is_dir() or any(path.glob("*.safetensors")):
+    if not os.path.isdir(path):  # noqa: PTH112
+        return None
+    if (path / "checkpoints").is_dir() or any(path.glob("*.safetensors")):
         return None
     found = sorted(file for file in path.iterdir() if file.suffix in RUNTIMES)
     if len(found) > 1:
@@ -28,8 +33,17 @@ def exported_file(checkpoint: str) -> Path | None:
     return found[0] if found else None
 
 
-def open_exported(path: Path) -> tuple[Any, TrainingRecord]:
-    """An exported file as a model, and the record in its card; empty where it has none."""
+def open_exported(path: Path, trusted: bool) -> tuple[Any, TrainingRecord]:
+    """An exported file as a model, and the record in its card; empty where it has none.
+
+    torch's loader of programs unpickles what it cannot read otherwise, and compiles text out of the file: it is called
+    for a trusted file only.
+    """
+    if path.suffix == ".pt2" and not trusted:
+        raise WeightsError(
+            f"{path}: a torch.export program can run code when it is opened; give --trust-program if it is your own, "
+            "or use its ONNX file"
+        )
     check_recorded_hash(path, str(path))
     card = path.with_name(f"{path.name}.json")
     return RUNTIMES[path.suffix](path), record_of_card(card) if card.is_file() else TrainingRecord()

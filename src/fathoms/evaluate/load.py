@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from fathoms.evaluate.training_record import TrainingRecord, record_of_card, rec
 from fathoms.models import hub
 from fathoms.models.build_timm import TIMM, build_timm, timm_size
 from fathoms.models.config import ViTConfig
+from fathoms.models.overrides import AllFields
 from fathoms.models.resolve import resolve_trained
 from fathoms.models.safetensors_header import check_header
 from fathoms.models.weights import build_for, check_size, load_weights, put_weights, read_tensors
@@ -96,25 +97,34 @@ def _locate(checkpoint: str, ema: bool) -> tuple[Path, str, TrainingRecord]:
     return path, str(path), record or TrainingRecord()
 
 
-def load_run(checkpoint: str, model: str | None = None, *, ema: bool = True, **overrides: Any) -> LoadedModel:
+def load_run(
+    checkpoint: str | Path,
+    model: str | None = None,
+    *,
+    ema: bool = True,
+    trust_program: bool = False,
+    **overrides: Unpack[AllFields],
+) -> LoadedModel:
     """Load a trained model for inference, with its preprocessing, its class names and its record.
 
     Args:
-        checkpoint: A run folder, a checkpoint folder, a weights file, an exported ONNX file, or
+        checkpoint: A run folder, a checkpoint folder, a weights file, an exported file (.onnx, .pt2), or
             hf-hub:OWNER/NAME[@REVISION].
         model: Name of the model, "timm/NAME" for a timm model; None takes the name in the run or the card.
         ema: Whether averaged weights are preferred.
+        trust_program: Whether a torch.export program (.pt2) may be opened, which can run code.
         **overrides: Fields of ViTConfig, for fathoms models.
     """
+    checkpoint, fields = str(checkpoint), dict(overrides)
     if (exported := exported_file(checkpoint)) is not None:
-        return _load_exported(exported, model, overrides)
+        return _load_exported(exported, model, fields, trust_program)
     weights, source, record = _locate(checkpoint, ema)
     name = model or record.name
     if name is not None and name.startswith(TIMM):
-        built, config = _load_timm(name, weights, record, overrides), None
+        built, config = _load_timm(name, weights, record, fields), None
         shape = (timm_size(name), int(getattr(built, "in_chans", 3)), int(getattr(built, "num_classes", 0)))
     else:
-        built = _load_vit(checkpoint, model, weights, record, overrides)
+        built = _load_vit(checkpoint, model, weights, record, fields)
         config = built.config
         shape = (config.image_size, config.in_channels, config.num_classes)
     seen = Preprocessing.recorded(record.recipe, record.preprocessing).at(shape[0])
@@ -122,13 +132,13 @@ def load_run(checkpoint: str, model: str | None = None, *, ema: bool = True, **o
     return LoadedModel(built.eval(), name or "model", config, *shape, *kept)
 
 
-def _load_exported(path: Path, model: str | None, overrides: dict[str, Any]) -> LoadedModel:
+def _load_exported(path: Path, model: str | None, overrides: dict[str, Any], trusted: bool) -> LoadedModel:
     """An exported file with its card; without one it has the default preprocessing and numbers for classes."""
     for name in [*overrides, *(["model"] if model is not None else [])]:
         raise ConfigError(
             f"--{name.replace('_', '-')}: {path.name} is built as it was exported; leave it out"
         )
-    built, record = open_exported(path)
+    built, record = open_exported(path, trusted)
     channels, size, _ = image_shape(built)
     seen = Preprocessing.recorded(record.recipe, record.preprocessing).at(size)
     # Next to a run's config it was exported from that run, whose carved split is then the one to measure on.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
-from fathoms.config_checks import check_types
+from fathoms.config_checks import check_field, check_types
 from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 
@@ -35,7 +37,7 @@ Attention = Literal["softmax", "talking_heads"]
 AttnGate = Literal["none", "head", "channel"]
 QKNorm = Literal["none", "rmsnorm", "layernorm"]
 Position = Literal["learned", "sincos", "rope", "learned_rope", "none"]
-Readout = Literal["cls", "mean", "seqpool", "class_attention"]
+Readout = Literal["cls", "mean", "mean_cls", "seqpool", "class_attention"]
 MLP = Literal["gelu", "swiglu"]
 Schedule = Literal["uniform", "linear"]
 
@@ -221,7 +223,7 @@ _SIZES = {
 }
 
 
-def _check_sizes(config: ViTConfig) -> None:
+def _check_sizes(config: ViTConfig | SimpleNamespace) -> None:
     for name, (least, most) in _SIZES.items():
         value = getattr(config, name)
         if value < least:
@@ -240,6 +242,15 @@ def _check_sizes(config: ViTConfig) -> None:
         raise ConfigError(f"mlp_ratio={config.mlp_ratio} is too large; use for example 4.0")
     if not 0.0 <= config.drop_path < 1.0:
         raise ConfigError(f"drop_path={config.drop_path} is not a probability below 1; use for example 0.1")
+
+
+def check_early(values: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+    """Check names, types and sizes of changes to a config's values before it is built, which imports torch."""
+    for name, value in changes.items():
+        check_name(name, FIELDS, "option", "ViTConfig")
+        check_field(ViTConfig, name, value, "", ConfigError)
+    known = {field.name: field.default for field in dataclasses.fields(ViTConfig)}
+    _check_sizes(SimpleNamespace(**{**known, **values, **changes}))
 
 
 def _check_names(config: ViTConfig) -> None:

@@ -73,7 +73,8 @@ def _ours(name: str) -> str:
     """The fathoms name of a timm name, for tensors that are only renamed."""
     match = re.fullmatch(r"(blocks|blocks_token_only)\.(\d+)\.(.+)", name)
     if match is None:
-        return name.replace("patch_embed.proj.", "stem.proj.")
+        # A norm of the mean is the final norm of readout mean_cls; `load_weights` refuses it for any other.
+        return name.replace("patch_embed.proj.", "stem.proj.").replace("fc_norm.", "norm.")
     stage = "blocks" if match[1] == "blocks" else "readout.blocks"
     rest = match[3]
     for theirs, ours in _BLOCK_NAMES.items():
@@ -125,7 +126,7 @@ def why_not_timm(config: ViTConfig) -> str | None:
         "stem": ("patch",),
         "attn_gate": ("none",),
         "class_token_block": (0,),
-        "readout": ("cls", "mean", "class_attention"),
+        "readout": ("cls", "mean", "mean_cls", "class_attention"),
     }
     for field, allowed in expected.items():
         value = getattr(config, field)
@@ -157,6 +158,8 @@ def to_timm(state: State, config: ViTConfig) -> State:
     for name, value in state.items():
         for ours, other in inner.items():
             name = name.replace(ours, other)
+        if config.readout == "mean_cls" and name.startswith("norm."):
+            name = f"fc_{name}"
         theirs[name] = value
     theirs["patch_embed.proj.weight"] = linear_to_conv(theirs["patch_embed.proj.weight"], config.patch_size)
     positions = theirs.pop("position.table")
@@ -173,11 +176,11 @@ def to_timm(state: State, config: ViTConfig) -> State:
     return theirs
 
 
-def resize_positions(table: Float[Tensor, "N D"], grid: int) -> Float[Tensor, "M D"]:
-    """A table of positions for another square grid: bicubic, antialiased."""
+def resize_positions(table: Float[Tensor, "N D"], grid: int, antialias: bool = True) -> Float[Tensor, "M D"]:
+    """A table of positions for another square grid: bicubic, antialiased as in timm; DeiT's own code does without."""
     old = math.isqrt(table.shape[0])
     if not old or old * old != table.shape[0]:
         raise WeightsError(f"weights: {table.shape[0]} positions are not a square grid and cannot be resized")
     maps = table.float().T.unflatten(1, (old, old))[None]
-    maps = F.interpolate(maps, size=(grid, grid), mode="bicubic", antialias=True)
+    maps = F.interpolate(maps, size=(grid, grid), mode="bicubic", antialias=antialias)
     return maps[0].flatten(1).T.to(table.dtype)

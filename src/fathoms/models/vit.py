@@ -285,7 +285,8 @@ class ViT(nn.Module):
         config = self.config
         patches = self.grid**2
         # A read-out without queries reads all tokens.
-        read = config.queries if READOUTS.metadata(config.readout).queries else patches + config.registers
+        traits = READOUTS.metadata(config.readout)
+        read = config.queries if traits.queries or traits.travels else patches + config.registers
         heads = [head for head in (self.head, self.head_dist) if isinstance(head, nn.Linear)]
         # Queries that join late are not rotated before.
         late = 0 if self.rope is None else 4 * config.dim * self.readout.travelling * self.readout.joins

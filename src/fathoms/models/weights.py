@@ -130,7 +130,11 @@ def _other_grid(table: Tensor, target: Tensor) -> bool:
 
 @torch.no_grad()
 def load_weights(
-    model: ViT, source: str | Path | Mapping[str, object], *, skip: Sequence[str] = ()
+    model: ViT,
+    source: str | Path | Mapping[str, object],
+    *,
+    skip: Sequence[str] = (),
+    antialias: bool = True,
 ) -> LoadReport:
     """Load the weights of a file, a Hub repository or a state_dict into a model, strictly.
 
@@ -143,11 +147,22 @@ def load_weights(
         source: A .safetensors file, "hf-hub:OWNER/NAME[@REVISION]", "timm/NAME[@REVISION]" for timm's own weights on
             the Hub, or a state_dict.
         skip: Patterns of parameters that keep their values, for example ["head*"] for another label set.
+        antialias: Whether positions are resized with antialiasing, as in timm; DeiT's own code, which fine-tuned its
+            384-pixel models, does without.
     """
     name, raw = _read(source)
     state = unwrap(raw)
     layout = layout_of(state)
     _check_kinds(state, name)
+    if (
+        layout == "timm"
+        and any(key.startswith("fc_norm.") for key in state)
+        and model.config.readout != "mean_cls"
+    ):
+        raise WeightsError(
+            f"{name}: takes the norm of the patches' mean (fc_norm), unlike readout {model.config.readout!r}; build "
+            "the model with readout='mean_cls'"
+        )
     given = from_timm(state) if layout == "timm" else state
     own: State = dict(model.named_parameters())
     skipped = tuple(key for key in own if any(fnmatch.fnmatch(key, pattern) for pattern in skip))
@@ -159,7 +174,7 @@ def load_weights(
     resized = None
     table, target = given.get("position.table"), own.get("position.table")
     if table is not None and target is not None and _other_grid(table, target):
-        given["position.table"] = resize_positions(table, model.config.grid)
+        given["position.table"] = resize_positions(table, model.config.grid, antialias)
         resized = (round(table.shape[0] ** 0.5), model.config.grid)
     shapes = {key: tuple(value.shape) for key, value in given.items()}
     _check(own, given, name, misfits(model.config, shapes, skipped))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from fathoms.models.config import FIELDS, ViTConfig
+from fathoms.models.config import FIELDS, ViTConfig, check_early
+from fathoms.models.overrides import Overrides
 from fathoms.registry import check_name
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def _plain() -> dict[str, Shape]:
         "deit": {"tiny": (16,), "small": (16,), "base": (16,)},
         "deit3": {"small": (16,), "medium": (16,), "base": (16,), "large": (16,)},
     }
-    extra = {"vit": {}, "deit": {}, "deit3": {"residual": "layerscale", "residual_init": 1e-6}}
+    extra = {"vit": {}, "deit": {}, "deit3": {"residual": "layerscale", "residual_init": 1e-4}}
     models: dict[str, Shape] = {}
     for family, patches_by_size in sizes.items():
         for size, patches in patches_by_size.items():
@@ -180,7 +181,9 @@ def list_models(pattern: str = "*") -> list[str]:
 def model_config(name: str, **overrides: Any) -> ViTConfig:
     """The config of a named model, with any field overridden."""
     check_name(name, [*MODELS, *ALIASES], "model", "model")
-    return ViTConfig(**MODELS[ALIASES.get(name, name)]).replace(**overrides)
+    shape = MODELS[ALIASES.get(name, name)]
+    check_early(shape, overrides)
+    return ViTConfig(**shape).replace(**overrides)
 
 
 def create_model(
@@ -189,7 +192,7 @@ def create_model(
     num_classes: int = 1000,
     image_size: int | None = None,
     weights: str | Path | None = None,
-    **overrides: Any,
+    **overrides: Unpack[Overrides],
 ) -> ViT:
     """Build a model by name.
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from fathoms.parts.attention import ATTENTIONS, ClassAttention, SelfAttention, TalkingHeadsAttention
 from fathoms.parts.block import Block, ClassBlock, Join
+from fathoms.parts.describe import describe, prints_nothing
 from fathoms.parts.drop_path import DropPath
 from fathoms.parts.dyt import Derf, DyT
 from fathoms.parts.gate import GATES, ChannelGate, HeadGate
@@ -19,7 +20,14 @@ from fathoms.parts.position import (
     SinCosPosition,
 )
 from fathoms.parts.prores import ProgressiveResidual, set_progress
-from fathoms.parts.readout import READOUTS, ClassAttentionReadout, ClassToken, MeanToken, SequencePool
+from fathoms.parts.readout import (
+    READOUTS,
+    ClassAttentionReadout,
+    ClassToken,
+    MeanBesideClassToken,
+    MeanToken,
+    SequencePool,
+)
 from fathoms.parts.residual import (
     RESIDUALS,
     DeepNorm,
@@ -71,6 +79,7 @@ __all__ = [
     "LearnableScaler2d",
     "LearnedPosition",
     "LearnedRotaryPosition",
+    "MeanBesideClassToken",
     "MeanToken",
     "MeanVarianceSplit",
     "NoNorm",
@@ -110,3 +119,9 @@ def families() -> dict[str, Registry[Any, Any]]:
         "readout": READOUTS,
         "mlp": MLPS,
     }
+
+
+# A new part prints its arguments by being registered or exported.
+_registered = [family[name] for family in families().values() for name in family]
+for _part in filter(prints_nothing, [*_registered, *list(globals().values())]):
+    _part.extra_repr = describe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Float
@@ -18,21 +19,23 @@ from fathoms.parts.residual import RESIDUALS, ConstantScale, Unscaled, build_res
 from fathoms.parts.rope import Rotation
 from fathoms.parts.transfer import transfer_of
 
+Scale = Callable[..., Tensor]
 
-def _scaled_branch(scale: Part, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+
+def _scaled_branch(scale: Scale, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
     return x, scale(branch)
 
 
-def _scaled_skip(scale: Part, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+def _scaled_skip(scale: Scale, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
     return scale(x), branch
 
 
-def _scaled_input(scale: Part, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+def _scaled_input(scale: Scale, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
     del scale
     return x, branch
 
 
-def _update(scale: Part, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+def _update(scale: Scale, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
     return x, scale(branch, x)
 
 

@@ -19,7 +19,8 @@ class NoGate(nn.Module):
 
     def __init__(self, dim: int, heads: int, layers: Layers = PLAIN) -> None:
         super().__init__()
-        del dim, heads, layers
+        del layers
+        self.dim, self.heads = dim, heads
 
     def forward(self, out: Float[Tensor, "B N D"], x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
         """Return `out`."""

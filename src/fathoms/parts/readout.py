@@ -28,7 +28,7 @@ class Traits:
 
     Args:
         travels: Whether its queries go through the blocks in front of the patches.
-        queries: Whether it has query tokens, and so can have a distillation token.
+        queries: Whether it reads query tokens, and so can have a distillation token.
     """
 
     travels: bool = False
@@ -90,6 +90,40 @@ class ClassToken(nn.Module):
     def flop_count(self, num_tokens: int) -> int:
         """Nothing is multiplied."""
         return 0 * num_tokens
+
+
+@READOUTS.add("mean_cls", Traits(travels=True, queries=False))
+class MeanBesideClassToken(ClassToken):
+    """The norm of the patches' mean; a class token goes through the blocks too, and is not read.
+
+    timm's global_pool="avg" with a class token and fc_norm, which MAE's fine-tuning and DyT's own ViTs use.
+
+    Papers: He et al. 2021, arXiv:2111.06377; Zhu et al. 2025, arXiv:2503.10622.
+    """
+
+    def __init__(self, dim: int, queries: int = 1, joins: int = 0) -> None:
+        if queries != 1:
+            raise ConfigError(
+                f"readout 'mean_cls' has no query tokens that it reads, and queries={queries} asks for more than one"
+            )
+        super().__init__(dim, queries, joins)
+
+    def finish(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B M D"]:
+        """The mean in front of all tokens, so that the final norm acts on the mean itself."""
+        return torch.cat([self.read(tokens, registers), tokens], dim=1)
+
+    def read(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B 1 D"]:
+        """The mean over the patches."""
+        return tokens[:, self.travelling + registers :].mean(dim=1, keepdim=True)
+
+    def pool(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B 1 D"]:
+        """The mean, which `finish` and `read` put first."""
+        del registers
+        return tokens[:, :1]
+
+    def flop_count(self, num_tokens: int) -> int:
+        """One multiplication per channel, by 1/N."""
+        return self.queries.shape[1] if num_tokens else 0
 
 
 class _PooledTokens(nn.Module):

@@ -72,20 +72,20 @@ class Transfer:
             return replace(self, depth=1.0)._in_block(name, ndim)
         if name.startswith("blocks."):
             return self._in_block(name, ndim)
-        return _shown(Multipliers(eps=1 / self.width), eps=self._formula(width=-1))
+        return _shown(Multipliers(eps=1 / self.width), eps=self._formula(width=-1.0))
 
     def _in_block(self, name: str, ndim: int) -> Multipliers:
         rate, noise = self.alpha - 1, -self.alpha
         # The gains of q and k are shared by the heads, so their gradients do not shrink with the width.
-        shared = 0 if ".q_norm." in name or ".k_norm." in name else -1
+        shared = 0.0 if ".q_norm." in name or ".k_norm." in name else -1.0
         eps = self.depth**noise * self.width**shared
         of_eps = self._formula(noise, shared)
         if ndim < 2:
             return _shown(Multipliers(self.depth**rate, 1.0, eps), lr=self._formula(rate), eps=of_eps)
         values = Multipliers(self.depth**rate / self.width, self.width, eps, self.width)
-        return _shown(values, lr=self._formula(rate, -1), decay=self._formula(0, 1), eps=of_eps)
+        return _shown(values, lr=self._formula(rate, -1.0), decay=self._formula(width=1.0), eps=of_eps)
 
-    def _formula(self, depth: float = 0, width: float = 0) -> str:
+    def _formula(self, depth: float = 0.0, width: float = 0.0) -> str:
         """The powers of m_L and m_N that differ from one."""
         factors = (("m_L", self.depth, depth), ("m_N", self.width, width))
         powers = [(name, power) for name, ratio, power in factors if power and ratio != 1.0]

@@ -52,13 +52,14 @@ def draw_attention(pixels: Float[Tensor, "3 h w"], attention: Float[Tensor, "G G
     ramp = shade(np.linspace(1, 0, size[1])[:, None].repeat(BAR, 1))
     sheet.paste(Pillow.fromarray(ramp), (left, GAP))
     even = 1 / attention.numel()
-    for share, text in ((most, f"{100 * most:.2f} %"), (0.0, "0 %"), (even, f"{100 * even:.2f} % if even")):
-        # Where the even share is next to an end, its label would cover that one's.
-        if share in (most, 0.0) or 0.06 < share / most < 0.94:
-            down = GAP + (1 - share / most) * (size[1] - 1)
-            draw.line((left + BAR, down, left + BAR + 5, down), INK)
-            place = min(max(down - 9, GAP - 4), GAP + size[1] - 14)
-            draw.text((left + BAR + 9, place), text, INK, font)
+    top, bottom = GAP - 4, GAP + size[1] - 14
+    # The label of the even share keeps clear of those at the ends.
+    labels = [(most, f"{100 * most:.2f} %", 0), (0.0, "0 %", 0), (even, f"{100 * even:.2f} % if even", 20)]
+    for share, text, clear in labels:
+        down = GAP + (1 - min(share / most, 1.0)) * (size[1] - 1)
+        draw.line((left + BAR, down, left + BAR + 5, down), INK)
+        place = min(max(down - 9, top + clear), bottom - clear)
+        draw.text((left + BAR + 9, place), text, INK, font)
     draw.text((left, GAP + size[1] + 7), "share of a patch", INK, font)
     return sheet
 

@@ -14,8 +14,9 @@ from fathoms.train.job import Job
 from fathoms.train.objective.objective import Objective
 from fathoms.train.optim.build import build_optimizer
 from fathoms.train.optim.ema import Ema
-from fathoms.train.precision.compile import compile_blocks, keep_lean
+from fathoms.train.precision.compile import check_backend, compile_blocks, keep_lean
 from fathoms.train.precision.compile_cache import compile_repeatably, keep_compiled_code
+from fathoms.train.precision.gradient_buckets import GradientBuckets
 from fathoms.train.precision.master_weights import ComputeCopy
 from fathoms.train.precision.speed import Speed
 
@@ -34,13 +35,14 @@ class Learner(NamedTuple):
     scaler: torch.amp.GradScaler
     speed: Speed
     """Precision, compilation and launch."""
+    buckets: GradientBuckets | None = None
+    """Averages gradients over ranks instead of DDP: for a CUDA graph, and in float32 for a bfloat16 copy."""
 
 
 def build_learner(job: Job, world: World, model: nn.Module, objective: Objective, speed: Speed) -> Learner:
     """Build what trains a model. The order matters.
 
-    The EMA copies the model before it is sharded, the bfloat16 copy is what DDP synchronises, and the compiler sees
-    all of it.
+    The EMA copies the model before it is sharded, DDP wraps what is called, and the compiler sees all of it.
     """
     recipe = job.recipe
     ema = Ema(model, recipe.model_ema_decay, recipe.model_ema_warmup) if recipe.model_ema else None
@@ -58,13 +60,17 @@ def build_learner(job: Job, world: World, model: nn.Module, objective: Objective
         compute_model = compute_copy.module
     options: dict[str, Any] = {}
     if speed.compiles:
+        check_backend(speed.torchcompile)
         keep_lean()
         keep_compiled_code()
         compile_repeatably()
         options = {"backend": speed.torchcompile, "dynamic": False}
     if speed.compiles and speed.compile_scope == "blocks":
         compile_blocks(compute_model, **options)
-    if world.size > 1 and not job.run.fsdp:
+    buckets = None
+    if world.size > 1 and (compute_copy is not None or speed.launch == "graph"):
+        buckets = GradientBuckets(model, world.size)
+    elif world.size > 1 and not job.run.fsdp:
         ids = [world.device.index] if world.device.type == "cuda" else None
         compute_model = nn.parallel.DistributedDataParallel(compute_model, device_ids=ids)
     if speed.compiles and speed.compile_scope != "blocks":
@@ -74,4 +80,4 @@ def build_learner(job: Job, world: World, model: nn.Module, objective: Objective
     optimizer = build_optimizer(groups, recipe.opt, lr=recipe.lr, **own)
     half = speed.precision != "fp32" and recipe.amp_dtype == "float16"
     scaler = torch.amp.GradScaler(world.device.type, enabled=half)
-    return Learner(model, compute_model, compute_copy, ema, optimizer, scaler, speed)
+    return Learner(model, compute_model, compute_copy, ema, optimizer, scaler, speed, buckets)

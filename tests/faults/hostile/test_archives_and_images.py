@@ -157,7 +157,7 @@ def test_small_files_that_ask_for_much_memory_are_refused(place, bounded, one_li
     one_line(wide, "would unpack to")
     one_line(zeros, "would unpack to")
     one_line(bare, "not an IDX file of unsigned bytes")
-    one_line(lying, "do not hold (1, 8, 8) values")
+    one_line(lying, "more than the declared (1, 8, 8) values")
     one_line(honest, "do not hold (3072, 1024, 1024) values")
 
 

@@ -14,12 +14,16 @@ import io
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from fathoms.data.decode.image_header import ImageHeader, read_header
 from fathoms.data.errors import BadImageError
+
+if TYPE_CHECKING:
+    # Looking at a data set takes no torch, which takes seconds to import.
+    from torch import Tensor
 
 # From turbojpeg.h of libjpeg-turbo 3: TJINIT_DECOMPRESS, TJPARAM_STOPONWARNING, TJPF_RGB.
 _INIT_DECOMPRESS = 1

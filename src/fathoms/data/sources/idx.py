@@ -64,9 +64,10 @@ def read_idx(path: str | Path) -> np.ndarray:
         shape = _shape(file, path)
         count = math.prod(shape)
         data = file.read(count)
-        if len(data) != count or file.read(1):
-            found = f"only {len(data)}" if len(data) < count else "more than the declared"
-            raise DataError(f"{path}: {found} bytes do not hold {shape} values; fetch it again")
+        if len(data) < count:
+            raise DataError(f"{path}: {len(data)} bytes do not hold {shape} values; fetch it again")
+        if file.read(1):
+            raise DataError(f"{path}: holds more than the declared {shape} values; fetch it again")
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 

@@ -21,7 +21,6 @@ import numpy as np
 from fathoms.data.errors import DataError
 from fathoms.data.sources.base import SPLIT_NAMES
 from fathoms.data.sources.detect import AnySource, list_splits, open_source
-from fathoms.data.sources.digits import digit_sources
 from fathoms.data.sources.subset import stratified, subset
 from fathoms.errors import ConfigError
 from fathoms.untrusted_files import read_json
@@ -31,6 +30,13 @@ SPLIT_SEED = 0
 BESIDE_TEST = 0.05
 ALONE = 0.1
 _TRAIN, _VAL, _WHOLE = SPLIT_NAMES["train"], SPLIT_NAMES["val"], SPLIT_NAMES["all"]
+
+
+def _digits() -> tuple[AnySource, AnySource]:
+    # Imports torch, which listing splits does without.
+    from fathoms.data.sources.digits import digit_sources
+
+    return digit_sources()
 
 
 class Roles(NamedTuple):
@@ -90,7 +96,7 @@ class Roles(NamedTuple):
 def open_roles(path: str | None, val_share: float | None = None) -> Roles:
     """Open a data set by its roles; None means the built-in digits."""
     if path is None:
-        whole, test = digit_sources()
+        whole, test = _digits()
         return _carve(whole, None, test, val_share)
     splits = list_splits(path)
     held_out = [name for name in splits if name not in _TRAIN + _WHOLE]
@@ -137,7 +143,7 @@ def _carve(train: AnySource, val: AnySource | None, test: AnySource | None, shar
 def open_splits(path: str | None) -> tuple[AnySource, AnySource]:
     """The training and the held-out split, as runs before the three roles used them; kept for resuming those."""
     if path is None:
-        return digit_sources()
+        return _digits()
     splits = list_splits(path)
     held_out = next((split for split in splits if split not in _TRAIN + _WHOLE), None)
     if held_out is None:
@@ -154,7 +160,7 @@ def open_held_out(path: str, split: str | None = None, run: Path | None = None) 
     Where nothing was held out and a run carved its val split from the data, it is that split.
     """
     if path == "digits":
-        return digit_sources()[1]
+        return _digits()[1]
     if split is not None:
         return open_source(path, split)
     names = [name for name in list_splits(path) if name not in _TRAIN]

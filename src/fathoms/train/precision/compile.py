@@ -15,6 +15,11 @@ from fathoms.registry import check_name
 KEEPS = ("all", "lean")
 
 
+def check_backend(name: str) -> str:
+    """Return the name of a backend of torch.compile; an unknown one is an error."""
+    return check_name(name, torch._dynamo.list_backends(None), "backend", "--torchcompile")
+
+
 def compile_blocks(model: nn.Module, **options: Any) -> None:
     """Compile every block of a model in place; blocks that differ only in their weights share one compilation."""
     stacks = [part for part in model.modules() if isinstance(part, nn.ModuleList | nn.Sequential)]

@@ -38,12 +38,14 @@ class GraphedStep:
     Args:
         compute: Takes tensors, sets or adds to the gradients of `parameters`, returns tensors without gradient.
         parameters: The parameters that `compute` gives gradients to.
+        alone: Whether this is the only rank; NCCL's watchdog asks the device from a thread of its own, which must not
+            spoil a capture.
     """
 
-    def __init__(self, compute: Compute, parameters: Iterable[nn.Parameter]) -> None:
+    def __init__(self, compute: Compute, parameters: Iterable[nn.Parameter], alone: bool = True) -> None:
         if not torch.cuda.is_available():
             raise ConfigError("--launch graph: needs a CUDA device; use eager")
-        self.compute = compute
+        self.compute, self.errors_of = compute, "global" if alone else "thread_local"
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.calls: Counter[Any] = Counter()
         self.captures: dict[Any, _Capture] = {}
@@ -76,7 +78,7 @@ class GraphedStep:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode=self.errors_of):
             outputs = self.compute(*static)
         return _Capture(graph, static, outputs, [parameter.grad for parameter in self.parameters])
 
@@ -85,6 +87,4 @@ def launched(compute: Compute, launch: str | None, module: nn.Module, processes:
     """`compute` itself, or as a CUDA graph if `launch` is "graph"."""
     if launch != "graph":
         return compute
-    if processes > 1:
-        raise ConfigError("--launch graph: works on one process only; leave it out")
-    return GraphedStep(compute, module.parameters())
+    return GraphedStep(compute, module.parameters(), alone=processes == 1)

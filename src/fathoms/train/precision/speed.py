@@ -187,8 +187,8 @@ def _launch(job: Job, machine: Machine) -> tuple[str, str | None]:
     if recipe.launch == "graph":
         if machine.kind != "cuda":
             raise ConfigError("--launch graph: needs a CUDA device; use eager")
-        if machine.ranks > 1:
-            raise ConfigError("--launch graph: works on one process only; leave it out")
+        if job.run.fsdp:
+            raise ConfigError("--launch graph: a graph cannot gather the shards of --fsdp; use eager")
     if recipe.launch != "auto":
         return recipe.launch, "as asked"
     if reason := machine.why_conservative() or _why_not_captured(job, machine):

@@ -6,7 +6,8 @@ import os
 
 from fathoms.errors import ConfigError
 from fathoms.models.resolve import resolve, resolve_weights
-from fathoms.models.zoo import model_config
+from fathoms.models.zoo import ALIASES, MODELS
+from fathoms.registry import check_name
 
 
 def teacher_kind(teacher: str) -> str:
@@ -15,7 +16,7 @@ def teacher_kind(teacher: str) -> str:
     if os.path.exists(teacher):  # noqa: PTH110 - the name of a run folder may have an equals sign in it
         return "path"
     if weights:
-        model_config(name)
+        check_name(name, [*MODELS, *ALIASES], "model", "--teacher")
         resolve_weights(weights, f"--teacher {name}=")
         return "weights"
     found = resolve(name, "--teacher")

@@ -67,6 +67,7 @@ class Progress:
         self._first, self._began = done, time.monotonic()
         self._said = self._began
         self._live: Any = None
+        self._unicode = True
         self._closed = threading.Event()
         if not show or sys.stderr is None:
             return
@@ -79,7 +80,9 @@ class Progress:
         from rich.console import Console
         from rich.live import Live
 
-        console = Console(stderr=True)
+        # A file of its own: while the line is live, sys.stderr is a proxy that prints above it.
+        console = Console(file=sys.stderr)
+        self._unicode = console.encoding.startswith("utf")
         self._live = Live(
             get_renderable=lambda: self._render(console.width),
             console=console,
@@ -96,10 +99,9 @@ class Progress:
         # The last column stays free: some terminals break a line that fills it.
         bar, text = fit(width - 1, share, clock(self.left), numbers)
         filled = round(bar * share)
-        unicode = (getattr(sys.stderr, "encoding", None) or "").lower().startswith("utf")
-        mark = "━" if unicode else "#"
+        mark = "━" if self._unicode else "#"
         line = Text(no_wrap=True, overflow="crop")
-        line.append(mark * filled, "cyan").append((mark if unicode else "-") * (bar - filled), "dim")
+        line.append(mark * filled, "cyan").append((mark if self._unicode else "-") * (bar - filled), "dim")
         return line.append(f" {text}" if bar else text)
 
     def _break_silence(self) -> None:

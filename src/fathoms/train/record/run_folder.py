@@ -128,9 +128,10 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            raise FathomsError(
-                f"{self.path}: cannot be written ({error.strerror}); mend it and give the same command again"
-            ) from error
+            what = f"cannot be written ({error.strerror}); mend it"
+            if not self.path.is_dir():
+                what = "cannot save: the folder is gone; bring it back"
+            raise FathomsError(f"{self.path}: {what} and give the same command again") from error
 
     def length(self, name: str) -> int:
         """Bytes of a .jsonl file so far."""

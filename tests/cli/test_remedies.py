@@ -1,0 +1,79 @@
+"""Every flag and command that an error proposes exists."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import fathoms
+from fathoms.cli.main import COMMANDS
+from fathoms.cli.parse import names_of
+
+SOURCE = Path(fathoms.__file__).parent
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w{-])")
+COMMAND = re.compile(r"`fathoms ([^`]*)`")
+# Of torchrun, and of every command.
+OTHERS = {"--max-restarts", "--help"}
+
+
+def flags():
+    known = set(OTHERS)
+    for command in COMMANDS:
+        own, _ = names_of(importlib.import_module(f"fathoms.cli.{command.replace(' ', '_')}").Args)
+        known |= {*own, *(f"--no-{flag[2:]}" for flag in own)}
+    return known
+
+
+def texts(node):
+    """The string constants inside an expression; a placeholder for what is filled in."""
+    if isinstance(node, ast.JoinedStr):
+        yield "".join(str(p.value) if isinstance(p, ast.Constant) else "{}" for p in node.values)
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                yield from texts(part.value)
+    elif isinstance(node, ast.Constant):
+        if isinstance(node.value, str):
+            yield node.value
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from texts(child)
+
+
+def messages():
+    """Every text of every error that is raised or built, with its file."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith("Error"):
+                for argument in node.args:
+                    for text in texts(argument):
+                        yield path.relative_to(SOURCE), text
+
+
+def test_every_flag_in_an_error_exists():
+    known = flags()
+    found = {(str(path), flag) for path, text in messages() for flag in FLAG.findall(text)}
+    assert len(found) > 100
+    assert {entry for entry in found if entry[1] not in known} == set()
+
+
+def test_every_command_in_an_error_exists():
+    named = {(str(path), words) for path, text in messages() for words in COMMAND.findall(text)}
+    assert named
+    lost = [
+        entry
+        for entry in named
+        if entry[1] != "--help" and not any(f"{entry[1]} ".startswith(f"{name} ") for name in COMMANDS)
+    ]
+    assert lost == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_in_an_example_or_a_help_text_exists(command):
+    module = importlib.import_module(f"fathoms.cli.{command.replace(' ', '_')}")
+    known = flags() | {"--nproc-per-node"}
+    text = f"{module.__doc__} {module.EXAMPLES}"
+    assert [flag for flag in FLAG.findall(text) if flag not in known] == []
