@@ -35,6 +35,7 @@ def parsed(command, *words):
         ("convert a.pth", "TARGET: required, and not given; see --help"),
         ("models a b", "'b' is one argument too many; see --help"),
         ("models a --json yes", "'yes' is one argument too many; see --help"),
+        ("probe --json a b yes", "'yes' is one argument too many; see --help"),
     ],
 )
 def test_every_kind_of_mistake_gives_one_line_that_names_what_was_typed(line, message, capsys):

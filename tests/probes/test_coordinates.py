@@ -46,7 +46,7 @@ def check(power, **options):
 
 def test_branches_over_depth_are_flat_and_plain_branches_grow():
     """The negative control: without scaling, and with the square root but not its learning rate, the rise grows."""
-    right, none, half = check(1.0), check(0.0), check(0.5)
+    right, none, half = (check(power, seeds=(0, 1, 2)) for power in (1.0, 0.0, 0.5))
     assert (right.verdict, none.verdict, half.verdict) == ("flat", "growing", "growing")
     assert abs(right.stream.value) < 0.15
     assert none.stream.value > 0.6
@@ -88,6 +88,7 @@ def test_the_slope_is_the_exponent_of_the_rise_with_an_interval_over_the_seeds()
     assert slope.value == pytest.approx(0.5)
     assert slope.high - slope.value == pytest.approx(4.3027 * 0.1 / 3**0.5, rel=1e-4)
     assert Slope(-0.9, -1.0, -0.8).verdict == "vanishing"
+    assert Slope(-0.1, -1.0, 0.8).verdict == Slope(0.9, -0.1, 1.9).verdict == "unclear"
 
 
 def test_a_model_that_does_not_stay_finite_is_called_diverged():

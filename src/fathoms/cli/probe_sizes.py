@@ -107,6 +107,7 @@ ADVICE = {
     "flat": "FLAT; a learning rate found at one size may be tried at the others",
     "growing": "GROWING; a larger model moves further per step: scale the branches or the learning rate with the size",
     "vanishing": "VANISHING; a larger model moves less per step: its learning rate is scaled down too far",
+    "unclear": "UNCLEAR; the seeds disagree: give more sizes, or a larger --batch-size",
     "diverged": "DIVERGED; a model did not stay finite: use a lower --lr",
 }
 

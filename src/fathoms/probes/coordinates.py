@@ -59,10 +59,18 @@ class Slope:
 
     @property
     def verdict(self) -> str:
-        """One of "flat", "growing" and "vanishing"; "diverged" where a model did not stay finite."""
+        """One of "flat", "growing" and "vanishing"; "unclear" where the seeds disagree; "diverged".
+
+        Without an interval, from one seed, the value alone decides.
+        """
         if not math.isfinite(self.value):
             return "diverged"
-        return "flat" if abs(self.value) <= FLAT_SLOPE else "growing" if self.value > 0 else "vanishing"
+        spread = math.isfinite(self.low)
+        if abs(self.value) <= FLAT_SLOPE:
+            return "unclear" if spread and self.high - self.low > 6 * FLAT_SLOPE else "flat"
+        if spread and self.low <= 0 <= self.high:
+            return "unclear"
+        return "growing" if self.value > 0 else "vanishing"
 
 
 @dataclass(frozen=True)

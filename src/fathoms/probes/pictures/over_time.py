@@ -43,6 +43,7 @@ def coordinate_picture(check: Coordinates, size_name: str) -> Picture:
                 f"seed {seed}",
                 [(t.size, t.rise(quantity)) for t in check.trajectories if t.seed == seed],
                 index,
+                True,
             )
             for index, seed in enumerate(sorted({t.seed for t in check.trajectories}))
         ]
