@@ -15,10 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import doc_claims
+import doc_evidence
 import doc_speed
 from doc_format import Read, reader
 
-TEXTS: dict[str, Callable[[Read], str]] = {**doc_speed.TEXTS, **doc_claims.TEXTS}
+TEXTS: dict[str, Callable[[Read], str]] = {
+    **doc_speed.TEXTS,
+    **doc_claims.TEXTS,
+    **doc_evidence.TEXTS,
+}
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"<!-- generated: (?P<name>[\w-]+) -->(?P<body>.*?)<!-- end -->", re.DOTALL)
 OPENING = "<!-- generated:"
@@ -42,7 +47,7 @@ def fill(text: str, read: Read, where: str) -> str:
         name, body = found["name"], found["body"]
         if name not in TEXTS:
             raise ValueError(
-                f"{where}: nothing generates {name!r}; add it to benchmarks/doc_speed.py or doc_claims.py"
+                f"{where}: nothing generates {name!r}; add it to benchmarks/doc_speed.py, doc_claims.py or doc_evidence.py"
             )
         made = TEXTS[name](read)
         if not body.startswith("\n"):

@@ -1,0 +1,43 @@
+"""Tables of docs/evidence.md, from the comparisons in results/compare/."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from doc_format import Read, Row, table
+
+# Folder in results/compare/ of each question that has been run.
+QUESTIONS = ("stem_patch4", "stem_patch8")
+
+
+def arms_table(read: Read, folder: str) -> str:
+    """Every arm with its seeds, mean, deviation and the corrected difference to the baseline, with its verdict."""
+    results = read(f"compare/{folder}/results")
+    head = ["arm", "seeds", "test top-1", "sd", "difference", "corrected interval", "on new images", "verdict"]
+    verdicts = {verdict["a"]: verdict for verdict in results["verdicts"]}
+    return table(head, (_row(arm, verdicts.get(arm["name"])) for arm in results["arms"]))
+
+
+def _row(arm: Row, verdict: Row | None) -> list[str]:
+    lost = [f"{arm[kind]} {kind}" for kind in ("diverged", "stalled", "failed") if arm[kind]]
+    own = [arm["name"], ", ".join([str(arm["seeds"]), *lost]), f"{arm['mean']:.2f}", f"{arm['sd']:.2f}"]
+    if verdict is None:
+        return [*own, "", "", "", ""]
+    gap, low, high = (f"{verdict[key]:+.2f}" for key in ("difference", "low", "high"))
+    new = " to ".join(f"{edge:+.2f}" for edge in verdict["new_images"] or ())
+    words = {"a better": "better", "b better": "worse"}
+    return [*own, gap, f"{low} to {high}", new, words.get(verdict["verdict"], verdict["verdict"])]
+
+
+def ln0(read: Read) -> str:
+    """Mean scale of the four centre and the four corner pixels of a patch, over the seeds."""
+    rows = read("compare/stem_patch4/ln0")["seeds"]
+    centre, corner = (f"{min(r[k] for r in rows):.3f} to {max(r[k] for r in rows):.3f}" for k in ("centre", "corner"))
+    above = sum(row["centre"] > row["corner"] for row in rows)
+    return f"centre {centre}, corners {corner}, the centre above the corners in {above} of {len(rows)} seeds"
+
+
+TEXTS: dict[str, Callable[[Read], str]] = {
+    f"evidence-{folder.replace('_', '-')}": lambda read, folder=folder: arms_table(read, folder)
+    for folder in QUESTIONS
+} | {"evidence-ln0": ln0}
