@@ -13,7 +13,16 @@ QUESTIONS = ("stem_patch4", "stem_patch8")
 def arms_table(read: Read, folder: str) -> str:
     """Every arm with its seeds, mean, deviation and the corrected difference to the baseline, with its verdict."""
     results = read(f"compare/{folder}/results")
-    head = ["arm", "seeds", "test top-1", "sd", "difference", "corrected interval", "on new images", "verdict"]
+    head = [
+        "arm",
+        "seeds",
+        "test top-1",
+        "sd",
+        "difference",
+        "corrected interval",
+        "on new images",
+        "verdict",
+    ]
     verdicts = {verdict["a"]: verdict for verdict in results["verdicts"]}
     return table(head, (_row(arm, verdicts.get(arm["name"])) for arm in results["arms"]))
 
@@ -32,7 +41,9 @@ def _row(arm: Row, verdict: Row | None) -> list[str]:
 def ln0(read: Read) -> str:
     """Mean scale of the four centre and the four corner pixels of a patch, over the seeds."""
     rows = read("compare/stem_patch4/ln0")["seeds"]
-    centre, corner = (f"{min(r[k] for r in rows):.3f} to {max(r[k] for r in rows):.3f}" for k in ("centre", "corner"))
+    centre, corner = (
+        f"{min(r[k] for r in rows):.3f} to {max(r[k] for r in rows):.3f}" for k in ("centre", "corner")
+    )
     above = sum(row["centre"] > row["corner"] for row in rows)
     return f"centre {centre}, corners {corner}, the centre above the corners in {above} of {len(rows)} seeds"
 

@@ -47,7 +47,7 @@ def fill(text: str, read: Read, where: str) -> str:
         name, body = found["name"], found["body"]
         if name not in TEXTS:
             raise ValueError(
-                f"{where}: nothing generates {name!r}; add it to benchmarks/doc_speed.py, doc_claims.py or doc_evidence.py"
+                f"{where}: nothing generates {name!r}; add it to doc_speed.py, doc_claims.py or doc_evidence.py"
             )
         made = TEXTS[name](read)
         if not body.startswith("\n"):

@@ -17,9 +17,7 @@ from fathoms.models.zoo import list_models, model_config
 try:
     from timm.models import register_model
 except ImportError as _error:
-    raise ConfigError(
-        "fathoms.timm_models: needs an optional dependency; pip install 'fathoms[timm]'"
-    ) from _error
+    raise ConfigError("timm is not installed; pip install 'fathoms[timm]'") from _error
 
 PREFIX = "fathoms_"
 # timm's words for fields of ViTConfig.

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import tyro
 
 EXAMPLES = """
-eval "$(fathoms completion bash)"         # in ~/.bashrc
-eval "$(fathoms completion zsh)"          # in ~/.zshrc, after compinit
+fathoms completion bash > ~/.local/share/bash-completion/completions/fathoms
+echo 'eval "$(fathoms completion zsh)"' >> ~/.zshrc                # after compinit
 """
 
 # `words` of bash and zsh begin with "fathoms"; a name of two words, such as "data check", is one command.
