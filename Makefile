@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/pytest -n auto --dist worksteal --durations=15
-TYPED := --jaxtyping-packages=fathoms,beartype.beartype
+TYPED := --jaxtyping-packages=fathoms,type_checker.check
 
 .PHONY: demo test quick gpu lint clean
 

@@ -26,6 +26,7 @@ from fathoms.data.tools.manifest import verify_manifest
 from fathoms.report.page import render
 from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.guard.policy import GUARD_COUNTS
+from fathoms.train.precision.speed import Speed
 from fathoms.train.recipe.files import read_recipe, recipe_names, recipe_options
 from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.record.toml import to_toml
@@ -124,6 +125,7 @@ class Checkpoints:
             "classes": ["a"],
             "world": 1,
             "batches_per_epoch": 5,
+            "speed": {**vars(Speed()), "device": "cpu"},
         }
         state["guard"] = dict.fromkeys(GUARD_COUNTS, 0)
         state["guard"] |= {"passed_over": [], "losses": [1.0]}

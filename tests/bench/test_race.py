@@ -125,6 +125,7 @@ def test_timm_is_raced_in_both_modes_on_a_gpu_and_the_quicker_counts():
     assert best["modes"] == {"default": 4308.0, "reduce-overhead": 6402.0}
 
 
+@pytest.mark.plain
 def test_a_mode_that_fails_is_named_and_the_default_one_is_not_forgiven(monkeypatch):
     def prepare(name, *rest):
         if rest[-1].mode == broken:

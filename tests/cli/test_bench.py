@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from fathoms.cli.main import main
+from fathoms.cli.progress import announced
 
 SMALL = ["vit_digits", "--depth", "2", "--batch-size", "4", "--device", "cpu", "--compile", "none"]
 SHORT = ["--turns", "1", "--steps", "1"]
@@ -48,3 +50,11 @@ def test_mistakes_are_one_line(capsys, words, message):
     printed = capsys.readouterr().err
     assert message in printed
     assert len(printed.strip().splitlines()) == 1
+
+
+def test_long_preparation_is_announced_and_a_quick_one_is_not(capsys):
+    with announced("compiling", patience=0.01):
+        time.sleep(0.2)
+    with announced("never said", patience=60):
+        pass
+    assert capsys.readouterr().err == "compiling\n"

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from fathoms.cli.main import COMMANDS, main
+from fathoms.parts import families
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
 
@@ -108,7 +109,7 @@ def test_recipes_are_listed_and_shown_as_toml_that_can_be_read_again(tmp_path):
 
 def test_parts_lists_every_family():
     report = json.loads(fathoms("parts", "--json").stdout)
-    assert set(report) == {"norm", "residual", "stem_norm", "attention", "position", "readout", "mlp"}
+    assert set(report) == set(families())
     assert all(summary for parts in report.values() for summary in parts.values())
 
 

@@ -113,6 +113,7 @@ def test_the_coordinate_check_has_a_command(capsys, tmp_path):
     assert "Coordinate check: " in probe(capsys, *words)
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize(
     ("words", "message"),
     [

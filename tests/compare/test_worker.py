@@ -74,6 +74,7 @@ def test_a_trial_of_tuning_never_sees_the_test_set(comparisons):
 
 
 @pytest.mark.slow
+@pytest.mark.compile
 @QUIET
 def test_a_second_cell_of_an_architecture_compiles_nothing(comparisons):
     """Also when its seed and its lr differ; another architecture does."""
@@ -94,6 +95,7 @@ def test_a_second_cell_of_an_architecture_compiles_nothing(comparisons):
 
 
 @pytest.mark.slow
+@pytest.mark.compile
 @QUIET
 def test_a_recompile_limit_fails_the_cell_instead_of_falling_back(comparisons, monkeypatch):
     # Blocks raise the limit by their number.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -118,8 +119,9 @@ def test_mistakes_are_said(tmp_path, folder):
     with pytest.raises(FathomsError, match="no such file or folder"):
         predicted(tmp_path)
     (tmp_path / "photos").mkdir()
+    shutil.copy(folder / "w.safetensors", tmp_path)
     # Not a format that is decoded, and a file that is hidden.
-    (tmp_path / "photos" / "scan.tif").write_bytes(b"II")
+    (tmp_path / "photos" / "scan.heic").write_bytes(b"II")
     (tmp_path / "photos" / "._a.png").write_bytes(b"")
     with pytest.raises(FathomsError, match="no image"):
         predicted(tmp_path)

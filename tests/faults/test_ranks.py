@@ -123,7 +123,7 @@ def test_shards_move_from_two_ranks_to_one_and_back(tiny_runs):
     printed, train = [], alone._train
     alone._train = lambda notices: printed.extend(notices) or train(notices)
     assert alone.run().code == 143
-    assert printed[0].startswith("resumes with 1 ranks instead of 2")
+    assert any(line.startswith("resumes with 1 ranks instead of 2") for line in printed)
 
     assert [code for _, code in ends(pair(tiny_runs.root, halves, halves))] == [0, 0]
     losses = [[row["loss"] for row in tiny_runs.metrics(name)] for name in ("one", "moved")]

@@ -140,6 +140,7 @@ def test_weights_that_are_not_finite_are_named():
         fathoms.probe(model, batch()[0])
 
 
+@pytest.mark.plain
 def test_labels_must_fit_the_images_and_the_outputs():
     images, labels = batch()
     with pytest.raises(FathomsError, match="3 labels for 32 images"):

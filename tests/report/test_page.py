@@ -239,7 +239,10 @@ def test_the_command_writes_the_page_and_says_where(folder, tmp_path, capsys):
     assert main(["report", str(folder), "--output", str(tmp_path / "page.html"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"report": str(tmp_path / "page.html")}
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
-    for wrong, message in ((tmp_path, "it has no config.toml"), (tmp_path / "none", "is not a run folder")):
+    for wrong, message in (
+        (tmp_path, "it has no config.toml"),
+        (tmp_path / "none", "no such file or folder"),
+    ):
         assert main(["report", str(wrong)]) == 2
         assert message in capsys.readouterr().err
     assert main(["report", str(folder), "--output", "/proc/nothing/page.html"]) == 2

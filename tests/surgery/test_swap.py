@@ -126,7 +126,8 @@ def test_all_norms_of_a_timm_model_are_found_and_swapped(name, to):
     report = swap_norms(model, to, calibrate=images(4, size))
     assert {row.name for row in report} == set(names)
     assert model(images(2, size)).isfinite().all()
-    assert report.notes == ()
+    # EVA has biases that start at zero.
+    assert all(note.startswith("zero, and so compared") for note in report.notes)
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,16 @@ def test_sizes_that_cannot_be_are_refused(text, message):
     [
         (["--progressive-size", "0:4,1:8", "--launch", "graph"], "--launch graph is for one image size"),
         (["--progressive-size", "0:5,1:8"], "5 is not a multiple of the patch size 2"),
-        (["nowhere", "--model", "timm/resnet50", "--progressive-size", "0:128,1:224"], "fathoms models only"),
+        ([__file__, "--model", "timm/resnet50", "--progressive-size", "0:128,1:224"], "fathoms models only"),
         (
-            ["--progressive-size", "0:4,1:8", "--teacher", "vit_digits=x", "--distillation-type", "hard"],
+            [
+                "--progressive-size",
+                "0:4,1:8",
+                "--teacher",
+                f"vit_digits={__file__}",
+                "--distillation-type",
+                "hard",
+            ],
             "a teacher takes one image size",
         ),
     ],

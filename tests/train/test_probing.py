@@ -11,6 +11,8 @@ from torch import nn
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.train.record.probing import FEWEST, SHARE, Probing
 
+pytestmark = pytest.mark.plain
+
 
 class Folder:
     """A run folder that keeps its lines."""

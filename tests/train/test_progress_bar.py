@@ -67,6 +67,7 @@ def test_without_a_terminal_a_line_comes_whenever_it_has_been_silent(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.plain
 def test_a_long_epoch_prints_lines_between(digit_runs, capsys, monkeypatch):
     monkeypatch.setattr(progress_bar.Progress.__init__, "__defaults__", (0.001,))
     digit_runs.train("--epochs", "1", show=True)

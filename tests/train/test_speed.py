@@ -164,6 +164,7 @@ def test_a_run_that_resumes_keeps_what_it_began_with(tiny_runs, monkeypatch):
     assert changed.run().code == 0
 
 
+@pytest.mark.plain
 def test_a_device_that_changes_is_named(monkeypatch):
     recorded = {**vars(FAST), "device": "NVIDIA A100"}
     pretend(monkeypatch, CPU)

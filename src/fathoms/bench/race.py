@@ -174,13 +174,19 @@ def _inference(model: nn.Module, images: Tensor, labels: Tensor, setting: Settin
 
 
 def race(
-    contenders: list[Contender], batch: int, *, turns: int = 5, steps: int = 5
+    contenders: list[Contender],
+    batch: int,
+    *,
+    turns: int = 5,
+    steps: int = 5,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, dict[str, Any]]:
     """Measure contenders in turns of `steps` runs each; a row for each, from its median turn."""
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    for _ in range(turns):
+    for turn in range(1, turns + 1):
         for contender in contenders:
             times[contender.name].append(seconds(contender.run, steps))
+        advance(turn)
     result: dict[str, dict[str, Any]] = {}
     for contender in contenders:
         own = times[contender.name]

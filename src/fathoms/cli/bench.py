@@ -16,6 +16,7 @@ import tyro
 
 from fathoms.cli.early_checks import check_counts
 from fathoms.cli.parse import Switches, given
+from fathoms.cli.progress import announced, progress_bar
 from fathoms.devices import check_device
 from fathoms.errors import ConfigError
 from fathoms.models.zoo import model_config
@@ -90,12 +91,15 @@ def run(args: Args) -> int:
             build_timm, args.model, config.num_classes, flag="--against timm", cudnn_attention=True
         )
         batch, theirs = (images, labels), TIMM_SETTINGS[args.mode]
-        contenders, failed = prepare_modes("timm", make, batch, args.mode, theirs)
+        with announced("timm: building, compiling and warming up"):
+            contenders, failed = prepare_modes("timm", make, batch, args.mode, theirs)
     model = ViT(config).to(device)
     if args.mode == "infer":
         fuse_mlps(model)
-    contenders.append(prepare("fathoms", model, images, labels, args.mode, setting))
-    rows = race(contenders, args.batch_size, turns=args.turns, steps=args.steps)
+    with announced("fathoms: compiling and warming up"):
+        contenders.append(prepare("fathoms", model, images, labels, args.mode, setting))
+    with progress_bar("measuring", args.turns) as advance:
+        rows = race(contenders, args.batch_size, turns=args.turns, steps=args.steps, advance=advance)
     if args.against is not None:
         rows = {"timm": quicker(rows, "timm", failed), "fathoms": rows["fathoms"]}
     where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"

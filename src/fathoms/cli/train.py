@@ -95,7 +95,10 @@ def run(args: Args) -> int:
     from fathoms.train.record.start_profile import StartProfile
 
     start = StartProfile()
-    check_run(args.run, args.data, given(args.training).get("teacher"))
+    # A rank that refuses before it has joined leaves the others waiting.
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    if alone:
+        check_run(args.run, args.data, given(args.training).get("teacher"))
     job = make_job(args)
     from fathoms.train.distributed import gather_objects, join_world, leave_world, naming_lost_ranks
     from fathoms.train.loop import Trainer
@@ -107,6 +110,8 @@ def run(args: Args) -> int:
         start.wait_for(world.device)
     try:
         with naming_lost_ranks(world):
+            if not alone:
+                check_run(args.run, args.data, given(args.training).get("teacher"))
             outcome = Trainer(job, world, start=start).run()
             if world.is_main:
                 from fathoms.report.page import write_report

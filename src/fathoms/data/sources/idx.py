@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
 
 import numpy as np
 
@@ -71,7 +71,7 @@ def read_idx(path: str | Path) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-def _shape(file: IO[bytes], path: Path) -> tuple[int, ...]:
+def _shape(file: io.BufferedIOBase, path: Path) -> tuple[int, ...]:
     start = file.read(4)
     if len(start) < 4 or start[:3] != b"\x00\x00\x08" or not 1 <= start[3] <= 4:
         raise DataError(f"{path}: not an IDX file of unsigned bytes; fetch it again")
@@ -90,10 +90,10 @@ def _shape(file: IO[bytes], path: Path) -> tuple[int, ...]:
 
 
 @contextmanager
-def _stream(path: Path) -> Iterator[IO[bytes]]:
+def _stream(path: Path) -> Iterator[io.BufferedIOBase]:
     try:
         with path.open("rb") as stored:
-            yield cast(IO[bytes], gzip.GzipFile(fileobj=stored)) if path.suffix == ".gz" else stored
+            yield gzip.GzipFile(fileobj=stored) if path.suffix == ".gz" else stored
     except DataError:
         raise
     except (OSError, EOFError, zlib.error) as error:
