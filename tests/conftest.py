@@ -13,6 +13,21 @@ def _same_numbers():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _fresh_compiler(request):
+    """Compiled code of earlier tests does not count towards the compiler's limit, and its settings are put back."""
+    if request.node.get_closest_marker("compile") is None:
+        yield
+        return
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    limit = torch._dynamo.config.fail_on_recompile_limit_hit
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=limit):
+        yield
+    torch._dynamo.reset()
+
+
 def pytest_runtest_setup(item):
     """Kernel tests run in Triton's interpreter on the CPU, which must be on from the first import, or on a GPU."""
     if item.get_closest_marker("kernels") is None:

@@ -97,15 +97,15 @@ def test_a_second_cell_of_an_architecture_compiles_nothing(comparisons):
 @pytest.mark.slow
 @pytest.mark.compile
 @QUIET
-def test_a_recompile_limit_fails_the_cell_instead_of_falling_back(comparisons, monkeypatch):
+def test_a_recompile_limit_fails_the_cell_instead_of_falling_back(comparisons):
     # Blocks raise the limit by their number.
     words = ("--torchcompile", "aot_eager", "--compile-scope", "model", "--epochs", "1", "--seeds", "1")
     first, second = comparisons.make(*words, "--axis", "depth=1,2").cells()
     torch._dynamo.reset()
     data = ResidentData()
     assert answer(task_of(first), data)["status"] == "done"
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
-    result = answer(task_of(second), data)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        result = answer(task_of(second), data)
     assert result["status"] == "failed"
     assert result["broken"]
     assert "recompile" in result["reason"]

@@ -27,7 +27,7 @@ def test_int8_shows_what_it_saves_and_costs(digits_run, tmp_path, capsys):
     assert (tmp_path / "m.onnx").stat().st_size == small
     assert max(report["differences"].values()) < 1e-4
     assert "The matrices are int8" in (tmp_path / "m.onnx.md").read_text()
-    assert main(words) == 0
+    assert main([*words, "--overwrite"]) == 0
     assert f"int8: top1 {before:.2f} -> {after:.2f} on" in capsys.readouterr().out
 
 

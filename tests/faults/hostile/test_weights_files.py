@@ -182,7 +182,7 @@ GIANTS = {
     "grid": ({"image_size": 65_536, "position": "sincos"}, "describes a model of"),
     "rotations": ({"image_size": 65_536, "position": "rope"}, "describes a model of"),
     "beyond": ({"depth": 999_999_999}, "depth=999999999 is too large"),
-    "far beyond": ({"depth": 10**30}, "is larger than 1000000000"),
+    "far beyond": ({"depth": 10**30}, "an integer of more than 64 bits"),
 }
 
 
