@@ -239,6 +239,10 @@ def test_the_command_writes_the_page_and_says_where(folder, tmp_path, capsys):
     assert main(["report", str(folder), "--output", str(tmp_path / "page.html"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"report": str(tmp_path / "page.html")}
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    again = ["report", str(folder), "--output", str(tmp_path / "page.html")]
+    assert main(again) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main([*again, "--overwrite"]) == 0
     for wrong, message in (
         (tmp_path, "it has no config.toml"),
         (tmp_path / "none", "no such file or folder"),

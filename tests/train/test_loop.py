@@ -192,3 +192,15 @@ def test_two_ranks_train_as_one_does(digit_runs, kind):
     alone, together = digit_runs.metrics("one"), digit_runs.metrics(kind)
     assert [row["loss"] for row in together] == pytest.approx([row["loss"] for row in alone], abs=1e-4)
     assert together[-1]["images"] == alone[-1]["images"] == 359
+
+
+def test_initial_weights_may_be_a_run_or_a_checkpoint_folder(digit_runs):
+    digit_runs.train("--epochs", "1", name="first")
+    best = digit_runs.folder("first") / "checkpoints" / "best"
+    models = [
+        digit_runs.trainer("--initial-checkpoint", str(path), name="second").model
+        for path in (digit_runs.folder("first"), best, best / "model.safetensors")
+    ]
+    weights = [torch.cat([p.flatten() for p in model.parameters()]) for model in models]
+    assert torch.equal(weights[0], weights[2])
+    assert torch.equal(weights[1], weights[2])

@@ -295,8 +295,10 @@ def run(args: Args) -> int:
         results, code = comparison.run(say, show)
     write_report(comparison.folder.path)
     print((comparison.folder.path / "table.md").read_text() if not args.json else json_format.dumps(results))
-    if code == UNFINISHED:
-        print("runs are left; give the same command again to continue", file=sys.stderr)
+    # Above 128: ended by a signal.
+    if code == UNFINISHED or code > 128:
+        cut = "" if code == UNFINISHED else "interrupted: "
+        print(f"{cut}runs are left; give the same command again to continue", file=sys.stderr)
     return code
 
 

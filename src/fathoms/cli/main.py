@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -115,8 +116,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
 
 
+def one_line_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning as a line, without the place in the source that it comes from."""
+    if sys.stderr is not None:
+        print(printable(f"warning: {' '.join(str(message).split())}"), file=sys.stderr)
+
+
 def command() -> NoReturn:
     """Entry point of the process that a shell or a launcher starts."""
+    warnings.showwarning = one_line_warning
     make_safe()
     set_openmp()
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import tyro
 
+from fathoms.atomic import check_absent
 from fathoms.cli.early_checks import check_data
 from fathoms.errors import ConfigError, printable
 
@@ -30,6 +31,8 @@ class Args:
     """A run folder, a comparison, or several of them."""
     output: str | None = None
     """File to write; default: report.html in the folder, or in the working folder for several."""
+    overwrite: bool = False
+    """Replace the file of --output if it is there."""
     json: bool = False
     """Print one JSON object."""
 
@@ -43,6 +46,7 @@ def run(args: Args) -> int:
     from fathoms.report.page import write_report
 
     output = None if args.output is None else Path(args.output)
+    check_absent([] if output is None else [output], args.overwrite)
     target = write_report([Path(folder) for folder in args.folders], output)
     print(json_format.dumps({"report": str(target)}) if args.json else printable(f"written: {target}"))
     return 0

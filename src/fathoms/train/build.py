@@ -30,6 +30,7 @@ from fathoms.data.sources.splits import Roles, open_roles, open_splits
 from fathoms.data.tools.manifest import verify_sources
 from fathoms.data.tools.notices import notices
 from fathoms.errors import ConfigError
+from fathoms.evaluate.load import weights_file
 from fathoms.evaluate.loader import AnyLoader, check_crop, eval_loader
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.models.build_timm import build_timm
@@ -220,7 +221,10 @@ def build_model(job: Job, classes: int) -> nn.Module:
                 "--initial-checkpoint: weights can be loaded into fathoms models only; leave it out"
             )
         skip = ["head*"] if job.run.initial_head == "new" else []
-        load_weights(model, job.run.initial_checkpoint, skip=skip)
+        source = job.run.initial_checkpoint
+        load_weights(
+            model, weights_file(Path(source), ema=True) if Path(source).is_dir() else source, skip=skip
+        )
     freeze(model, job.recipe.freeze)
     return model
 
