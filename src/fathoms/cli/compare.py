@@ -156,7 +156,7 @@ def job_of(args: Args, settings: Mapping[str, str]) -> Job:
         training = dataclasses.replace(training, epochs=DEMO_EPOCHS)
     switches = merged(args.switches, own.switches)
     model, run = own.model or args.model, dataclasses.replace(args.run, experiment=None)
-    if is_demo(args) and not run.probe_interval:
+    if is_demo(args) and run.probe_interval is None:
         run = dataclasses.replace(run, probe_interval=DEMO_PROBES)
     if own.run.swap_norms is not None:
         run = dataclasses.replace(run, swap_norms=own.run.swap_norms)

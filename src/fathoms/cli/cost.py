@@ -1,4 +1,4 @@
-"""What a model costs: parameters, multiplications, memory and time by part, and the hours of a recipe on this device.
+"""Cost of a model: parameters, multiplications, memory and time by part, and the hours of a recipe on this device.
 
 TARGET is a model's name with any switches, timm/NAME, a run folder or a checkpoint. Times are of this machine, now:
 other programs on it make them longer.

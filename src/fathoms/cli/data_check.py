@@ -121,7 +121,7 @@ def _summary(sources: list[Source], report: Report, target: Path) -> dict[str, A
 
 
 def _remarks(sources: list[Source], report: Report) -> dict[str, Any]:
-    """What was left out, and what is odd about the good files."""
+    """Files that were left out, and notices about the good ones."""
     from fathoms.data.sources.left_out import left_out_of
     from fathoms.data.tools.notices import of_sizes, one_class, overlaps
 

@@ -11,7 +11,7 @@ Show = Callable[[Sequence[tuple[str, str]]], None]
 
 @contextmanager
 def live_table(terminal: bool) -> Iterator[tuple[Say, Show | None]]:
-    """What prints a line, and what shows the rows of the table; the second is None away from a terminal."""
+    """Functions that print a line and show the rows of the table; the second is None away from a terminal."""
     if not terminal:
         yield (lambda line: print(line, flush=True)), None
         return

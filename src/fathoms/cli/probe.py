@@ -85,6 +85,9 @@ def _check(args: Args) -> None:
         raise ConfigError("--depths and --coordinates are two commands; give one of them")
     if args.batch_size is not None and args.batch_size < 1:
         raise ConfigError(f"--batch-size {args.batch_size}: use 1 or more")
+    for flag, used in (("--full", args.full), ("--steps 0", args.steps == 0)):
+        if used and (args.coordinates or args.depths):
+            raise ConfigError(f"{flag} would not be used with --depths or --coordinates; leave it out")
     if args.steps < 0:
         raise ConfigError(f"--steps {args.steps}: use 0 or more")
     if not args.lr > 0:
@@ -179,7 +182,7 @@ _SHOWN = ("stream", "ratio", "gradient_rms", "weights_rms", "entropy", "logit", 
 
 
 def summary(found: dict[str, Any]) -> list[str]:
-    """What fits a screen: nine sites from the first to the last, and the verdict."""
+    """Summary that fits a screen: nine sites from the first to the last, and the verdict."""
     from fathoms.text_table import aligned
 
     sites = found["sites"]

@@ -81,7 +81,7 @@ def run_coordinates(args: Any) -> int:
         images,
         labels,
         optimizer=optimizer_of(args),
-        steps=args.steps or 10,
+        steps=args.steps,
         seeds=tuple(range(args.seed, args.seed + SEEDS)),
     )
     written = []

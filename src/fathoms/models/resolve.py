@@ -25,7 +25,7 @@ _FORMS = "a run folder, a checkpoint folder, a .safetensors file or hf-hub:OWNER
 
 @dataclass(frozen=True)
 class NamedModel:
-    """What a text names.
+    """The model or weights that a text names.
 
     Args:
         kind: "path", an existing file or folder; "zoo", an architecture of `list_models()`; "timm", an architecture

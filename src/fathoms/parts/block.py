@@ -87,7 +87,7 @@ class Join(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def _normed(self, site: Site, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """What passes a place: normed if the placement has a norm there."""
+        """The tokens that pass a place: normed if the placement has a norm there."""
         name = self.sites.get(site)
         return x if name is None else getattr(self, name)(x)
 

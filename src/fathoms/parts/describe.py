@@ -1,4 +1,4 @@
-"""What a part prints: the arguments that it was built with, as torch's own modules do."""
+"""The `repr` of a part: the arguments that it was built with, as torch's own modules do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model costs: parameters, multiplications, saved activations and time, by part, measured on one batch."""
+"""Cost of a model: parameters, multiplications, saved activations and time, by part, measured on one batch."""
 
 from __future__ import annotations
 

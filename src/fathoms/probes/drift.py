@@ -34,7 +34,7 @@ def drift_verdict(rows: Sequence[Row], limits: Thresholds = THRESHOLDS) -> Verdi
 
 
 def _watched(limits: Thresholds) -> list[tuple[str, str, Callable[..., Any], float, str, str]]:
-    """What is watched: kind, column, which site, limit, words, what helps. A limit below zero is a lower one."""
+    """Watched quantities: kind, column, which site, limit, words, what helps. A limit below zero is a lower one."""
     alike = ("tokens grow alike", "drop path, registers, or a residual scale")
     collapse = ("attention entropy collapses", f"{QK_NORM}, a lower --lr")
     logits = ("attention logits grow", f"{QK_NORM}, weight decay on q and k")

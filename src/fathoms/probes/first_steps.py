@@ -23,7 +23,7 @@ STEPS = 10
 
 @dataclass(frozen=True)
 class FirstSteps:
-    """What the first steps did.
+    """The result of the first steps.
 
     Args:
         losses: The loss before each step.

@@ -61,7 +61,7 @@ def _of_parameters(
     optimizer: Optimizer | None,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """What a branch's parameters say: their gradient, their scales, and the next update."""
+    """Statistics of a branch's parameters: their gradient, their scales, and the next update."""
     side = branch.rstrip("0123456789")
     parameters = [parameter for _, parameter in branch_parameters(block, side)]
     own = [g for p in parameters if (g := gradients.get(id(p))) is not None]

@@ -33,7 +33,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to expect: "trains", "stalls" or "diverges", and why."""
+    """The expected outcome, "trains", "stalls" or "diverges", with its reasons."""
 
     outcome: str
     findings: list[Finding] = field(default_factory=list)
@@ -98,7 +98,7 @@ def _of_gradient(features: Features, limits: Thresholds) -> list[Finding]:
 
 
 def _of_steps(features: Features, limits: Thresholds) -> list[Finding]:
-    """What the first ten steps did."""
+    """Findings of the first ten steps."""
     found = []
     lower = "a lower --lr, a warm-up, or a residual scale that starts small (layerscale, rezero)"
     rise, stream = features.get("loss_rise"), features.get("stream_max_rise")
@@ -118,7 +118,7 @@ def _of_steps(features: Features, limits: Thresholds) -> list[Finding]:
 
 
 def _of_blocks(features: Features, sites: Sites, limits: Thresholds) -> list[Finding]:
-    """What is told beside the verdict."""
+    """Findings that do not decide the verdict."""
     found = []
     power = features.get("growth_power")
     if power is not None and power > limits.growth_power:

@@ -1,4 +1,4 @@
-"""Parameters that are all zero, and what a comparison of outputs proves when they are there.
+"""Parameters that are all zero, which a comparison of outputs would not look behind.
 
 A classifier or a branch that starts at zero hides whatever it multiplies: two different models then agree. Such
 parameters get random values for the length of a comparison.
@@ -56,7 +56,7 @@ def depends_on_images(model: nn.Module, images: Tensor) -> bool:
 
 
 def proof_notes(names: list[str], proved: bool) -> tuple[str, ...]:
-    """What a report says about its comparison: the parameters that were zero, and whether it proved anything."""
+    """Notes of a report on its comparison: the parameters that were zero, and whether it proved anything."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     zeros = f"{', '.join(names[:_SHOWN])}{more}"
     said = [f"zero, and so compared at random values too: {zeros}"] if names else []

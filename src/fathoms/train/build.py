@@ -55,7 +55,7 @@ class Data:
     roles: Roles
     preprocessing: Preprocessing
     notices: tuple[str, ...] = ()
-    """What the user should know about the data, one line each."""
+    """Notices about the data for the user, one line each."""
 
 
 def build_data(job: Job, size: int, world: World, roles: Roles | None = None) -> Data:
@@ -123,7 +123,7 @@ def _notices(job: Job, roles: Roles, loader: AnyLoader) -> list[str]:
 
 
 def eval_preprocessing(job: Job, size: int, source: Any) -> Preprocessing:
-    """What evaluation does to images, with the crop written out; a run that resumes keeps its crop."""
+    """Preprocessing of evaluation, with the crop written out; a run that resumes keeps its crop."""
     given, table = Preprocessing.of(job.recipe.to_dict()), recorded_config(job)
     check_crop(given.crop_pct, source)
     if isinstance(source, ArraySource):

@@ -46,7 +46,7 @@ def formats_here() -> tuple[str, ...]:
 
 
 def missing_reader(data: bytes) -> str | None:
-    """What to install for an image that only a newer Pillow reads; None for any other."""
+    """The package to install for an image that only a newer Pillow reads; None for any other."""
     place, brands = _AVIF
     if data[place] in brands and "AVIF" not in formats_here():
         return "AVIF is not read by this Pillow; pip install 'pillow>=11.3'"

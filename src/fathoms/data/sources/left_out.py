@@ -72,7 +72,7 @@ def _short(text: str) -> str:
 
 
 def beside(folder: Path, taken: set[str]) -> LeftOut:
-    """What a folder holds other than the files that are taken by name, and the manifest."""
+    """Contents of a folder other than the files that are taken by name, and the manifest."""
     left = LeftOut()
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and entry.name not in taken:
@@ -83,7 +83,7 @@ def beside(folder: Path, taken: set[str]) -> LeftOut:
 
 
 def left_out_of(*sources: Any) -> LeftOut:
-    """What the readers of these splits did not take; a part of a split stands for the whole of it."""
+    """Files that the readers of these splits did not take; a part of a split stands for the whole of it."""
     total = LeftOut()
     whole = {id(source): source for source in (getattr(split, "source", split) for split in sources)}
     for source in whole.values():

@@ -21,7 +21,7 @@ import numpy as np
 from fathoms.data.errors import DataError
 from fathoms.data.sources.base import SPLIT_NAMES
 from fathoms.data.sources.detect import AnySource, list_splits, open_source
-from fathoms.data.sources.subset import stratified, subset
+from fathoms.data.sources.subset import ArraySubset, SourceSubset, stratified, subset
 from fathoms.errors import ConfigError
 from fathoms.untrusted_files import read_json
 
@@ -78,9 +78,9 @@ class Roles(NamedTuple):
 
     def split(self) -> dict[str, Any] | None:
         """The val split that was carved: seed, share and indices into the training set; None without one."""
-        if not self.carved or self.val is None:
+        if not self.carved or not isinstance(self.val, SourceSubset | ArraySubset):
             return None
-        indices = getattr(self.val, "indices").tolist()  # noqa: B009
+        indices = self.val.indices.tolist()
         return {"version": 1, "seed": SPLIT_SEED, "share": self.carved, "val_indices": indices}
 
     def describe(self) -> str:

@@ -79,7 +79,7 @@ def verify_sources(path: str | Path, sources: Iterable[Source | ArraySource]) ->
 
 
 def _first_change(facts: dict[str, Any], source: Source | ArraySource) -> str | None:
-    """What changed first; None if only bad files are gone."""
+    """The first change; None if only bad files are gone."""
     if isinstance(source, ArraySource):
         return (
             "the list of classes changed"

@@ -1,4 +1,4 @@
-"""What a user should know of a data set before training on it, one line each; nothing here refuses it."""
+"""Notices about a data set before training on it, one line each; nothing here refuses it."""
 
 from __future__ import annotations
 

@@ -113,14 +113,6 @@ class Picture:
         return path
 
 
-def ramp_colour(share: float) -> str:
-    """The colour at a share of the ramp, from 0 to 1."""
-    place = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
-    index = min(int(place), len(RAMP) - 2)
-    a, b = (np.array([int(RAMP[index + i][k : k + 2], 16) for k in (1, 3, 5)]) for i in (0, 1))
-    return "#" + "".join(f"{round(v):02x}" for v in a + (b - a) * (place - index))
-
-
 def ramp_pixels(values: np.ndarray, low: float, high: float) -> np.ndarray:
     """A map of numbers as (rows, columns, 3) bytes; what is not finite is grey."""
     stops = np.array([[int(colour[k : k + 2], 16) for k in (1, 3, 5)] for colour in RAMP], float)

@@ -40,7 +40,7 @@ def migrate(state: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def speed_before_4(recipe: dict[str, Any]) -> dict[str, str]:
-    """What the options of a recipe meant when they were not chosen by the device: float32 and eager by default."""
+    """Speed of a recipe from the time when they were not chosen by the device: float32 and eager by default."""
     backend = recipe.get("torchcompile")
     return {
         "precision": recipe.get("precision") or ("autocast" if recipe.get("amp") else "fp32"),

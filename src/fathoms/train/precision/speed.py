@@ -45,7 +45,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the choice depends on besides the job.
+    """The device, as far as the choice depends on it.
 
     Args:
         kind: "cpu", "cuda" or another kind of device of torch.
@@ -135,7 +135,7 @@ def _why_not_absorbed(job: Job) -> str | None:
 
 
 def _scope(job: Job) -> tuple[str, bool]:
-    """What to compile, and whether that was asked for."""
+    """Scope of compilation, and whether it was asked for."""
     if job.recipe.compile_scope != "auto":
         return job.recipe.compile_scope, True
     penalised = bool(job.recipe.train_feature_decay or job.recipe.attn_extra_loss)

@@ -115,7 +115,7 @@ def _commit(folder: Path, tracked: str | None = None) -> str | None:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git prints; None if it fails."""
+    """Output of a git command; None if it fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=False

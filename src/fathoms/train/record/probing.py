@@ -87,12 +87,14 @@ class Probing:
         """The worst block for the progress line: where the largest value is."""
         if self.last is None:
             return {}
-        site = max(self.last["sites"], key=lambda site: site["largest"] or float("inf"))
+        site = max(
+            self.last["sites"], key=lambda site: float("inf") if site["largest"] is None else site["largest"]
+        )
         size = "not finite" if site["largest"] is None else f"{site['largest']:.3g}"
         return {"largest": f"{size} at {site['block']}"}
 
     def remark(self, update: int) -> str:
-        """What the last measurement before a divergence had shown, as a part of the guard's message; else nothing."""
+        """The last measurement before a divergence, as a part of the guard's message; else nothing."""
         if self.last is None:
             return ""
         sites = self.last["sites"]
