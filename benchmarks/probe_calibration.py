@@ -176,6 +176,16 @@ def run(args: argparse.Namespace) -> None:
     began = time.monotonic()
     planned = tasks(args)
     done: list[dict[str, Any]] = []
+
+    def save() -> dict[str, Any]:
+        done.sort(key=lambda row: (list(SWITCHES).index(row["switch"]), row["depth"], row["lr"]))
+        about = {"planned": len(planned), "done": len(done), "seconds": round(time.monotonic() - began, 1)}
+        about |= {
+            key: value for key, value in planned[0].items() if key not in ("switch", "depth", "lr", "data")
+        }
+        Path(args.output).write_text(json.dumps({"about": about, "cells": done}) + "\n")
+        return about
+
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
         results = pool.imap_unordered(cell, planned)
         while len(done) < len(planned):
@@ -190,12 +200,9 @@ def run(args: argparse.Namespace) -> None:
                 f"depth {row['depth']}, lr {row['lr']:g}, {row['seconds']:.0f} s",
                 flush=True,
             )
+            save()
         pool.terminate()
-    done.sort(key=lambda row: (list(SWITCHES).index(row["switch"]), row["depth"], row["lr"]))
-    about = {"planned": len(planned), "done": len(done), "seconds": round(time.monotonic() - began, 1)}
-    about |= {key: value for key, value in planned[0].items() if key not in ("switch", "depth", "lr", "data")}
-    Path(args.output).write_text(json.dumps({"about": about, "cells": done}) + "\n")
-    print(json.dumps(about))
+    print(json.dumps(save()))
 
 
 def main() -> None:
