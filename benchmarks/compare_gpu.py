@@ -12,20 +12,17 @@ import argparse
 import contextlib
 import io
 import json
-import os
 import platform
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fathoms.cli.main import main as fathoms
 from fathoms.compare import runner
+from mps import mps
 
 BASE = (
     *("--recipe", "cifar", "--dim", "192", "--heads", "3", "--depth", "12", "--opt", "adamw"),
@@ -37,7 +34,6 @@ TINY = (
     *("--recipe", "digits", "--image-size", "16", "--patch-size", "4", "--dim", "16", "--heads", "2"),
     *("--depth", "1", "--batch-size", "32", "--warmup-epochs", "0", "--device", "cpu"),
 )
-MPS = "nvidia-cuda-mps-control"
 STARTED: list[dict[str, float]] = []
 
 
@@ -113,27 +109,6 @@ def cells(root: Path, data: str, tiny: bool) -> dict[str, Any]:
         "images_per_second": spread(rates(made)),
         "aimed_at_seconds": 3.0,
     }
-
-
-@contextlib.contextmanager
-def mps(folder: Path) -> Iterator[bool]:
-    """NVIDIA's MPS for the processes started inside; gives whether it runs."""
-    if shutil.which(MPS) is None:
-        yield False
-        return
-    own = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
-    before = {name: os.environ.get(name) for name in own}
-    for name, path in own.items():
-        Path(path).mkdir(parents=True)
-        os.environ[name] = path
-    runs = subprocess.run([MPS, "-d"], capture_output=True, check=False).returncode == 0
-    try:
-        yield runs
-    finally:
-        if runs:
-            subprocess.run([MPS], input=b"quit\n", capture_output=True, timeout=60, check=False)
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
 def share(root: Path, data: str, tiny: bool) -> dict[str, Any]:

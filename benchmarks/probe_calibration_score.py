@@ -13,6 +13,7 @@ import numpy as np
 
 from fathoms.probes.thresholds import THRESHOLDS, Thresholds
 from fathoms.probes.verdict import start_outcome
+from probe_calibration import SWITCHES
 
 OUTCOMES = ("trains", "stalls", "diverges")
 # Each threshold that decides an outcome, with the number it limits.
@@ -30,8 +31,7 @@ Cells = list[dict[str, Any]]
 
 def halves(cells: Cells) -> tuple[Cells, Cells]:
     """Switches at even places of the grid's list, and those at odd places."""
-    order = list(dict.fromkeys(cell["switch"] for cell in cells))
-    first = {name for place, name in enumerate(order) if place % 2 == 0}
+    first = {name for place, name in enumerate(SWITCHES) if place % 2 == 0}
     return [c for c in cells if c["switch"] in first], [c for c in cells if c["switch"] not in first]
 
 
