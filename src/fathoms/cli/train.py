@@ -101,7 +101,7 @@ def run(args: Args) -> int:
         check_run(args.run, args.data, given(args.training).get("teacher"))
     job = make_job(args)
     from fathoms.train.distributed import gather_objects, join_world, leave_world, naming_lost_ranks
-    from fathoms.train.loop import Trainer
+    from fathoms.train.trainer import Trainer
 
     start.mark("imports")
     world = join_world(job.run.device)

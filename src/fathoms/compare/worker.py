@@ -28,7 +28,7 @@ from fathoms.untrusted_files import read_json
 if TYPE_CHECKING:
     from fathoms.compare.resident import ResidentData
     from fathoms.data.sources.splits import Roles
-    from fathoms.train.loop import Trainer
+    from fathoms.train.trainer import Trainer
 
 PARENT_POLL = 1.0
 """Seconds between looks at whether the parent is still there."""
@@ -76,7 +76,7 @@ def make_trainer(job: Job, roles: Roles | None = None) -> Trainer:
     import torch
 
     from fathoms.train.distributed import World, choose_device
-    from fathoms.train.loop import Trainer
+    from fathoms.train.trainer import Trainer
 
     device = choose_device(job.run.device)
     if device.type == "cuda":
@@ -87,7 +87,7 @@ def make_trainer(job: Job, roles: Roles | None = None) -> Trainer:
         torch._dynamo.config.fail_on_recompile_limit_hit = True
     if moved(job, trainer.context.data.fingerprint):
         run = replace(job.run, allow_change=("data",))
-        trainer.context = trainer.context._replace(job=replace(job, run=run))
+        trainer.loop.context = trainer.context._replace(job=replace(job, run=run))
     return trainer
 
 
