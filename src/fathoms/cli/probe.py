@@ -220,6 +220,8 @@ def _number(value: float | None) -> str:
 
 def words(found: dict[str, Any]) -> list[str]:
     """The verdict in sentences, each with what usually helps."""
+    from fathoms.probes.thresholds import PRECISION
+
     lines = []
     start, steps = found["start"], found.get("steps")
     if found["trained"]:
@@ -234,7 +236,8 @@ def words(found: dict[str, Any]) -> list[str]:
         basis = (
             "from the initialisation alone"
             if steps is None
-            else (f"{steps['opt']} at lr {steps['lr']:g}, {len(steps['losses'])} steps, loss {_loss(steps)}")
+            else f"{steps['opt']} at lr {steps['lr']:g}, {len(steps['losses'])} steps, loss {_loss(steps)}; "
+            f"{PRECISION[start['outcome']]:.0%} of such verdicts came true"
         )
         lines.append(f"Start: {SAYS[start['outcome']]} ({basis})")
         findings = start["findings"]
