@@ -6,12 +6,12 @@ import json
 import math
 import platform
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fathoms import __version__
 from fathoms.atomic import write_atomic
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.untrusted_files import sha256_of
@@ -20,7 +20,7 @@ from fathoms.untrusted_files import sha256_of
 def facts(path: Path, entries: dict[str, Any]) -> dict[str, Any]:
     """The card as plain data: the given entries with the file's hash and the versions."""
     versions = {
-        "fathoms": version("fathoms"),
+        "fathoms": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
