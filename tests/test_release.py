@@ -41,7 +41,9 @@ def test_changelog_and_citation_name_this_version_and_its_date():
     newest = re.search(r"^## (\S+) \((\d{4}-\d\d-\d\d)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
     assert newest[1] == fathoms.__version__
-    citation = dict(re.findall(r"^(version|date-released): (\S+)$", (ROOT / "CITATION.cff").read_text(), re.M))
+    citation = dict(
+        re.findall(r"^(version|date-released): (\S+)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    )
     assert citation == {"version": newest[1], "date-released": newest[2]}
 
 
