@@ -254,7 +254,8 @@ def check_early(values: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 def _check_names(config: ViTConfig) -> None:
-    from fathoms.parts import drop_path, families
+    from fathoms.parts import families
+    from fathoms.parts.residuals import drop_path
 
     for name, family in families().items():
         family.check(getattr(config, name), name)

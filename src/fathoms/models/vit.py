@@ -17,9 +17,9 @@ from fathoms.models.config import ViTConfig
 from fathoms.parts.block import Block
 from fathoms.parts.init import STD, exempt_from_decay
 from fathoms.parts.linear import linear_flops
-from fathoms.parts.readout import READOUTS
-from fathoms.parts.rope import Rope2d, Rotation
-from fathoms.parts.transfer import Transfer
+from fathoms.parts.residuals.transfer import Transfer
+from fathoms.parts.tokens.readout import READOUTS
+from fathoms.parts.tokens.rope import Rope2d, Rotation
 from fathoms.registry import check_name
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fathoms.parts.residual import RESIDUALS
+from fathoms.parts.residuals.residual import RESIDUALS
 
 # Depth of the models whose recipes everybody uses: ViT-Ti, -S and -B.
 BASE_DEPTH = 12

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fathoms.parts.residual import RESIDUALS, Method
+from fathoms.parts.residuals.residual import RESIDUALS, Method
 
 # Share of a run by which the last block counts in full, where none is given.
 SHARE = 0.2

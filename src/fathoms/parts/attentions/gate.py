@@ -5,9 +5,9 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fathoms.parts.fixup_layers import PLAIN, Layers
 from fathoms.parts.linear import linear_flops
 from fathoms.parts.protocols import Gate
+from fathoms.parts.residuals.fixup_layers import PLAIN, Layers
 from fathoms.registry import Registry
 
 GATES: Registry[Gate, None] = Registry("attn_gate")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fathoms.errors import ConfigError, ShapeError
 from fathoms.parts.init import STD
 from fathoms.parts.linear import linear_flops
-from fathoms.parts.norm import LayerNorm
+from fathoms.parts.norms.norm import LayerNorm
 from fathoms.parts.protocols import Stem
 from fathoms.registry import Registry
 

@@ -16,10 +16,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.parts import init
-from fathoms.parts.fixup_layers import PLAIN, SHIFTED, Layers
 from fathoms.parts.init import exempt_from_decay
-from fathoms.parts.placement import PLACEMENTS
 from fathoms.parts.protocols import Part
+from fathoms.parts.residuals.fixup_layers import PLAIN, SHIFTED, Layers
+from fathoms.parts.residuals.placement import PLACEMENTS
 from fathoms.registry import Registry
 
 
@@ -258,8 +258,8 @@ class ConstantScale(nn.Module):
 class DepthTransfer(ConstantScale):
     """y = x / m_L, m_L = depth / base_depth, with CompleteP's learning rates, decay and epsilon.
 
-    The other half of the method is in the parameter groups: see `fathoms.parts.transfer` for the table. "depth_mup"
-    divides by the square root of m_L.
+    The other half of the method is in the parameter groups: see `fathoms.parts.residuals.transfer` for the table.
+    "depth_mup" divides by the square root of m_L.
 
     Papers: Dey et al. 2025, arXiv:2505.01618; Yang et al. 2023, arXiv:2310.02244.
     """

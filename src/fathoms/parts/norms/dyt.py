@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
-from fathoms.parts.norm import NORMS
+from fathoms.parts.norms.norm import NORMS
 
 
 def _check_alpha(part: str, init: float) -> float:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.parts.init import exempt_from_decay
-from fathoms.parts.residual import RESIDUALS, Method
+from fathoms.parts.residuals.residual import RESIDUALS, Method
 
 
 def _wide(x: Tensor) -> Tensor:

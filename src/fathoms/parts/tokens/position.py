@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
-from fathoms.parts.heads import head_width
+from fathoms.parts.attentions.heads import head_width
 from fathoms.parts.init import STD, exempt_from_decay
 from fathoms.parts.protocols import Position
-from fathoms.parts.rope import Rope2d
+from fathoms.parts.tokens.rope import Rope2d
 from fathoms.registry import Registry
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fathoms.parts.norm import NORMS
+from fathoms.parts.norms.norm import NORMS
 from fathoms.registry import check_name
 
 ScalerInit = Literal["normal", "ones"]

@@ -12,14 +12,14 @@ from fathoms.errors import BackendError
 from fathoms.ops.class_attention import ClassAttentionImpl, class_attention
 from fathoms.ops.softmax_attention import attend
 from fathoms.ops.talking_heads import talking_heads
-from fathoms.parts.fixup_layers import PLAIN, Layers
-from fathoms.parts.gate import GATES
-from fathoms.parts.heads import head_width, merge_heads, split_heads
+from fathoms.parts.attentions.gate import GATES
+from fathoms.parts.attentions.heads import head_width, merge_heads, split_heads
 from fathoms.parts.init import STD
 from fathoms.parts.linear import is_bare, linear_flops
-from fathoms.parts.norm import NORMS, NoNorm
+from fathoms.parts.norms.norm import NORMS, NoNorm
 from fathoms.parts.protocols import Branch
-from fathoms.parts.rope import Rotation, rotate
+from fathoms.parts.residuals.fixup_layers import PLAIN, Layers
+from fathoms.parts.tokens.rope import Rotation, rotate
 from fathoms.registry import Registry
 
 
