@@ -113,7 +113,7 @@ def test_the_words_of_other_libraries_are_known_and_nothing_far_fetched_is_propo
 def test_every_word_that_is_known_means_an_option_that_exists():
     from fathoms.cli.main import COMMANDS
     from fathoms.cli.parse import names_of
-    from fathoms.foreign_names import BROUGHT
+    from fathoms.names.foreign_names import BROUGHT
 
     known = {"weights"}
     for command in COMMANDS:

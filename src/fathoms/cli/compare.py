@@ -27,7 +27,7 @@ from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
 from fathoms.compare.slurm import SlurmOptions, check_installed, parse_slurm
 from fathoms.errors import ConfigError, FathomsError, flag_of
 from fathoms.models.config import FIELDS
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 from fathoms.train.job import Job, RunOptions
 from fathoms.train.recipe.recipe import RECIPE_FIELDS
 
@@ -110,7 +110,7 @@ class Args:
 
 def make_plan(args: Args) -> Plan:
     """The plan that flags, preset and file describe together."""
-    from fathoms.untrusted_files import read_toml
+    from fathoms.files.untrusted import read_toml
 
     if is_demo(args):
         tune = parse_axes(args.tune, "--tune")

@@ -50,11 +50,11 @@ class Args:
 def run(args: Args) -> int:
     """Check, print, write the manifest; returns 1 if a file is bad."""
     from fathoms.cli.progress import progress_bar
-    from fathoms.cores import usable_cores
     from fathoms.data import ArraySource, list_splits, open_source
     from fathoms.data.tools.check import check_sources
     from fathoms.data.tools.manifest import default_manifest
     from fathoms.data.tools.pack import verify_pack
+    from fathoms.machine.cores import usable_cores
 
     opened = [open_source(args.path, split) for split in list_splits(args.path)]
     target = Path(args.manifest) if args.manifest else default_manifest(args.path)

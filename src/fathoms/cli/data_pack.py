@@ -46,10 +46,10 @@ class Args:
 def run(args: Args) -> int:
     """Pack every split; returns 1 if files were left out."""
     from fathoms.cli.progress import progress_bar
-    from fathoms.cores import usable_cores
     from fathoms.data import ArraySource, DataError, list_splits, open_source
     from fathoms.data.sources.left_out import left_out_of
     from fathoms.data.tools.pack import PackOptions, pack_split, write_index
+    from fathoms.machine.cores import usable_cores
 
     max_side = 500 if args.max_side is None and args.short_side is None else args.max_side
     options = PackOptions(max_side, args.short_side, args.quality, args.shard_samples)

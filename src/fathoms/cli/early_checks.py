@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from fathoms.devices import check_device
 from fathoms.errors import ConfigError, flag_of
+from fathoms.files.nearest_path import missing
+from fathoms.machine.devices import check_device
 from fathoms.models import hub
 from fathoms.models.build_timm import TIMM
 from fathoms.models.resolve import resolve_trained, resolve_weights
 from fathoms.models.zoo import ALIASES, MODELS
-from fathoms.nearest_path import missing
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 from fathoms.train.job import RunOptions
 from fathoms.train.recipe.names import teacher_kind
 

@@ -12,9 +12,9 @@ from typing import NoReturn
 
 from fathoms import __version__
 from fathoms.cli.streams import make_safe
-from fathoms.cores import set_openmp
 from fathoms.errors import FathomsError, printable
-from fathoms.registry import nearest
+from fathoms.machine.cores import set_openmp
+from fathoms.names.registry import nearest
 
 COMMANDS = {
     "train": "train a model; run the same command again to resume",

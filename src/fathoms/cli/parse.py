@@ -17,9 +17,9 @@ import tyro
 import tyro._errors
 
 from fathoms.cli.parse_errors import one_line
-from fathoms.config_checks import OFF_WORDS, takes_off
 from fathoms.errors import FathomsError, flag_of
 from fathoms.models.config import ViTConfig
+from fathoms.names.config_checks import OFF_WORDS, takes_off
 
 # tyro's type of what `tyro.conf.arg` returns.
 _ARG = type(tyro.conf.arg())

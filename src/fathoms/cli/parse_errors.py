@@ -10,8 +10,8 @@ from typing import Any
 import tyro._errors
 
 from fathoms.errors import flag_of, reason
-from fathoms.foreign_names import meant_by
-from fathoms.registry import hint
+from fathoms.names.foreign_names import meant_by
+from fathoms.names.registry import hint
 
 ALIKE = 0.7
 """Two names of options are alike from here on; the nearest of a hundred is otherwise far-fetched."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from fathoms.atomic import check_absent
 from fathoms.cli.early_checks import check_counts, check_data, check_trained
 from fathoms.errors import FathomsError, printable
+from fathoms.files.atomic import check_absent
 
 if TYPE_CHECKING:
     from fathoms.evaluate.predict import Prediction

@@ -20,7 +20,7 @@ from fathoms.compare.slurm import SlurmOptions
 from fathoms.compare.tuning import FIRST_SEED, Trial, Tuning
 from fathoms.data.sources.splits import open_roles
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 from fathoms.train.job import Job
 
 ASSUMED_ERROR = 0.25

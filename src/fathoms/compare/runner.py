@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from fathoms.compare.cells import Cell, job_to_json
 from fathoms.compare.worker_process import GRACE, Worker
-from fathoms.cores import openmp_settings, usable_cores
+from fathoms.machine.cores import openmp_settings, usable_cores
 
 CELLS_PER_WORKER = 50
 """A worker is renewed after this many cells, so that nothing can pile up in it."""

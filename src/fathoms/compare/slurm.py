@@ -22,13 +22,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fathoms.atomic import write_atomic
 from fathoms.compare.cells import Cell
 from fathoms.compare.folder import MAX_FILE, ComparisonFolder, stale
 from fathoms.compare.slurm_task import Task
 from fathoms.errors import ConfigError, FathomsError
-from fathoms.registry import check_name
-from fathoms.untrusted_files import read_json
+from fathoms.files.atomic import write_atomic
+from fathoms.files.untrusted import read_json
+from fathoms.names.registry import check_name
 
 MAX_TIMEOUTS = 1000
 """Times that a task may be requeued at its time limit; each time it resumes, so it always gets further."""

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from fathoms.compare.cells import job_from_json
 from fathoms.errors import ConfigError, FathomsError
+from fathoms.files.untrusted import read_json
 from fathoms.train.job import Job
-from fathoms.untrusted_files import read_json
 
 if TYPE_CHECKING:
     from fathoms.compare.resident import ResidentData

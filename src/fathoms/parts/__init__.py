@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fathoms.names.registry import Registry
 from fathoms.parts.attentions.attention import (
     ATTENTIONS,
     ClassAttention,
@@ -47,7 +48,6 @@ from fathoms.parts.tokens.readout import (
 )
 from fathoms.parts.tokens.rope import Rope2d
 from fathoms.parts.tokens.stem import STEM_NORMS, STEMS, ConvStem, DualPatchNorm, PatchEmbed, patchify
-from fathoms.registry import Registry
 
 __all__ = [
     "ATTENTIONS",

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fathoms.atomic import write_atomic
 from fathoms.drawing.colours import BAND, INK, PALETTE, PAPER, RULE, SOFT, ramp_colour
 from fathoms.drawing.picture import Picture
 from fathoms.drawing.shapes import Dash, Point
 from fathoms.drawing.ticks import tick_label, ticks
+from fathoms.files.atomic import write_atomic
 from fathoms.report.arms import MARKS, Arm, arms_of
 from fathoms.report.axis_map import SHADES, AxisMap, axis_maps
 from fathoms.report.comparison_files import Comparison

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fathoms.atomic import write_atomic
 from fathoms.errors import ConfigError
+from fathoms.files.atomic import write_atomic
 from fathoms.report.comparison_files import is_comparison, read_comparison, read_runs
 from fathoms.report.comparison_page import render_comparison
 from fathoms.report.figures import write_figures

@@ -9,7 +9,7 @@ from typing import Any
 
 from fathoms.errors import ConfigError, reason
 from fathoms.evaluate.training_record import DO_WITHOUT, current_summary
-from fathoms.untrusted_files import MAX_JSON, read_json, read_plain, read_toml
+from fathoms.files.untrusted import MAX_JSON, read_json, read_plain, read_toml
 
 Row = dict[str, Any]
 

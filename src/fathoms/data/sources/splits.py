@@ -23,7 +23,7 @@ from fathoms.data.sources.base import SPLIT_NAMES
 from fathoms.data.sources.detect import AnySource, list_splits, open_source
 from fathoms.data.sources.subset import ArraySubset, SourceSubset, stratified, subset
 from fathoms.errors import ConfigError
-from fathoms.untrusted_files import read_json
+from fathoms.files.untrusted import read_json
 
 SPLIT_SEED = 0
 """Seed of the val split; apart from the run's, so that all seeds of a comparison share it."""

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import BackendError
+from fathoms.names.registry import Registry
 from fathoms.ops.class_attention import ClassAttentionImpl, class_attention
 from fathoms.ops.softmax_attention import attend
 from fathoms.ops.talking_heads import talking_heads
@@ -20,7 +21,6 @@ from fathoms.parts.norms.norm import NORMS, NoNorm
 from fathoms.parts.protocols import Branch
 from fathoms.parts.residuals.fixup_layers import PLAIN, Layers
 from fathoms.parts.tokens.rope import Rotation, rotate
-from fathoms.registry import Registry
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fathoms.names.registry import Registry
 from fathoms.parts.linear import linear_flops
 from fathoms.parts.protocols import Gate
 from fathoms.parts.residuals.fixup_layers import PLAIN, Layers
-from fathoms.registry import Registry
 
 GATES: Registry[Gate, None] = Registry("attn_gate")
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fathoms.names.registry import Registry
 from fathoms.ops.autocast import is_on
 from fathoms.parts.protocols import Part
-from fathoms.registry import Registry
 
 NORMS: Registry[Part, None] = Registry("norm")
 

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fathoms.names.registry import check_name
 from fathoms.parts.norms.norm import NORMS
-from fathoms.registry import check_name
 
 ScalerInit = Literal["normal", "ones"]
 

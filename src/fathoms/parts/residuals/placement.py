@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from fathoms.registry import Registry
+from fathoms.names.registry import Registry
 
 Site = Literal["enter", "leave", "outer"]
 

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fathoms.names.registry import Registry
 from fathoms.parts import init
 from fathoms.parts.init import exempt_from_decay
 from fathoms.parts.protocols import Part
 from fathoms.parts.residuals.fixup_layers import PLAIN, SHIFTED, Layers
 from fathoms.parts.residuals.placement import PLACEMENTS
-from fathoms.registry import Registry
 
 
 @dataclass(frozen=True)

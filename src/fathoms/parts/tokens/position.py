@@ -14,11 +14,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
+from fathoms.names.registry import Registry
 from fathoms.parts.attentions.heads import head_width
 from fathoms.parts.init import STD, exempt_from_decay
 from fathoms.parts.protocols import Position
 from fathoms.parts.tokens.rope import Rope2d
-from fathoms.registry import Registry
 
 
 @dataclass(frozen=True)

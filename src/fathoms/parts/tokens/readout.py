@@ -16,10 +16,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
+from fathoms.names.registry import Registry
 from fathoms.parts.block import ClassBlock
 from fathoms.parts.init import STD, exempt_from_decay
 from fathoms.parts.protocols import Readout
-from fathoms.registry import Registry
 
 
 @dataclass(frozen=True)

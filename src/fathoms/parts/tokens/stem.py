@@ -10,11 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError, ShapeError
+from fathoms.names.registry import Registry
 from fathoms.parts.init import STD
 from fathoms.parts.linear import linear_flops
 from fathoms.parts.norms.norm import LayerNorm
 from fathoms.parts.protocols import Stem
-from fathoms.registry import Registry
 
 STEMS: Registry[Stem, None] = Registry("stem")
 

@@ -7,8 +7,8 @@ import csv
 import pytest
 
 from fathoms.compare.results import as_csv
-from fathoms.csv_cells import inert
 from fathoms.evaluate.result_files import write_confusion, write_per_class, write_results
+from fathoms.files.csv_cells import inert
 
 HOSTILE = ["=cmd|'/c calc'!A1", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1"]
 

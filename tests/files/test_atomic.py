@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fathoms.atomic import replacing, write_atomic
 from fathoms.errors import WeightsError
+from fathoms.files.atomic import replacing, write_atomic
 
 
 def test_a_file_is_replaced_and_nothing_lies_beside_it(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fathoms import FathomsError
-from fathoms.registry import Registry, check_name, nearest
+from fathoms.names.registry import Registry, check_name, nearest
 
 
 def shapes():

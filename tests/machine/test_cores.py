@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from fathoms import cores
 from fathoms.compare.runner import make_slots
+from fathoms.machine import cores
 
 
 def write(root, path, text):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar, cast, overload
 
 from fathoms.errors import ConfigError, FathomsError, UnknownNameError
-from fathoms.foreign_names import meant_by
+from fathoms.names.foreign_names import meant_by
 
 T = TypeVar("T")
 M = TypeVar("M")

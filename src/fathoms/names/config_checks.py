@@ -10,7 +10,7 @@ import typing
 from typing import Any, Literal
 
 from fathoms.errors import FathomsError
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 
 # No config holds a larger integer or a longer string.
 MAX_INT = 10**9
