@@ -124,7 +124,7 @@ def judge(args: Args, target: Any, signal: Any, images: Any, labels: Any) -> dic
     sites = signal.to_json()["sites"]
     if target.trained:
         from fathoms.probes.drift import drift_verdict
-        from fathoms.report.run_files import read_lines
+        from fathoms.report.run.files import read_lines
 
         rows = [] if target.run is None else read_lines(target.run / "probe.jsonl")
         drift = drift_verdict(rows)
@@ -236,7 +236,7 @@ def _loss(steps: dict[str, Any]) -> str:
 
 def _draw(folder: Path, target: Any, images: Any, found: dict[str, Any]) -> list[str]:
     from fathoms.report.probe_page import write_probe_page
-    from fathoms.report.run_files import read_lines
+    from fathoms.report.run.files import read_lines
 
     rows = [] if target.run is None else read_lines(target.run / "probe.jsonl")
     return write_probe_page(folder, target.model, images[0], found, rows, words(found))

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fathoms.report.arms import Arm
+from fathoms.report.comparison.arms import Arm
 from fathoms.report.quantities import clipped, score
 
 SHADES = 16

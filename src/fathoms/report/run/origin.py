@@ -8,7 +8,7 @@ from typing import Any
 from fathoms.errors import FathomsError
 from fathoms.models.zoo import model_config
 from fathoms.report.quantities import clipped, file_size, shown
-from fathoms.report.run_files import RunRecord, listed, number, table
+from fathoms.report.run.files import RunRecord, listed, number, table
 from fathoms.text_table import plural
 
 # Set by the data and the recipe, not part of what a name stands for.

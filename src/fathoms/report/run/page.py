@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fathoms.drawing.colours import RAMP
-from fathoms.report import chart, heatmap
 from fathoms.report.html import fill
 from fathoms.report.quantities import count, duration, file_size, shown
-from fathoms.report.run_evaluation import evaluated, examples
-from fathoms.report.run_files import RunRecord, listed, number, table
-from fathoms.report.run_origin import SHOWN, command, model_words, origin
-from fathoms.report.run_updates import by_update, guard_events
+from fathoms.report.run import chart, heatmap
+from fathoms.report.run.evaluation import evaluated, examples
+from fathoms.report.run.files import RunRecord, listed, number, table
+from fathoms.report.run.origin import SHOWN, command, model_words, origin
+from fathoms.report.run.updates import by_update, guard_events
 from fathoms.text_table import plural
 
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fathoms.drawing.ticks import ticks
-from fathoms.report.arms import Arm
+from fathoms.report.comparison.arms import Arm
+from fathoms.report.comparison.scatter import Dot, Scatter, axis_labels, share
 from fathoms.report.quantities import clipped, score
-from fathoms.report.run_files import listed, number, table
-from fathoms.report.scatter import Dot, Scatter, axis_labels, share
+from fathoms.report.run.files import listed, number, table
 
 Trials = dict[float, list[float]]
 

@@ -14,14 +14,14 @@ from fathoms.drawing.picture import Picture
 from fathoms.drawing.shapes import Dash, Point
 from fathoms.drawing.ticks import tick_label, ticks
 from fathoms.files.atomic import write_atomic
-from fathoms.report.arms import MARKS, Arm, arms_of
-from fathoms.report.axis_map import SHADES, AxisMap, axis_maps
-from fathoms.report.comparison_files import Comparison
+from fathoms.report.comparison.arms import MARKS, Arm, arms_of
+from fathoms.report.comparison.axis_map import SHADES, AxisMap, axis_maps
+from fathoms.report.comparison.files import Comparison
+from fathoms.report.comparison.scatter import Scatter, cost_scatters
+from fathoms.report.comparison.series import CURVES, arm_lines, best_first, epoch_grid
+from fathoms.report.comparison.strips import Strips, difference_strips, score_strips
+from fathoms.report.comparison.tuning import tuning_curves
 from fathoms.report.quantities import clipped
-from fathoms.report.scatter import Scatter, cost_scatters
-from fathoms.report.series import CURVES, arm_lines, best_first, epoch_grid
-from fathoms.report.strips import Strips, difference_strips, score_strips
-from fathoms.report.tuning import tuning_curves
 
 FOLDER = "figures"
 WIDTH, ROW = 760, 24

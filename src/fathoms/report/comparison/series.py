@@ -10,11 +10,11 @@ import numpy as np
 
 from fathoms.drawing.colours import PALETTE, RAMP
 from fathoms.errors import ConfigError
-from fathoms.report.arms import Arm
-from fathoms.report.comparison_files import Cell
-from fathoms.report.heatmap import site_name
+from fathoms.report.comparison.arms import Arm
+from fathoms.report.comparison.files import Cell
 from fathoms.report.quantities import clipped
-from fathoms.report.run_files import Row, number, read_lines, table
+from fathoms.report.run.files import Row, number, read_lines, table
+from fathoms.report.run.heatmap import site_name
 
 CURVES = (
     ("val", "top1", "Accuracy on val", "%"),

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fathoms.drawing.ticks import tick_label, ticks
-from fathoms.report.arms import Arm
-from fathoms.report.comparison_files import Comparison
+from fathoms.report.comparison.arms import Arm
+from fathoms.report.comparison.files import Comparison
 from fathoms.report.quantities import clipped, score
-from fathoms.report.run_files import listed, number, table
+from fathoms.report.run.files import listed, number, table
 
 WORDS = {"a better": "the first is better", "b better": "the second is better"}
 """Verdicts as a reader of "A − B" understands them."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from fathoms.drawing.colours import ramp_colour
 from fathoms.report.quantities import clipped
-from fathoms.report.run_files import number
+from fathoms.report.run.files import number
 
 COLUMNS = 60
 """Most columns; more measurements are subsampled evenly."""

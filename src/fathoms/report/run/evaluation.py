@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fathoms.report.quantities import clipped
-from fathoms.report.run_files import RunRecord, listed, number, table
+from fathoms.report.run.files import RunRecord, listed, number, table
 
 MATRIX = 20
 """Most classes whose confusions are drawn as a matrix."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fathoms.drawing.ticks import tick_label, ticks
-from fathoms.report.arms import Arm
-from fathoms.report.comparison_files import Cell
+from fathoms.report.comparison.arms import Arm
+from fathoms.report.comparison.files import Cell
 from fathoms.report.quantities import clipped, duration, file_size, score
 
 

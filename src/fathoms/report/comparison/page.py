@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from fathoms.report.arms import Arm, arms_of, leading
-from fathoms.report.axis_map import axis_maps
-from fathoms.report.comparison_files import Cell, Comparison
+from fathoms.report.comparison.arms import Arm, arms_of, leading
+from fathoms.report.comparison.axis_map import axis_maps
+from fathoms.report.comparison.files import Cell, Comparison
+from fathoms.report.comparison.provenance import differing, growth, machines, made_by, shared, train_command
+from fathoms.report.comparison.scatter import cost_scatters
+from fathoms.report.comparison.series import page_data
+from fathoms.report.comparison.strips import difference_strips, score_strips
+from fathoms.report.comparison.tuning import tuning_curves
 from fathoms.report.html import fill
-from fathoms.report.provenance import differing, growth, machines, made_by, shared, train_command
 from fathoms.report.quantities import clipped, count, duration, file_size, score
-from fathoms.report.run_files import number
-from fathoms.report.scatter import cost_scatters
-from fathoms.report.series import page_data
-from fathoms.report.strips import difference_strips, score_strips
-from fathoms.report.tuning import tuning_curves
+from fathoms.report.run.files import number
 
 ORDER = ("done", "stalled", "diverged", "failed", "running", "pending")
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fathoms.drawing.colours import PALETTE
-from fathoms.report.comparison_files import Cell, Comparison
+from fathoms.report.comparison.files import Cell, Comparison
 from fathoms.report.quantities import clipped
-from fathoms.report.run_files import listed, number, table
+from fathoms.report.run.files import listed, number, table
 
 MARKS = 3
 """Marks and dashes; arms beyond the palette take its colours again with the next one."""

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from fathoms.report.arms import Arm
-from fathoms.report.comparison_files import Comparison
+from fathoms.report.comparison.arms import Arm
+from fathoms.report.comparison.files import Comparison
+from fathoms.report.comparison.tuning import arms_of
 from fathoms.report.quantities import clipped, file_size, shown
-from fathoms.report.run_files import listed, number, table
-from fathoms.report.tuning import arms_of
+from fathoms.report.run.files import listed, number, table
 
 Rows = list[tuple[str, str]]
 
