@@ -8,7 +8,7 @@ import pytest
 import fathoms
 from fathoms.cli.parse import parse
 from fathoms.compare import tuning
-from fathoms.compare.worker import make_trainer
+from fathoms.compare.workers.worker import make_trainer
 from tiny_runs import stop_after_update
 
 IMAGES = ("--recipe", "digits", "--image-size", "16", "--patch-size", "4", "--batch-size", "32")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fathoms.compare.runner import make_slots
+from fathoms.compare.workers.runner import make_slots
 from fathoms.machine import cores
 
 

@@ -24,7 +24,7 @@ from fathoms.cli.early_checks import check_run
 from fathoms.cli.live_table import live_table
 from fathoms.cli.parse import Switches, given, merged, parse
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
-from fathoms.compare.slurm import SlurmOptions, check_installed, parse_slurm
+from fathoms.compare.slurm.submit import SlurmOptions, check_installed, parse_slurm
 from fathoms.errors import ConfigError, FathomsError, flag_of
 from fathoms.models.config import FIELDS
 from fathoms.names.registry import check_name

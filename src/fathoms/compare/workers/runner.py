@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fathoms.compare.cells import Cell, job_to_json
-from fathoms.compare.worker_process import GRACE, Worker
+from fathoms.compare.workers.process import GRACE, Worker
 from fathoms.machine.cores import openmp_settings, usable_cores
 
 CELLS_PER_WORKER = 50

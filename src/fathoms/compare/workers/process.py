@@ -30,7 +30,7 @@ class Worker:
         self._file = log.open("ab")
         self._begin = self._file.tell()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fathoms.compare.worker"],
+            [sys.executable, "-m", "fathoms.compare.workers.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._file,

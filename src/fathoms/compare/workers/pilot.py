@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.compare.cells import Cell
-from fathoms.compare.runner import task_of
-from fathoms.compare.worker_process import Worker
+from fathoms.compare.workers.process import Worker
+from fathoms.compare.workers.runner import task_of
 from fathoms.data.sources.splits import Roles
 from fathoms.errors import ConfigError
 from fathoms.train.job import Job
@@ -27,7 +27,7 @@ EVALUATION = 0.4
 
 def time_updates(job: Job, roles: Roles, updates: int) -> dict[str, Any]:
     """Train a few updates in a folder that is then removed: seconds to start and of an epoch, bytes of a checkpoint."""
-    from fathoms.compare.worker import make_trainer
+    from fathoms.compare.workers.worker import make_trainer
 
     with tempfile.TemporaryDirectory() as scratch:
         began = time.monotonic()

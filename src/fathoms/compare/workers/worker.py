@@ -26,7 +26,7 @@ from fathoms.files.untrusted import read_json
 from fathoms.train.job import Job
 
 if TYPE_CHECKING:
-    from fathoms.compare.resident import ResidentData
+    from fathoms.compare.workers.resident import ResidentData
     from fathoms.data.sources.splits import Roles
     from fathoms.train.trainer import Trainer
 
@@ -136,7 +136,7 @@ def answer(task: dict[str, Any], data: ResidentData) -> dict[str, Any]:
         job = job_from_json(task["job"])
         roles = data.roles(job, task["fingerprint"], task["test"])
         if "pilot" in task:
-            from fathoms.compare.pilot import time_updates
+            from fathoms.compare.workers.pilot import time_updates
 
             return time_updates(job, roles, task["pilot"])
         return train(job, roles)
@@ -163,7 +163,7 @@ def main() -> int:
     """Serve until standard input ends."""
     channel = own_stdout()
     threading.Thread(target=watch_parent, args=(os.getppid(),), daemon=True).start()
-    from fathoms.compare.resident import ResidentData
+    from fathoms.compare.workers.resident import ResidentData
 
     architecture, first, data = None, 0, ResidentData()
     for line in sys.stdin:

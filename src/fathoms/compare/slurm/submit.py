@@ -24,7 +24,7 @@ from typing import Any
 
 from fathoms.compare.cells import Cell
 from fathoms.compare.folder import MAX_FILE, ComparisonFolder, stale
-from fathoms.compare.slurm_task import Task
+from fathoms.compare.slurm.task import Task
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.files.atomic import write_atomic
 from fathoms.files.untrusted import read_json

@@ -21,8 +21,8 @@ from typing import Any
 from fathoms.compare.cells import Cell, job_from_json, job_to_json
 from fathoms.compare.folder import ComparisonFolder, stale
 from fathoms.compare.progress import Progress
-from fathoms.compare.runner import Runner, make_slots
-from fathoms.compare.worker import watch_parent
+from fathoms.compare.workers.runner import Runner, make_slots
+from fathoms.compare.workers.worker import watch_parent
 
 STOPPED = 143
 LOOK = 0.2
