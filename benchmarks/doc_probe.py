@@ -1,8 +1,10 @@
-"""Tables of results/probe_cifar: uniformity of branch over stream, Dual PatchNorm's ln0, and the price of probing."""
+"""Tables of docs/probe.md: the calibration of the verdict, and what results/probe_cifar holds."""
 
 from __future__ import annotations
 
-from doc_format import Row, table
+from collections.abc import Callable
+
+from doc_format import Read, Row, table
 
 NAMES = {"none": "no scale", "layerscale": "LayerScale"}
 
@@ -65,3 +67,32 @@ def page(numbers: Row) -> str:
         lines += ["", f"Probing while training: {price(numbers)}."]
     accuracy = ", ".join(f"{name} {run['top1']:.2f} %" for name, run in numbers["runs"].items())
     return "\n".join([*lines, "", f"Test accuracy: {accuracy}.", ""])
+
+
+def calibration(read: Read) -> str:
+    """Base rate, recall and precision of each verdict."""
+    head = ["verdict", "base rate", "recall", "precision", "cells", "told"]
+    shares = ("base_rate", "recall", "precision")
+    rows = read("probe_calibration")["summary"]["verdicts"]
+    return table(
+        head,
+        (
+            [r["verdict"], *(f"{100 * r[key]:.0f} %" for key in shares), str(r["cells"]), str(r["told"])]
+            for r in rows
+        ),
+    )
+
+
+def accuracy(read: Read) -> str:
+    """How often the verdict was right, and how often the most frequent outcome would have been."""
+    own = read("probe_calibration")["summary"]
+    return (
+        f"right in {100 * own['accuracy']:.0f} % of {own['cells']} cells, where always the most frequent outcome "
+        f"would be right in {100 * own['most_frequent']:.0f} %"
+    )
+
+
+TEXTS: dict[str, Callable[[Read], str]] = {
+    "probe-calibration": calibration,
+    "probe-accuracy": accuracy,
+}

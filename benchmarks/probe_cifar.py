@@ -107,6 +107,8 @@ def same_bits(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "runs": [name for name in names if name in runs],
         "losses_equal": len({run["losses"] for run in mine}) == 1,
         "weights_equal": len({run["weights"] for run in mine}) == 1,
+        "repeats_without_probing": "none_again" not in runs
+        or runs["none_again"]["weights"] == runs["none"]["weights"],
         "speed": mine[0]["speed"],
         "share_of_default": mine[-1]["probing_share"],
         "settled_seconds": SETTLED,
@@ -235,6 +237,9 @@ def main() -> int:
         write()
         run("none", "--residual", "none", "--probe-interval", "0")
         run("none_default", "--residual", "none")
+        if len({kept["runs"][name]["weights"] for name in ("none", "none_probed", "none_default")}) > 1:
+            # Whether two runs without probing are the same is then the question.
+            run("none_again", "--residual", "none", "--probe-interval", "0")
         kept["same_bits"] = same_bits(kept["runs"])
         write()
     print(page(kept))

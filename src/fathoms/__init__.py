@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fathoms.surgery.swap.swap import swap_norms as swap_norms
     from fathoms.surgery.swap.taper import taper as taper
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The module of each public name. The imports above say the same to type checkers.
 _HOMES = {

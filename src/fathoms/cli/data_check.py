@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from fathoms.errors import printable
+from fathoms.files.atomic import check_absent
 
 if TYPE_CHECKING:
     from fathoms.data.sources.arrays import ArraySource
@@ -43,6 +44,8 @@ class Args:
     """Bits by which the perceptual hashes of near duplicates may differ; -1 skips near duplicates."""
     workers: int = 0
     """Decoding threads; 0 means one per core."""
+    overwrite: bool = False
+    """Replace the file of --manifest; without that flag, the manifest of an earlier check is replaced anyway."""
     json: bool = False
     """Print one JSON object on the last line."""
 
@@ -52,12 +55,14 @@ def run(args: Args) -> int:
     from fathoms.cli.progress import progress_bar
     from fathoms.data import ArraySource, list_splits, open_source
     from fathoms.data.tools.check import check_sources
-    from fathoms.data.tools.manifest import default_manifest
+    from fathoms.data.tools.manifest import default_manifest, is_manifest
     from fathoms.data.tools.pack import verify_pack
     from fathoms.machine.cores import usable_cores
 
     opened = [open_source(args.path, split) for split in list_splits(args.path)]
     target = Path(args.manifest) if args.manifest else default_manifest(args.path)
+    if args.manifest is not None or not is_manifest(target):
+        check_absent([target], args.overwrite)
     encoded = [source for source in opened if not isinstance(source, ArraySource)]
     if not encoded:
         return _run_arrays([s for s in opened if isinstance(s, ArraySource)], target, args)

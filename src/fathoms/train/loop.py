@@ -179,11 +179,14 @@ class Loop:
             self.update(batch)
             self._mark_update()
             since = state.add_time(since)
+            inside = {**self.updates.live(), **self.probing.live}
             if progress.live and (state.updates % 10 == 0 or state.batch == batches):
-                numbers = live_numbers(state, self.epochs, rate(), data.train.stats)
-                progress.advance(0, {**numbers, **self.probing.live()})
+                numbers = live_numbers(state, self.epochs, rate())
+                wait = f"{data.train.stats.wait_share:.0%}"
+                progress.advance(0, {**numbers, **inside, "data wait": wait})
             elif self.show and not progress.live:
-                progress.advance(0, host_numbers(state, self.epochs, rate(), self.updates.recent()))
+                numbers = host_numbers(state, self.epochs, rate(), self.updates.recent())
+                progress.advance(0, {**numbers, **inside})
             progress.advance(parts)
             if interval and state.updates % interval == 0 and state.batch < batches:
                 self.save()

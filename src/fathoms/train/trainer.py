@@ -7,7 +7,7 @@ import hashlib
 import math
 from typing import Any
 
-from fathoms.data.sources.splits import Roles
+from fathoms.data.sources.splits import Roles, check_split
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.models.build_timm import timm_size
 from fathoms.text_table import plural
@@ -91,6 +91,9 @@ class Trainer:
             notices = resume(self.context, self.learner, state, self.loop.guard)
             check_agreement(world, f"{state.epoch}/{state.batch}/{state.updates}", "another checkpoint")
             notices = [*self._resumed(), *notices]
+            if not {"data", "val_share"} & set(job.run.allow_change or ()):
+                with raise_on_all(world):
+                    check_split(folder.path / "split.json", data.roles.split())
             known = {"classes": list(data.classes), "roles": data.roles.sizes(), "speed": speed}
             table = {**job.table(), **known, "preprocessing": data.preprocessing.to_dict()}
             folder.write_config(table, resumed=state.updates > 0)

@@ -85,20 +85,20 @@ def make_trainer(job: Job, roles: Roles | None = None) -> Trainer:
     if trainer.learner.speed.compiles:
         # Beyond its limit the compiler would fall back to eager code in silence.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-    if moved(job, trainer.context.data.fingerprint):
+    if moved(job, trainer.context.data.roles):
         run = replace(job.run, allow_change=("data",))
         trainer.loop.context = trainer.context._replace(job=replace(job, run=run))
     return trainer
 
 
-def moved(job: Job, fingerprint: str) -> bool:
+def moved(job: Job, roles: Roles) -> bool:
     """Whether the newest checkpoint is of the same data under another path."""
     from fathoms.train.checkpoint import folder as checkpoints
 
     newest = checkpoints.newest(job.folder / "checkpoints")
     state = {} if newest is None else read_json(newest / "state.json", ConfigError)
     there = state.get("identity", {}).get("data")
-    return state.get("data") == fingerprint and there != job.identity()["data"]
+    return there != job.identity()["data"] and roles.has_fingerprint(state.get("data"))
 
 
 def wait_until_free(folder: Path) -> None:
