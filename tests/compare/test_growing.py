@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import fathoms
-from fathoms.cli.parse import parse
+from fathoms.cli.flags.parse import parse
 from fathoms.compare import tuning
 from fathoms.compare.cells import key_of
 from fathoms.compare.workers.worker import make_trainer

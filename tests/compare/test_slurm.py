@@ -93,7 +93,7 @@ def test_flags_without_effect_are_refused(flags, line, capsys):
 
 def some_cells(tmp_path):
     from fathoms.cli import compare
-    from fathoms.cli.parse import parse
+    from fathoms.cli.flags.parse import parse
 
     args = parse(compare, "compare", TINY)
     arms = compare.make_jobs(args, compare.make_plan(args), {})

@@ -16,8 +16,8 @@ import pytest
 
 import fathoms.report
 from fathoms.cli import train as train_cli
+from fathoms.cli.flags.parse import parse
 from fathoms.cli.main import main
-from fathoms.cli.parse import parse
 from fathoms.report.comparison.arms import arms_of, leading
 from fathoms.report.comparison.files import read_comparison, read_runs
 from fathoms.report.comparison.provenance import train_command

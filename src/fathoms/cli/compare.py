@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from fathoms.cli import train as train_command
-from fathoms.cli.early_checks import check_run
-from fathoms.cli.live_table import live_table
-from fathoms.cli.parse import Switches, given, merged, parse
+from fathoms.cli.flags.early_checks import check_run
+from fathoms.cli.flags.parse import Switches, given, merged, parse
+from fathoms.cli.terminal.live_table import live_table
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
 from fathoms.compare.slurm.submit import SlurmOptions, check_installed, parse_slurm
 from fathoms.compare.void_flags import refuse_void_flags

@@ -8,10 +8,10 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fathoms import __version__
-from fathoms.cli.streams import make_safe
+from fathoms.cli.terminal.streams import make_safe
 from fathoms.errors import FathomsError, printable
 from fathoms.machine.cores import set_openmp
 from fathoms.names.registry import nearest
@@ -75,6 +75,11 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     raise FathomsError(f"no command is called {typed!r}; {advice}")
 
 
+def module_of(command: str) -> Any:
+    """The module of a command: EXAMPLES, Args and run."""
+    return importlib.import_module(f"fathoms.cli.{command.replace(' ', '.')}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 is success, 2 a user's mistake, 130 Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -90,9 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = ""
     try:
         name, rest = split_command(words)
-        from fathoms.cli.parse import parse
+        from fathoms.cli.flags.parse import parse
 
-        module = importlib.import_module(f"fathoms.cli.{name.replace(' ', '_')}")
+        module = module_of(name)
         code = module.run(parse(module, name, rest))
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import tyro
 
-from fathoms.cli.early_checks import check_folder
-from fathoms.cli.parse import Switches, given
+from fathoms.cli.flags.early_checks import check_folder
+from fathoms.cli.flags.parse import Switches, given
 from fathoms.errors import ConfigError
 from fathoms.files.atomic import check_absent
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Union
 import tyro
 import tyro._errors
 
-from fathoms.cli.parse_errors import one_line
+from fathoms.cli.flags.parse_errors import one_line
 from fathoms.errors import FathomsError, flag_of
 from fathoms.models.config import ViTConfig
 from fathoms.names.config_checks import OFF_WORDS, takes_off

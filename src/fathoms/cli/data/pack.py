@@ -47,7 +47,7 @@ class Args:
 
 def run(args: Args) -> int:
     """Pack every split; returns 1 if files were left out."""
-    from fathoms.cli.progress import progress_bar
+    from fathoms.cli.terminal.progress import progress_bar
     from fathoms.data import ArraySource, DataError, list_splits, open_source
     from fathoms.data.sources.left_out import left_out_of
     from fathoms.data.tools.pack import PackOptions, pack_split, write_index

@@ -52,7 +52,7 @@ class Args:
 
 def run(args: Args) -> int:
     """Check, print, write the manifest; returns 1 if a file is bad."""
-    from fathoms.cli.progress import progress_bar
+    from fathoms.cli.terminal.progress import progress_bar
     from fathoms.data import ArraySource, list_splits, open_source
     from fathoms.data.tools.check import check_sources
     from fathoms.data.tools.manifest import default_manifest, is_manifest
