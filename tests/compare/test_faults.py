@@ -76,8 +76,8 @@ import os, sys
 from pathlib import Path
 if "-m" in sys.orig_argv and "fathoms.compare.workers.worker" in sys.orig_argv:
     import torch
-    from fathoms.train.loop import Trainer
-    mark = Trainer._mark_update
+    from fathoms.train.loop import Loop
+    mark = Loop._mark_update
     def faulty(self):
         mark(self)
         if self._updates_here == 1:
@@ -86,7 +86,7 @@ if "-m" in sys.orig_argv and "fathoms.compare.workers.worker" in sys.orig_argv:
         if self.context.job.run.seed == 1 and self._updates_here == 5:
             table = torch.zeros(4, 2, device=self.context.world.device)
             torch.nn.functional.embedding(torch.tensor([9], device=table.device), table)
-    Trainer._mark_update = faulty
+    Loop._mark_update = faulty
 """
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
