@@ -21,7 +21,7 @@ test: $(READY) lint
 # Lint, types and the core tests, in under three minutes: before every commit.
 quick: $(READY) lint
 	$(PYTEST) -m "not slow and not compile and not plain and not kernels and not full and not clock" $(TYPED) \
-		tests/contracts tests/golden tests/models tests/cli tests/probes tests/test_house.py tests/test_registry.py
+		tests/contracts tests/golden tests/models tests/cli tests/probes tests/test_house.py tests/names
 
 # The examples, and what README and docs show, as a reader would run it; a quarter of an hour.
 examples: $(READY)

@@ -36,7 +36,7 @@ from fathoms.probes.pictures.over_time import trajectory_picture
 from fathoms.probes.pictures.plot import Panel, Series, grid_of
 from fathoms.probes.pictures.weights import pixel_scale_picture
 from fathoms.probes.signal import Signal, probe
-from fathoms.report.run_files import read_lines
+from fathoms.report.run.files import read_lines
 from fathoms.train import loop
 from fathoms.train.record import probing
 

@@ -86,12 +86,11 @@ def test_import_fathoms_adds_little_to_import_torch():
 
 
 def test_every_command_has_a_module_with_its_three_parts():
-    import importlib
 
-    from fathoms.cli.main import COMMANDS
+    from fathoms.cli.main import COMMANDS, module_of
 
     for name in COMMANDS:
-        module = importlib.import_module(f"fathoms.cli.{name.replace(' ', '_')}")
+        module = module_of(name)
         assert module.EXAMPLES.strip().startswith(f"fathoms {name}")
         assert callable(module.run)
         assert module.Args

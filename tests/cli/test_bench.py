@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fathoms.cli.main import main
-from fathoms.cli.progress import announced
+from fathoms.cli.terminal.progress import announced
 
 SMALL = ["vit_digits", "--depth", "2", "--batch-size", "4", "--device", "cpu", "--compile", "none"]
 SHORT = ["--turns", "1", "--steps", "1"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shlex
@@ -17,7 +16,7 @@ import pytest
 from PIL import Image
 
 import fathoms
-from fathoms.cli.main import COMMANDS, main
+from fathoms.cli.main import COMMANDS, main, module_of
 
 # Refused before torch is imported. Each is also tried in a process of its own.
 QUICK = [
@@ -217,7 +216,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(line, place, monkeypatch, capf
 
 def wrong_values(command):
     """One wrong value for each type of flag that a command has."""
-    args = importlib.import_module(f"fathoms.cli.{command.replace(' ', '_')}").Args
+    args = module_of(command).Args
     seen = {}
     for name, hint in typing.get_type_hints(args).items():
         kinds = {hint, *typing.get_args(hint)}

@@ -13,7 +13,7 @@ from typing import Any
 
 import tyro
 
-from fathoms.cli.parse import Switches, given
+from fathoms.cli.flags.parse import Switches, given
 from fathoms.errors import ConfigError
 
 EXAMPLES = """

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import tyro
 
-from fathoms.atomic import check_absent
-from fathoms.cli.early_checks import check_folder
-from fathoms.cli.parse import Switches, given
+from fathoms.cli.flags.early_checks import check_folder
+from fathoms.cli.flags.parse import Switches, given
 from fathoms.errors import ConfigError
+from fathoms.files.atomic import check_absent
 
 EXAMPLES = """
 fathoms probe --depth 96 --residual layerscale
@@ -140,7 +140,7 @@ def judge(args: Args, target: Any, signal: Any, images: Any, labels: Any) -> dic
     sites = signal.to_json()["sites"]
     if target.trained:
         from fathoms.probes.drift import drift_verdict
-        from fathoms.report.run_files import read_lines
+        from fathoms.report.run.files import read_lines
 
         rows = [] if target.run is None else read_lines(target.run / "probe.jsonl")
         drift = drift_verdict(rows)
@@ -255,7 +255,7 @@ def _loss(steps: dict[str, Any]) -> str:
 
 def _draw(folder: Path, target: Any, images: Any, found: dict[str, Any]) -> list[str]:
     from fathoms.report.probe_page import write_probe_page
-    from fathoms.report.run_files import read_lines
+    from fathoms.report.run.files import read_lines
 
     rows = [] if target.run is None else read_lines(target.run / "probe.jsonl")
     return write_probe_page(folder, target.model, images[0], found, rows, words(found))

@@ -6,7 +6,7 @@ import json as json_format
 from pathlib import Path
 from typing import Any
 
-from fathoms.cli.parse import given
+from fathoms.cli.flags.parse import given
 from fathoms.errors import ConfigError
 
 SEEDS = 3

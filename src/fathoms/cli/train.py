@@ -17,8 +17,8 @@ from typing import Any
 
 import tyro
 
-from fathoms.cli.early_checks import check_run
-from fathoms.cli.parse import Switches, given, optional
+from fathoms.cli.flags.early_checks import check_run
+from fathoms.cli.flags.parse import Switches, given, optional
 from fathoms.cli.quick_start import import_compiler_for, open_meanwhile, without_collection
 from fathoms.errors import printable
 from fathoms.models.build_timm import TIMM

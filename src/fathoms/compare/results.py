@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from fathoms.compare.cells import Cell
 from fathoms.compare.folder import VERSION, ComparisonFolder
-from fathoms.csv_cells import inert
 from fathoms.errors import ConfigError
-from fathoms.untrusted_files import read_json, read_plain
+from fathoms.files.csv_cells import inert
+from fathoms.files.untrusted import read_json, read_plain
 
 if TYPE_CHECKING:
     import numpy as np

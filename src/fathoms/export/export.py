@@ -13,18 +13,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fathoms.atomic import replacing
 from fathoms.errors import FathomsError
 from fathoms.evaluate.onnx_model import OnnxModel
 from fathoms.export.card import write_card
 from fathoms.export.onnx import OPSET, write_onnx
 from fathoms.export.quantise import Judge, Quantised, quantise
 from fathoms.export.verify import verify
+from fathoms.files.atomic import replacing
 from fathoms.models.build_timm import TIMM, build_timm
 from fathoms.models.inference_mode import in_inference
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights, put_weights, read_tensors, save_weights, weights_of
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 from fathoms.surgery.accelerate.accelerate import accelerate
 from fathoms.surgery.fold.fold import fold
 from fathoms.surgery.inputs import example_images, image_shape, output_tensors

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fathoms.errors import ConfigError, reason
-from fathoms.hub_reach import hub_or_cache
-from fathoms.registry import check_name
+from fathoms.machine.hub_reach import hub_or_cache
+from fathoms.names.registry import check_name
 
 if TYPE_CHECKING:
     from torch import nn

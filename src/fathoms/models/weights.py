@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fathoms.atomic import replacing
 from fathoms.errors import WeightsError, flag_of, reason
+from fathoms.files.atomic import replacing
 from fathoms.models import hub
 from fathoms.models.config import ViTConfig
 from fathoms.models.misfit import misfits
@@ -23,7 +23,7 @@ from fathoms.models.resolve import resolve_weights
 from fathoms.models.safetensors_header import check_header
 from fathoms.models.timm_names import State, from_timm, layout_of, resize_positions, to_timm, unwrap
 from fathoms.models.vit import ViT
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 
 # Parameters that an error lists by name.
 SHOWN = 6

@@ -9,15 +9,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
-from fathoms.parts.attention import ATTENTIONS
-from fathoms.parts.drop_path import DropPath
+from fathoms.parts.attentions.attention import ATTENTIONS
 from fathoms.parts.mlp import MLPS
-from fathoms.parts.norm import NORMS
-from fathoms.parts.placement import PLACEMENTS, Site
+from fathoms.parts.norms.norm import NORMS
 from fathoms.parts.protocols import Part
-from fathoms.parts.residual import RESIDUALS, ConstantScale, Unscaled, build_residual
-from fathoms.parts.rope import Rotation
-from fathoms.parts.transfer import transfer_of
+from fathoms.parts.residuals.drop_path import DropPath
+from fathoms.parts.residuals.placement import PLACEMENTS, Site
+from fathoms.parts.residuals.residual import RESIDUALS, ConstantScale, Unscaled, build_residual
+from fathoms.parts.residuals.transfer import transfer_of
+from fathoms.parts.tokens.rope import Rotation
 
 Scale = Callable[..., Tensor]
 

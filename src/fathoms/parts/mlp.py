@@ -5,11 +5,11 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fathoms.names.registry import Registry
 from fathoms.ops.gelu import bias_gelu
-from fathoms.parts.fixup_layers import PLAIN, Layers
 from fathoms.parts.linear import linear_flops
 from fathoms.parts.protocols import Branch
-from fathoms.registry import Registry
+from fathoms.parts.residuals.fixup_layers import PLAIN, Layers
 
 MLPS: Registry[Branch, None] = Registry("mlp")
 

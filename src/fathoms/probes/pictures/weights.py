@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fathoms.drawing.colours import SOFT
 from fathoms.drawing.picture import Picture
-from fathoms.parts.attention import TalkingHeadsAttention
-from fathoms.parts.stem import PatchEmbed
+from fathoms.parts.attentions.attention import TalkingHeadsAttention
+from fathoms.parts.tokens.stem import PatchEmbed
 from fathoms.probes.blocks import find_blocks, scales_of
 from fathoms.probes.pictures.heat_maps import HeatMap, row_of
 
