@@ -25,7 +25,9 @@ def flags_beside(words):
     axes = {after.partition("=")[0] for word, after in pairwise(words) if word == "--axis"}
     for word, after in pairwise(words):
         axes |= set(PRESETS.get(after, {}).get("axes", ())) if word == "--preset" else set()
-    return [word for flag in zip(FLAGS[::2], FLAGS[1::2], strict=True) if flag[0][2:] not in axes for word in flag]
+    return [
+        word for flag in zip(FLAGS[::2], FLAGS[1::2], strict=True) if flag[0][2:] not in axes for word in flag
+    ]
 
 
 class Comparisons:

@@ -43,8 +43,14 @@ BAD = {
         ("--axis", "qkv_bias=True,False", "--no-qkv-bias"),
         "--qkv-bias is an axis; leave out --no-qkv-bias",
     ),
-    "a model that is an axis": (("--axis", "model=a,b", "--model", "vit_digits"), "leave out --model vit_digits"),
-    "a flag that is tuned": ((*NORMS, "--tune", "lr=1e-3,1e-4", "--lr", "0.1"), "--lr is tuned; leave out --lr 0.1"),
+    "a model that is an axis": (
+        ("--axis", "model=a,b", "--model", "vit_digits"),
+        "leave out --model vit_digits",
+    ),
+    "a flag that is tuned": (
+        (*NORMS, "--tune", "lr=1e-3,1e-4", "--lr", "0.1"),
+        "--lr is tuned; leave out --lr 0.1",
+    ),
     "a flag that every arm sets": (
         ("--arm", "a: norm=dyt", "--arm", "b: norm=derf,depth=1", "--norm", "rmsnorm"),
         "--norm: every arm sets it; leave out --norm rmsnorm",
@@ -123,7 +129,9 @@ def test_every_preset_is_a_plan_that_can_be_built(comparisons, capsys, preset):
     assert str(next(iter(arms))) in said
 
 
-def test_a_flag_is_the_value_of_the_arms_that_do_not_set_it_and_an_axis_replaces_that_of_a_preset(comparisons):
+def test_a_flag_is_the_value_of_the_arms_that_do_not_set_it_and_an_axis_replaces_that_of_a_preset(
+    comparisons,
+):
     arms = ("--arm", "wide: mlp_ratio=2", "--arm", "other: norm=dyt", "--norm", "rmsnorm")
     norms = [job.config.norm for _, job in comparisons.make(*arms).arms.values()]
     assert norms == ["rmsnorm", "dyt"]

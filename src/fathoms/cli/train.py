@@ -21,6 +21,7 @@ from fathoms.cli.early_checks import check_run
 from fathoms.cli.parse import Switches, given, optional
 from fathoms.errors import printable
 from fathoms.models.build_timm import TIMM
+from fathoms.models.resolve import refuse_weights
 from fathoms.text_table import plural
 from fathoms.train.job import Job, RunOptions
 from fathoms.train.recipe.files import read_recipe, recipe_options
@@ -77,6 +78,7 @@ def make_job(args: Args) -> Job:
     recipe = Recipe.join(recipe_options(table, str(name)), given(args.training))
     recipe_model = model_table.pop("name", None)
     model = args.model or recipe_model or "vit_small_patch16_224"
+    refuse_weights(model, "--model")
     switches = given(args.switches)
     if model.startswith(TIMM):
         if switches:
