@@ -19,7 +19,7 @@ from fathoms.models.build_timm import TIMM, build_timm, timm_preprocessing, timm
 from fathoms.models.config import ViTConfig
 from fathoms.models.overrides import AllFields
 from fathoms.models.resolve import resolve_trained
-from fathoms.models.safetensors_header import check_header
+from fathoms.models.safetensors_header import check_ending, check_header
 from fathoms.models.weights import build_for, check_size, load_weights, put_weights, read_tensors
 from fathoms.models.zoo import model_config
 from fathoms.surgery.inputs import image_shape
@@ -68,6 +68,10 @@ def weights_file(folder: Path, ema: bool) -> Path:
         for name in ("ema.safetensors", "model.safetensors") if ema else ("model.safetensors",):
             if (place / name).is_file():
                 return place / name
+    # Those of a comparison are in its folder `cells`.
+    runs = sorted(config.parent for at in ("*", "cells/*") for config in folder.glob(f"{at}/config.toml"))
+    if runs:
+        raise WeightsError(f"{folder}: is a folder of runs; give one of them, such as {runs[0]}")
     raise WeightsError(
         f"{folder}: holds no weights; give a run folder, a checkpoint folder or a .safetensors file"
     )
@@ -93,6 +97,7 @@ def _locate(checkpoint: str, ema: bool) -> tuple[Path, str, TrainingRecord]:
         return weights, str(weights), record
     if resolve_trained(checkpoint).kind == "hub":
         return _from_hub(checkpoint)
+    check_ending(path, str(path))
     card = path.with_name(f"{path.name}.json")
     record = record_of_card(card) if card.is_file() else record_of_run(path.parent)
     return path, str(path), record or TrainingRecord()
@@ -155,8 +160,7 @@ def _load_vit(
 ) -> Any:
     """A fathoms model with its weights."""
     if model is not None:
-        classes = {} if record.classes is None else {"num_classes": len(record.classes)}
-        config = model_config(model, **{**classes, **overrides})
+        config = model_config(model, **{**_outputs(weights, record), **overrides})
     elif record.config:
         config = ViTConfig().replace(**record.config).replace(**overrides)
     else:
@@ -164,6 +168,14 @@ def _load_vit(
     vit = _swapped(build_for(config, weights), record.swap_norms)
     load_weights(vit, weights)
     return vit
+
+
+def _outputs(weights: Path, record: TrainingRecord) -> dict[str, Any]:
+    """The number of classes: of the record, or else of the weights; a model's name does not say it."""
+    if record.classes is not None:
+        return {"num_classes": len(record.classes)}
+    head = check_header(weights, str(weights)).get("head.weight", ())
+    return {"num_classes": head[0]} if len(head) == 2 else {}
 
 
 def _load_timm(name: str, weights: Path, record: TrainingRecord, overrides: dict[str, Any]) -> nn.Module:
