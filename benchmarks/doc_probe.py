@@ -46,11 +46,12 @@ def price(numbers: Row) -> str:
     speed = same["speed"]
     equal = same["losses_equal"] and same["weights_equal"]
     every, default = runs["none_probed"], runs["none_default"]
+    often = f"{plural(every['probes'], 'probe')}, {100 * every['probing_share']:.1f} % of the time"
     return (
         f"on {speed['precision']} weights, compiled by {speed['torchcompile']}, launched by {speed['launch']}, "
         f"losses and final weights were {'bit-identical' if equal else 'NOT the same'} without probing, with a probe "
-        f"every {same['interval']} updates ({plural(every['probes'], 'probe')}, {100 * every['probing_share']:.1f} % of the "
-        f"time) and with the default ({plural(default['probes'], 'probe')} in "
+        f"every {same['interval']} updates ({often}) and with "
+        f"the default ({plural(default['probes'], 'probe')} in "
         f"{default['training_seconds']:.0f} s, {100 * default['probing_share']:.1f} %)"
     )
 
