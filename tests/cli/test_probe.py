@@ -83,6 +83,12 @@ def test_pictures_and_page_are_written(capsys, tmp_path):
     assert "expected to" in page
     assert "src=" not in page
     assert json.loads((tmp_path / "out" / "pixel_scale.json").read_text())[0]["centre"] == 1.0
+    again = [*SMALL, "--steps", "0", "--figures", str(tmp_path / "out")]
+    assert main(["probe", *again]) == 2
+    assert "depth.svg: is there already; give another name, or --overwrite" in capsys.readouterr().err
+    (tmp_path / "out" / "depth.svg").write_text("mine")
+    assert "figures" in answer(capsys, *again, "--overwrite")
+    assert (tmp_path / "out" / "depth.svg").read_text() != "mine"
 
 
 def test_a_sweep_prints_a_line_per_depth_and_value(capsys, tmp_path):

@@ -17,7 +17,7 @@ import os, signal, sys
 from pathlib import Path
 if "-m" in sys.orig_argv and "fathoms.compare.worker" in sys.orig_argv:
     import torch
-    from fathoms.train.loop import Trainer
+    from fathoms.train.trainer import Trainer
     run = Trainer.run
     def faulty(self):
         seed = self.context.job.run.seed
@@ -76,8 +76,8 @@ import os, sys
 from pathlib import Path
 if "-m" in sys.orig_argv and "fathoms.compare.worker" in sys.orig_argv:
     import torch
-    from fathoms.train.loop import Trainer
-    mark = Trainer._mark_update
+    from fathoms.train.loop import Loop
+    mark = Loop._mark_update
     def faulty(self):
         mark(self)
         if self._updates_here == 1:
@@ -86,7 +86,7 @@ if "-m" in sys.orig_argv and "fathoms.compare.worker" in sys.orig_argv:
         if self.context.job.run.seed == 1 and self._updates_here == 5:
             table = torch.zeros(4, 2, device=self.context.world.device)
             torch.nn.functional.embedding(torch.tensor([9], device=table.device), table)
-    Trainer._mark_update = faulty
+    Loop._mark_update = faulty
 """
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -137,7 +137,7 @@ def test_a_full_disk_ends_the_comparison_in_one_line(comparisons, monkeypatch, c
 
 def test_neither_a_worker_nor_the_runner_loads_scipy_or_sklearn():
     code = (
-        "import sys, fathoms.compare.worker, fathoms.compare.runner, fathoms.train.loop\n"
+        "import sys, fathoms.compare.worker, fathoms.compare.runner, fathoms.train.trainer\n"
         "print([name for name in ('scipy', 'sklearn') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
