@@ -6,10 +6,10 @@ Importing this file imports neither torch nor timm, so that the command line can
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fathoms.errors import ConfigError, UnknownNameError, reason
+from fathoms.errors import ConfigError, UnknownNameError, flag_of, reason
 from fathoms.machine.hub_reach import hub_or_cache
 from fathoms.names.registry import check_name
 
@@ -75,6 +75,13 @@ def build_timm(
     if grad_checkpointing:
         model.set_grad_checkpointing()
     return model
+
+
+def timm_classes(switches: Mapping[str, Any]) -> Any:
+    """The number of outputs among the switches of a timm model; any other switch is refused."""
+    for option in switches.keys() - {"num_classes"}:
+        raise ConfigError(f"{flag_of(option)}: a timm model is built as its name says; leave it out")
+    return switches.get("num_classes")
 
 
 def timm_size(name: str) -> int:
