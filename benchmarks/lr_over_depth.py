@@ -35,8 +35,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compare_gpu import mps
 from lr_over_depth_picture import as_picture
+from mps import mps
 
 RESULTS = Path(__file__).parents[1] / "results"
 METHODS = ("none", "layerscale", "completep")
