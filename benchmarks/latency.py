@@ -2,9 +2,9 @@
 
 The median and the 99th percentile of single calls at batch 1, 8 and 64, each waited for, in bfloat16: plain models,
 accelerated ones (`fathoms.accelerate`) and folded ones (`fathoms.fold`), each run eagerly, with its blocks compiled,
-and as the torch.export program that `fathoms export --format torch-export` writes. Saved after each measurement; begins
-nothing new after `--limit` seconds, and says what is missing. About three minutes on one GPU. `--device cpu --tiny`
-tries the script where there is none.
+and as the torch.export program that `fathoms export --format torch-export` writes. Saved after every
+measurement; begins nothing new after `--limit` seconds, and says what is missing. About three minutes on one GPU.
+`--device cpu --tiny` tries the script where there is none.
 """
 
 from __future__ import annotations

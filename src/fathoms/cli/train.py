@@ -103,7 +103,7 @@ def run(args: Args) -> int:
     job = make_job(args)
     with without_collection():
         from fathoms.train.distributed import gather_objects, join_world, leave_world, naming_lost_ranks
-        from fathoms.train.loop import Trainer
+        from fathoms.train.trainer import Trainer
 
         roles = open_meanwhile(job)
         start.mark("imports")
