@@ -5,7 +5,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/pytest -n auto --dist worksteal --durations=15
 TYPED := --jaxtyping-packages=fathoms,type_checker.check
 
-.PHONY: demo test quick gpu lint clean
+.PHONY: demo test quick gpu docs lint clean
 
 demo: $(READY)
 	$(BIN)/fathoms train
@@ -26,6 +26,11 @@ quick: $(READY) lint
 # On a machine with a GPU; CI has none, so the record is kept in results/.
 gpu: $(READY)
 	$(BIN)/python benchmarks/gpu_record.py
+
+# The documentation as a site in build/site/html; a warning, a dead link or a stale page is an error.
+docs: $(READY)
+	$(BIN)/python website/generate.py --check
+	$(BIN)/python website/build.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
