@@ -16,6 +16,7 @@ from pathlib import Path
 
 import doc_claims
 import doc_evidence
+import doc_probe
 import doc_speed
 from doc_format import Read, reader
 
@@ -23,6 +24,7 @@ TEXTS: dict[str, Callable[[Read], str]] = {
     **doc_speed.TEXTS,
     **doc_claims.TEXTS,
     **doc_evidence.TEXTS,
+    **doc_probe.TEXTS,
 }
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"<!-- generated: (?P<name>[\w-]+) -->(?P<body>.*?)<!-- end -->", re.DOTALL)
@@ -47,7 +49,7 @@ def fill(text: str, read: Read, where: str) -> str:
         name, body = found["name"], found["body"]
         if name not in TEXTS:
             raise ValueError(
-                f"{where}: nothing generates {name!r}; add it to doc_speed.py, doc_claims.py or doc_evidence.py"
+                f"{where}: nothing generates {name!r}; add it to one of the doc_*.py, such as doc_speed.py"
             )
         made = TEXTS[name](read)
         if not body.startswith("\n"):

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import typing
@@ -60,6 +61,8 @@ QUICK = [
     "predict --checkpoint weights.safetensors nosuch.png",
     "predict photos --checkpoint nosuch",
     "predict photos --checkpoint weights.safetensors --top 0",
+    "predict photos --checkpoint weights.safetensors --attention notes.txt",
+    "predict photos --checkpoint weights.safetensors --attention notes.txt/maps",
     "predict photos --checkpoint weights.safetensors --classes nosuch.txt",
     "export nosuch",
     "export weights.safetensors --max-drop 3",
@@ -78,6 +81,9 @@ QUICK = [
     "compare --budget soon",
     "compare --shard 3",
     "compare --seed 3",
+    "compare --norm dyt",
+    "compare --axis norm=layernorm,rmsnorm --norm dyt",
+    "compare --preset residual --depth 6",
     "report",
     "report nosuch",
     "report photos",
@@ -138,6 +144,14 @@ SLOWER = [
     "bench vit_digits --device mps",
     "probe --batch-size 0",
     "probe --depth -3",
+    "probe --figures notes.txt",
+    "probe --figures drawn",
+    "probe --figures drawn --depths 2",
+    "probe --figures drawn --coordinates depth=2,4",
+    "data check photos --manifest notes.txt",
+    "data check others",
+    "data pack photos notes.txt",
+    "data pack photos others",
 ]
 
 
@@ -156,6 +170,13 @@ def place(tmp_path_factory):
     for name in ("empty", "damaged"):
         (place / name).mkdir()
     (place / "damaged" / "config.toml").write_text("[model\n")
+    # Files that a command would replace.
+    shutil.copytree(place / "photos", place / "others")
+    for name in ("others/fathoms-manifest.json", "others/index.json", "others/train-000000.tar"):
+        (place / name).write_text("{}")
+    (place / "drawn").mkdir()
+    for name in ("probe.html", "sweep.svg", "coordinates.json"):
+        (place / "drawn" / name).write_text("mine")
     (place / "notes.txt").write_text("notes\n")
     (place / "broken.npz").write_bytes(b"PK\x03\x04 not an archive")
     (place / "broken.toml").write_text("lr = \n")

@@ -13,7 +13,7 @@ LONG = ("--axis", "norm=layernorm,dyt", "--seeds", "1", "--jobs", "2", "--epochs
 DEAF = """
 import signal, sys, time
 if "fathoms.compare.worker" in sys.orig_argv:
-    from fathoms.train.loop import Trainer
+    from fathoms.train.trainer import Trainer
     def deaf(self):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.context.folder.open()

@@ -19,7 +19,7 @@ RANK = str(Path(__file__).with_name("rank.py"))
 
 # Separate processes, forked from one that has imported torch already: a start costs no seconds.
 RANKS = multiprocessing.get_context("forkserver")
-RANKS.set_forkserver_preload(["torch.distributed", "fathoms.cli.train", "fathoms.train.loop"])
+RANKS.set_forkserver_preload(["torch.distributed", "fathoms.cli.train", "fathoms.train.trainer"])
 START = """
 import os, runpy, sys
 os.environ.update(env)

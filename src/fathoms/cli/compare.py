@@ -25,6 +25,7 @@ from fathoms.cli.live_table import live_table
 from fathoms.cli.parse import Switches, given, merged, parse
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
 from fathoms.compare.slurm import SlurmOptions, check_installed, parse_slurm
+from fathoms.compare.void_flags import refuse_void_flags
 from fathoms.errors import ConfigError, FathomsError, flag_of
 from fathoms.models.config import FIELDS
 from fathoms.registry import check_name
@@ -236,6 +237,13 @@ def refuse_unused(args: Args) -> None:
         raise ConfigError("--no-pilot would not be used: it belongs to --dry-run; leave it out")
 
 
+def flags_of_all(args: Args) -> dict[str, Any]:
+    """The options that flags give to all arms, of those that an axis can set."""
+    apart = {"model": args.model, "swap_norms": args.run.swap_norms}
+    apart = {name: value for name, value in apart.items() if value is not None}
+    return {**given(args.training), **given(args.switches), **apart}
+
+
 def with_val_share(args: Args) -> Args:
     """The flags with the share of val that a comparison takes from the training set."""
     if given(args.training).get("val_share") is not None:
@@ -252,6 +260,7 @@ def make_comparison(args: Args) -> Comparison:
     check_run(args.run, args.data, given(args.training).get("teacher"))
     slurm, shard, seconds = slurm_options(args), parse_shard(args.shard), parse_budget(args.budget)
     plan = make_plan(args)
+    refuse_void_flags(plan, flags_of_all(args), parse_axes(args.axis))
     check_values(plan)
     from fathoms.compare.comparison import Comparison, Options
     from fathoms.compare.folder import ComparisonFolder

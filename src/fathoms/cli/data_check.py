@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from fathoms.atomic import check_absent
 from fathoms.errors import printable
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Args:
     """Bits by which the perceptual hashes of near duplicates may differ; -1 skips near duplicates."""
     workers: int = 0
     """Decoding threads; 0 means one per core."""
+    overwrite: bool = False
+    """Replace the file of --manifest; without that flag, the manifest of an earlier check is replaced anyway."""
     json: bool = False
     """Print one JSON object on the last line."""
 
@@ -53,11 +56,13 @@ def run(args: Args) -> int:
     from fathoms.cores import usable_cores
     from fathoms.data import ArraySource, list_splits, open_source
     from fathoms.data.tools.check import check_sources
-    from fathoms.data.tools.manifest import default_manifest
+    from fathoms.data.tools.manifest import default_manifest, is_manifest
     from fathoms.data.tools.pack import verify_pack
 
     opened = [open_source(args.path, split) for split in list_splits(args.path)]
     target = Path(args.manifest) if args.manifest else default_manifest(args.path)
+    if args.manifest is not None or not is_manifest(target):
+        check_absent([target], args.overwrite)
     encoded = [source for source in opened if not isinstance(source, ArraySource)]
     if not encoded:
         return _run_arrays([s for s in opened if isinstance(s, ArraySource)], target, args)

@@ -39,6 +39,8 @@ class Args:
     """Images per shard."""
     workers: int = 0
     """Threads; 0 means one per core."""
+    overwrite: bool = False
+    """Replace shards of other data or options that are in the target already."""
     json: bool = False
     """Print one JSON object on the last line."""
 
@@ -50,6 +52,7 @@ def run(args: Args) -> int:
     from fathoms.data import ArraySource, DataError, list_splits, open_source
     from fathoms.data.sources.left_out import left_out_of
     from fathoms.data.tools.pack import PackOptions, pack_split, write_index
+    from fathoms.data.tools.pack_target import check_pack_target
 
     max_side = 500 if args.max_side is None and args.short_side is None else args.max_side
     options = PackOptions(max_side, args.short_side, args.quality, args.shard_samples)
@@ -62,6 +65,8 @@ def run(args: Args) -> int:
     folder = Path(args.target)
     if folder.resolve() == Path(args.source).resolve():
         raise DataError(f"{folder}: source and target are the same folder; give another target")
+    if not args.overwrite:
+        check_pack_target(folder, sources, options)
     workers = args.workers or usable_cores()
     total, before = sum(len(source) for source in sources), 0
     splits, results = {}, []

@@ -57,7 +57,11 @@ def check_run(run: RunOptions, data: str | None, teacher: str | None) -> None:
         teacher_kind(teacher)
     if run.initial_checkpoint is not None:
         resolve_weights(run.initial_checkpoint, "--initial-checkpoint")
-    output = Path(run.output)
-    nearest = next((place for place in (output, *output.parents) if place.exists()), output)
+    check_folder("--output", Path(run.output))
+
+
+def check_folder(flag: str, folder: Path) -> None:
+    """Refuse a folder that cannot be made, since a file has its name or that of a folder above it."""
+    nearest = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), folder)
     if not nearest.is_dir():
-        raise ConfigError(f"--output {output}: {nearest} is a file, not a folder; give another folder")
+        raise ConfigError(f"{flag} {folder}: {nearest} is a file, not a folder; give another folder")

@@ -10,11 +10,11 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fathoms import __version__
 from fathoms.cli.streams import make_safe
 from fathoms.cores import set_openmp
 from fathoms.errors import FathomsError, printable
 from fathoms.registry import nearest
+from fathoms.version import __version__
 
 COMMANDS = {
     "train": "train a model; run the same command again to resume",

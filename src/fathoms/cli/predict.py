@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from fathoms.atomic import check_absent
-from fathoms.cli.early_checks import check_counts, check_data, check_trained
+from fathoms.cli.early_checks import check_counts, check_data, check_folder, check_trained
 from fathoms.errors import FathomsError, printable
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ def run(args: Args) -> int:
     for image in args.images:
         check_data(image)
     check_data(args.classes, "--classes")
+    if args.attention is not None:
+        check_folder("--attention", args.attention)
     checkpoint = check_trained(args.checkpoint, args.model, args.device)
     from fathoms.cli.progress import progress_bar
     from fathoms.evaluate.load import load_run

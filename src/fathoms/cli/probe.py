@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import tyro
 
+from fathoms.atomic import check_absent
+from fathoms.cli.early_checks import check_folder
 from fathoms.cli.parse import Switches, given
 from fathoms.errors import ConfigError
 
@@ -59,6 +61,8 @@ class Args:
     """Print every block and every column."""
     figures: str | None = None
     """Write pictures (SVG, PNG, JSON) and the page probe.html to this folder."""
+    overwrite: bool = False
+    """Replace pictures and the page that are in the folder of --figures already."""
     json: bool = False
     """Print one JSON object."""
     switches: Switches = field(default_factory=Switches)
@@ -67,6 +71,8 @@ class Args:
 def run(args: Args) -> int:
     """Measure, and print the summary, the sweep or the coordinate check."""
     _check(args)
+    if args.figures is not None:
+        _check_figures(args, Path(args.figures))
     if args.coordinates is not None:
         from fathoms.cli.probe_sizes import run_coordinates
 
@@ -92,6 +98,16 @@ def _check(args: Args) -> None:
         raise ConfigError(f"--steps {args.steps}: use 0 or more")
     if not args.lr > 0:
         raise ConfigError(f"--lr {args.lr}: use a number above 0")
+
+
+def _check_figures(args: Args, folder: Path) -> None:
+    """Refuse a folder in which pictures would be replaced, before anything is measured."""
+    from fathoms.probes.pictures.names import OF_A_MODEL, PAGE, picture_files
+
+    check_folder("--figures", folder)
+    sizes = [name for name in ("coordinates", "depths") if getattr(args, name) is not None]
+    names = {"coordinates": ("coordinates",), "depths": ("sweep",)}.get("".join(sizes), OF_A_MODEL)
+    check_absent([*picture_files(folder, names), *([] if sizes else [folder / PAGE])], args.overwrite)
 
 
 def _run_one(args: Args) -> int:
@@ -204,6 +220,8 @@ def _number(value: float | None) -> str:
 
 def words(found: dict[str, Any]) -> list[str]:
     """The verdict in sentences, each with what usually helps."""
+    from fathoms.probes.thresholds import PRECISION
+
     lines = []
     start, steps = found["start"], found.get("steps")
     if found["trained"]:
@@ -218,7 +236,8 @@ def words(found: dict[str, Any]) -> list[str]:
         basis = (
             "from the initialisation alone"
             if steps is None
-            else (f"{steps['opt']} at lr {steps['lr']:g}, {len(steps['losses'])} steps, loss {_loss(steps)}")
+            else f"{steps['opt']} at lr {steps['lr']:g}, {len(steps['losses'])} steps, loss {_loss(steps)}; "
+            f"{PRECISION[start['outcome']]:.0%} of such verdicts came true"
         )
         lines.append(f"Start: {SAYS[start['outcome']]} ({basis})")
         findings = start["findings"]

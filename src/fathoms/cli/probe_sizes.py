@@ -144,8 +144,10 @@ def typed(text: str) -> Any:
 
 def save_all(picture: Any, folder: Path, name: str) -> list[str]:
     """Write a picture as SVG, PNG and JSON."""
+    from fathoms.probes.pictures.names import picture_files
+
     folder.mkdir(parents=True, exist_ok=True)
-    return [str(picture.save(folder / f"{name}{ending}")) for ending in (".svg", ".png", ".json")]
+    return [str(picture.save(path)) for path in picture_files(folder, [name])]
 
 
 def _say(written: list[str]) -> None:

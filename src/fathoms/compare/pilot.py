@@ -33,15 +33,15 @@ def time_updates(job: Job, roles: Roles, updates: int) -> dict[str, Any]:
         began = time.monotonic()
         run = replace(job.run, output=scratch, experiment="pilot", log=None, probe_interval=0)
         trainer, times = make_trainer(replace(job, run=run), roles), list[float]()
-        update = trainer._update
+        update = trainer.loop.update
 
         def timed(batch: Any) -> None:
             update(batch)
             times.append(time.monotonic())
             if len(times) >= updates:
-                trainer.stop.code = 143
+                trainer.loop.stop.code = 143
 
-        trainer._update = timed
+        trainer.loop.update = timed
         start = time.monotonic() - began
         trainer.run()
         gaps = [after - before for before, after in itertools.pairwise(times)][WARM_UP - 1 :]

@@ -28,7 +28,7 @@ from fathoms.untrusted_files import read_json
 if TYPE_CHECKING:
     from fathoms.compare.resident import ResidentData
     from fathoms.data.sources.splits import Roles
-    from fathoms.train.loop import Trainer
+    from fathoms.train.trainer import Trainer
 
 PARENT_POLL = 1.0
 """Seconds between looks at whether the parent is still there."""
@@ -76,7 +76,7 @@ def make_trainer(job: Job, roles: Roles | None = None) -> Trainer:
     import torch
 
     from fathoms.train.distributed import World, choose_device
-    from fathoms.train.loop import Trainer
+    from fathoms.train.trainer import Trainer
 
     device = choose_device(job.run.device)
     if device.type == "cuda":
@@ -85,20 +85,20 @@ def make_trainer(job: Job, roles: Roles | None = None) -> Trainer:
     if trainer.learner.speed.compiles:
         # Beyond its limit the compiler would fall back to eager code in silence.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-    if moved(job, trainer.context.data.fingerprint):
+    if moved(job, trainer.context.data.roles):
         run = replace(job.run, allow_change=("data",))
-        trainer.context = trainer.context._replace(job=replace(job, run=run))
+        trainer.loop.context = trainer.context._replace(job=replace(job, run=run))
     return trainer
 
 
-def moved(job: Job, fingerprint: str) -> bool:
+def moved(job: Job, roles: Roles) -> bool:
     """Whether the newest checkpoint is of the same data under another path."""
     from fathoms.train.checkpoint import folder as checkpoints
 
     newest = checkpoints.newest(job.folder / "checkpoints")
     state = {} if newest is None else read_json(newest / "state.json", ConfigError)
     there = state.get("identity", {}).get("data")
-    return state.get("data") == fingerprint and there != job.identity()["data"]
+    return there != job.identity()["data"] and roles.has_fingerprint(state.get("data"))
 
 
 def wait_until_free(folder: Path) -> None:

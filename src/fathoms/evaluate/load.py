@@ -15,7 +15,7 @@ from fathoms.evaluate.exported_file import exported_file, open_exported
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.evaluate.training_record import TrainingRecord, record_of_card, record_of_run
 from fathoms.models import hub
-from fathoms.models.build_timm import TIMM, build_timm, timm_size
+from fathoms.models.build_timm import TIMM, build_timm, timm_preprocessing, timm_size
 from fathoms.models.config import ViTConfig
 from fathoms.models.overrides import AllFields
 from fathoms.models.resolve import resolve_trained
@@ -36,7 +36,8 @@ class LoadedModel:
         image_size: Side of its images.
         in_channels: Channels of its images; further channels of the data are dropped.
         num_classes: Number of its outputs.
-        preprocessing: Resize, crop and normalisation of its images, as recorded; the defaults where they are not.
+        preprocessing: Resize, crop and normalisation of its images, as recorded; where they are not, timm's for
+            its models, else the defaults.
         classes: Names of the outputs; None where they are not recorded.
         recipe: How it was trained; empty where that is not recorded.
         metrics: What it achieved; empty where that is not recorded.
@@ -135,7 +136,9 @@ def load_run(
         built = _load_vit(checkpoint, model, weights, record, fields)
         config = built.config
         shape = (config.image_size, config.in_channels, config.num_classes)
-    seen = Preprocessing.recorded(record.recipe, record.preprocessing).at(shape[0])
+    # Weights of timm without a record of their training are evaluated as timm does: mean and crop differ by model.
+    recorded = record.preprocessing or ({} if config or record.recipe else timm_preprocessing(built))
+    seen = Preprocessing.recorded(record.recipe, recorded).at(shape[0])
     kept = (seen, record.classes, record.recipe, record.metrics, record.data, source, record.run)
     return LoadedModel(built.eval(), name or "model", config, *shape, *kept)
 

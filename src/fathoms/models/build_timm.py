@@ -66,6 +66,13 @@ def timm_size(name: str) -> int:
     return 224 if config is None else int(config.input_size[-1])
 
 
+def timm_preprocessing(model: nn.Module) -> dict[str, Any]:
+    """Crop, interpolation, mean and std that timm evaluates a model with; empty where timm does not say."""
+    config = getattr(model, "pretrained_cfg", None) or {}
+    known = ("crop_pct", "interpolation", "mean", "std")
+    return {name: config[name] for name in known if config.get(name) is not None}
+
+
 def timm_teacher(name: str, classes: int) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:
     """A pretrained timm model, with the mean and standard deviation its images are normalised with."""
     timm = _timm(name, "--teacher")

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 def save_pretrained(model: ViT, folder: str | Path) -> Path:
     """Write `model.safetensors` and its config, as `fathoms export` names them; returns the weights file."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise WeightsError(
+            f"save_pretrained: {folder}: is a file, not a folder; give another name"
+        ) from error
+    except OSError as error:
+        raise WeightsError(
+            f"save_pretrained: {folder}: cannot be made ({error.strerror}); give another folder"
+        ) from error
     card = {"file": hub.FILE, "model": "vit", "config": model.config.to_dict()}
     save_weights(model, folder / hub.FILE)
     write_atomic(folder / hub.CARD, (json.dumps(card, indent=2) + "\n").encode())

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fathoms.drawing.colours import PALETTE
 from fathoms.report.comparison_files import Cell, Comparison
 from fathoms.report.quantities import clipped
 from fathoms.report.run_files import listed, number, table
 
-COLOURS = 7
-"""Colours of the palette; further arms take them again with other dashes and marks."""
+MARKS = 3
+"""Marks and dashes; arms beyond the palette take its colours again with the next one."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Arm:
     @property
     def style(self) -> str:
         """The classes of its colour and its mark."""
-        return f"c{self.index % COLOURS} m{self.index // COLOURS % 3}"
+        return f"c{self.index % len(PALETTE)} m{self.index // len(PALETTE) % MARKS}"
 
     @property
     def scores(self) -> list[float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+from fathoms.drawing.ticks import tick_label, ticks
 
 Points = list[tuple[float, float | None]]
 
@@ -36,33 +37,6 @@ class Chart:
     points: dict[str, Points]
     x_range: tuple[float, float]
     x_name: str = "epoch"
-
-
-def nice_step(span: float, count: int) -> float:
-    """A round step (1, 2 or 5 times a power of ten) that cuts a span into at most `count` parts."""
-    raw = span / count
-    power = 10.0 ** math.floor(math.log10(raw))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
-
-
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers that enclose low to high."""
-    size = max(abs(low), abs(high))
-    # A smaller span is invisible, and below the second limit it underflows.
-    if high - low < max(1e-9 * size, 1e-300):
-        pad = 0.1 * size if size > 1e-300 else 1.0
-        low, high = low - pad, high + pad
-    step = nice_step(high - low, count)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [index * step for index in range(first, last + 1)]
-
-
-def label(value: float, step: float) -> str:
-    """A tick's text, with as many digits as the step needs."""
-    if step < 1e-4 or abs(value) >= 1e6:
-        return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e") if value else "0"
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    return f"{value:,.{digits}f}"
 
 
 def draw(
@@ -118,7 +92,7 @@ def draw(
         unit,
         lines,
         [(place(mark, y_low)[0], f"{mark:,.0f}") for mark in marks_across],
-        [(place(x_low, mark)[1], label(mark, step)) for mark in marks],
+        [(place(x_low, mark)[1], tick_label(mark, step)) for mark in marks],
         kept,
         (x_low, x_high),
         x_name,

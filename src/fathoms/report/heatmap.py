@@ -6,15 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from fathoms.drawing.colours import ramp_colour
 from fathoms.report.quantities import clipped
 from fathoms.report.run_files import number
 
 COLUMNS = 60
 """Most columns; more measurements are subsampled evenly."""
 WIDTH, LEFT, BOTTOM, TOP = 520, 92, 34, 6
-
-# Dark blue to yellow in even lightness, readable on white and on black.
-RAMP = ("#2b2f6b", "#35518f", "#3a74a3", "#4396a6", "#5bb79c", "#8cd38a", "#c6e77c", "#f7f59a")
 
 
 @dataclass(frozen=True)
@@ -42,15 +40,6 @@ class HeatMap:
     high: str
 
 
-def colour(share: float) -> str:
-    """The colour at a share of the ramp, from 0 to 1."""
-    place = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
-    index = min(int(place), len(RAMP) - 2)
-    a, b = (tuple(int(RAMP[index + i][k : k + 2], 16) for k in (1, 3, 5)) for i in (0, 1))
-    mixed = (round(p + (q - p) * (place - index)) for p, q in zip(a, b, strict=True))
-    return "#" + "".join(f"{value:02x}" for value in mixed)
-
-
 def draw(title: str, field: str, probes: list[dict[str, Any]]) -> HeatMap | None:
     """Heat map of one number of every site over the updates; colours follow its logarithm."""
     rows = [row for row in probes if isinstance(row.get("sites"), list) and row["sites"]]
@@ -70,7 +59,7 @@ def draw(title: str, field: str, probes: list[dict[str, Any]]) -> HeatMap | None
     cells = []
     for column, (row, line) in enumerate(zip(rows, table, strict=True)):
         for place, (name, value) in enumerate(line[: len(names)]):
-            shade = colour((math.log(value) - low) / ((high - low) or 1)) if value else None
+            shade = ramp_colour((math.log(value) - low) / ((high - low) or 1)) if value else None
             shown = "not a finite number above zero" if value is None else f"{value:.4g}"
             text = f"{name}, update {number(row.get('step'), 0):g}: {shown}"
             cells.append(Cell(round(LEFT + column * width, 2), round(TOP + place * height, 2), shade, text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fathoms.drawing.colours import RAMP
 from fathoms.report import chart, heatmap
 from fathoms.report.html import fill
 from fathoms.report.quantities import count, duration, file_size, shown
@@ -45,7 +46,7 @@ def render_run(run: RunRecord, live: bool = False) -> str:
         command=command(run),
         origin=origin(run),
         maps=[made for made in maps if made is not None],
-        ramp=heatmap.RAMP,
+        ramp=RAMP,
         tables=tables(run),
         classes=[str(name) for name in listed(run.config.get("classes"))],
         geometry=chart,

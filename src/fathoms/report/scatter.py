@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fathoms.drawing.ticks import tick_label, ticks
 from fathoms.report.arms import Arm
-from fathoms.report.chart import label, ticks
 from fathoms.report.comparison_files import Cell
 from fathoms.report.quantities import clipped, duration, file_size, score
 
@@ -74,4 +74,4 @@ def share(value: float, marks: Sequence[float]) -> float:
 
 def axis_labels(marks: Sequence[float]) -> list[tuple[float, str]]:
     """Places and texts of tick marks."""
-    return [(share(mark, marks), label(mark, marks[1] - marks[0])) for mark in marks]
+    return [(share(mark, marks), tick_label(mark, marks[1] - marks[0])) for mark in marks]

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from fathoms.drawing.colours import PALETTE, RAMP
 from fathoms.errors import ConfigError
-from fathoms.report.arms import COLOURS, Arm
+from fathoms.report.arms import Arm
 from fathoms.report.comparison_files import Cell
-from fathoms.report.heatmap import RAMP, site_name
+from fathoms.report.heatmap import site_name
 from fathoms.report.quantities import clipped
 from fathoms.report.run_files import Row, number, read_lines, table
 
@@ -38,7 +39,8 @@ def page_data(arms: Sequence[Arm]) -> dict[str, Any]:
     """The data of the curves, for the page's script."""
     return {
         "arms": [
-            {"name": arm.label, "colour": arm.index % COLOURS, "dash": arm.index // COLOURS} for arm in arms
+            {"name": arm.label, "colour": arm.index % len(PALETTE), "dash": arm.index // len(PALETTE)}
+            for arm in arms
         ],
         "order": [arm.index for arm in best_first(arms)],
         "curves": curves(arms),

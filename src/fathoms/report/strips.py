@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fathoms.drawing.ticks import tick_label, ticks
 from fathoms.report.arms import Arm
-from fathoms.report.chart import label, ticks
 from fathoms.report.comparison_files import Comparison
 from fathoms.report.quantities import clipped, score
 from fathoms.report.run_files import listed, number, table
@@ -56,7 +56,7 @@ class Scale:
 
     def labels(self) -> list[tuple[float, str]]:
         """The tick marks."""
-        return [(self.place(mark), label(mark, self.marks[1] - self.marks[0])) for mark in self.marks]
+        return [(self.place(mark), tick_label(mark, self.marks[1] - self.marks[0])) for mark in self.marks]
 
 
 def score_strips(arms: Sequence[Arm], metric: str) -> Strips | None:

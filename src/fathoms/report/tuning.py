@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fathoms.drawing.ticks import ticks
 from fathoms.report.arms import Arm
-from fathoms.report.chart import ticks
 from fathoms.report.quantities import clipped, score
 from fathoms.report.run_files import listed, number, table
 from fathoms.report.scatter import Dot, Scatter, axis_labels, share

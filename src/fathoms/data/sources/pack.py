@@ -27,6 +27,11 @@ def pack_splits(folder: str | Path) -> list[str]:
     return sorted(splits, key=training_first)
 
 
+def shard_file(folder: Path, split: str, number: int) -> Path:
+    """Path of a shard, by the number it is packed under."""
+    return folder / f"{split}-{number:06d}.tar"
+
+
 def shard_path(folder: Path, name: Any) -> Path:
     """Path of a shard named in an index; a name that points elsewhere is an error."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,200}\.tar", name):

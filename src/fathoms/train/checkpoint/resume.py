@@ -94,7 +94,7 @@ def check_same_run(context: RunContext, checkpoint: Checkpoint, learner: Learner
             f"{where}: holds a run with other settings ({'; '.join(map(_with_flag, refused))}); "
             f"choose another --experiment{_or_allow(context, checkpoint, learner, names)}"
         )
-    if saved["data"] != context.data.fingerprint and "data" not in allowed:
+    if "data" not in allowed and not context.data.roles.has_fingerprint(saved["data"]):
         raise ConfigError(
             f"{where}: the data set has changed since this run began ({_short(saved['data'])} -> "
             f"{_short(context.data.fingerprint)}); bring it back, or choose another --experiment"
