@@ -30,19 +30,36 @@ def in_navigation(entries: Any) -> set[str]:
     return set().union(*map(in_navigation, values))
 
 
+def configured(root: Path, staged: Path, pages: list[str]) -> str:
+    """The settings of the site, with this checkout's paths and every page of results/ in the navigation."""
+    entries = []
+    for page in pages:
+        if page.startswith("results/"):
+            title = (staged / page).read_text().partition("\n")[0].removeprefix("# ").replace('"', "'")
+            entries.append(f'{{ "{title}" = "{page}" }}')
+    filled = {
+        '"MEASURED"': ", ".join(entries),
+        "SOURCE": str(root / "src"),
+        "EXTENSION": str(root / "website" / "docstring_markdown.py"),
+    }
+    text = (root / "website" / "zensical.toml").read_text()
+    for word, value in filled.items():
+        head, found, rest = text.partition("[project]")
+        text = head + found + rest.replace(word, value)
+    return text
+
+
 def build(root: Path, target: Path) -> list[str]:
     """Stage and build the site; what is wrong with it, a line each."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     pages = stage(root, target / "pages")
-    config = (root / "website" / "zensical.toml").read_text()
+    config = configured(root, target / "pages", pages)
     named = in_navigation(tomllib.loads(config)["project"]["nav"])
     wrong = [
         f"website/zensical.toml: the navigation leaves out {page}" for page in sorted(set(pages) - named)
     ]
     wrong += [f"website/zensical.toml: there is no page {page}" for page in sorted(named - set(pages))]
-    extension = root / "website" / "docstring_markdown.py"
-    config = config.replace("SOURCE", str(root / "src")).replace("EXTENSION", str(extension))
     (target / "zensical.toml").write_text(config)
     command = [str(Path(sysconfig.get_path("scripts")) / "zensical"), "build", "--clean", "--strict"]
     done = subprocess.run(command, cwd=target, capture_output=True, text=True)

@@ -27,6 +27,9 @@ SHARED = {
 """Groups of flags that several commands share: heading, anchor, and the class that has the defaults."""
 
 
+NOT_RUN = "<!-- not run: the examples of --help; the pages of the jobs have their own -->"
+
+
 def pages() -> dict[str, str]:
     """The text of each page, by its file name under docs/."""
     made = {f"commands/{slug(name)}.md": _page(name) for name in COMMANDS}
@@ -47,6 +50,8 @@ def _page(name: str) -> str:
         f"# fathoms {name}",
         "",
         (module.__doc__ or "").strip(),
+        "",
+        NOT_RUN,
         "",
         "```bash",
         module.EXAMPLES.strip(),

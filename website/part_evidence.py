@@ -73,18 +73,56 @@ def swapped(read: Read, name: str) -> str:
     )
 
 
+# Part of each row of results/parts.json that is not a residual rule.
+TIMED = {
+    ("attn_placement", "keel"): "keel",
+    ("attn_gate", "head"): "head_gate",
+    ("attn_gate", "channel"): "channel_gate",
+    ("stem", "conv"): "conv_stem",
+    ("readout", "seqpool"): "seqpool",
+}
+
+
+def speed(read: Read, family: str, name: str) -> str:
+    """Training speed and memory beside the plain model."""
+    row = read("parts")["rows"].get(name if family == "residual" else TIMED.get((family, name), ""))
+    if row is None:
+        return ""
+    return (
+        f"Speed: trains at {row['ratio']:.2f} times the images per second of the plain model, in "
+        f"{row['memory_ratio']:.2f} of its memory ({row['device']}; [all parts](../../results/parts.md))"
+    )
+
+
+def tuned(read: Read, name: str) -> str:
+    """Accuracy of a residual rule by depth, each at the best of the learning rates tried."""
+    rows = [row for row in read("lr_over_depth")["rows"] if row["residual"] == name]
+    if not rows:
+        return ""
+    said = []
+    for depth in sorted({row["depth"] for row in rows}):
+        own = [row for row in rows if row["depth"] == depth and row["loss"]]
+        best = min(own, key=lambda row: statistics.mean(row["loss"].values()))
+        said.append(f"{statistics.mean(best['top1'].values()):.1f} % at {depth} blocks (lr {best['lr']:g})")
+    return (
+        f"CIFAR-10, 2 epochs, {len(rows[0]['top1'])} seeds, the best of {len({row['lr'] for row in rows})} learning "
+        f"rates: {', '.join(said)} ([all rates](../../results/lr_over_depth.md))"
+    )
+
+
 def evidence(read: Read, family: str, name: str) -> list[str]:
     """All that was measured here of a part in training; one sentence that says so if that is nothing."""
     said = compared(read, family, name)
     if family == "residual":
-        said.append(coordinates(read, name))
+        said += [tuned(read, name), coordinates(read, name)]
     if family == "norm":
         said.append(swapped(read, name))
+    said.append(speed(read, family, name))
     return [each for each in said if each] or [NOTHING]
 
 
 def signal_table(read: Read, family: str) -> str:
-    """Growth of the stream and fall of the gradient by depth, a row for each part."""
+    """Growth of the stream, and gradient at the first block over the last, by depth, a row for each part."""
     if family == "residual":
         kept = read("signal_at_init")["rows"]
         rows = [{**row, "part": f"`{row['residual']}`, {row['form']}"} for row in kept]

@@ -44,6 +44,7 @@ def _recipe(name: str, recipe: dict[str, Any]) -> list[str]:
         "",
         f"{about}.",
         "",
+        *(["<!-- not run: trains on ImageNet -->", ""] if name not in DATA else []),
         "```bash",
         f"fathoms train{DATA.get(name, ' imagenet/')}{option}",
         "```",

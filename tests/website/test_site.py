@@ -60,9 +60,10 @@ def test_dead_files_and_anchors_of_a_built_site_are_found(script, tmp_path):
     assert found == ["index.html: a/#not", "index.html: b/", "index.html: c.png"]
 
 
-def test_the_navigation_names_every_page_and_no_other(script):
-    project = tomllib.loads((ROOT / "website" / "zensical.toml").read_text())["project"]
-    assert script("build").in_navigation(project["nav"]) == set(script("stage").places(ROOT).values())
+def test_the_navigation_names_every_page_and_no_other(script, tmp_path):
+    build, pages = script("build"), script("stage").stage(ROOT, tmp_path)
+    project = tomllib.loads(build.configured(ROOT, tmp_path, pages))["project"]
+    assert build.in_navigation(project["nav"]) == set(pages)
 
 
 def test_the_site_builds_strictly(tmp_path):
