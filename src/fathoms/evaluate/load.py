@@ -123,6 +123,14 @@ def load_run(
         ema: Whether averaged weights are preferred.
         trust_program: Whether a torch.export program (.pt2) may be opened, which can run code.
         **overrides: Fields of ViTConfig, for fathoms models.
+
+    >>> import tempfile, torch
+    >>> from fathoms import create_model, save_weights
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_weights(create_model("vit_digits", num_classes=10), f"{folder}/digits.safetensors")
+    ...     loaded = load_run(f"{folder}/digits.safetensors", "vit_digits")
+    >>> loaded.model(torch.randn(2, loaded.in_channels, loaded.image_size, loaded.image_size)).shape
+    torch.Size([2, 10])
     """
     checkpoint, fields = str(checkpoint), dict(overrides)
     if (exported := exported_file(checkpoint)) is not None:

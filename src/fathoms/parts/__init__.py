@@ -1,4 +1,11 @@
-"""The parts a Vision Transformer is made of, each usable alone."""
+"""The parts a Vision Transformer is made of, each usable alone.
+
+>>> import torch
+>>> from fathoms.parts import DyT, LayerScale, SelfAttention
+>>> x = torch.randn(2, 197, 192)
+>>> (x + LayerScale(192)(SelfAttention(192, heads=3)(DyT(192)(x)))).shape
+torch.Size([2, 197, 192])
+"""
 
 from typing import Any
 
@@ -110,7 +117,11 @@ __all__ = [
 
 
 def families() -> dict[str, Registry[Any, Any]]:
-    """Each registry under the name of the ViTConfig field that picks from it."""
+    """Each registry under the name of the ViTConfig field that picks from it.
+
+    >>> list(families()["mlp"])
+    ['gelu', 'swiglu']
+    """
     return {
         "norm": NORMS,
         "attn_placement": PLACEMENTS,

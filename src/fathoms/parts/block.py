@@ -60,6 +60,12 @@ class Join(nn.Module):
         drop_path: Probability of dropping the branch in training.
         branch: Number of this branch among all of the network, from 0.
         branches: How many the network has.
+
+    >>> import torch
+    >>> from fathoms.parts.residual import LayerScale
+    >>> join, x = Join(192, LayerScale(192)), torch.randn(2, 197, 192)
+    >>> join(x, torch.nn.Linear(192, 192)(join.enter(x))).shape
+    torch.Size([2, 197, 192])
     """
 
     def __init__(
@@ -238,6 +244,10 @@ class ClassBlock(Block):
     """One block of CaiT's second stage: only the queries are written, the context is read.
 
     Options as for `Block`, but for the attention, which is class attention.
+
+    >>> import torch
+    >>> ClassBlock(192, heads=4)(torch.randn(2, 1, 192), torch.randn(2, 196, 192)).shape
+    torch.Size([2, 1, 192])
 
     Paper: Touvron et al. 2021, arXiv:2103.17239.
     """

@@ -18,6 +18,10 @@ MLPS: Registry[Branch, None] = Registry("mlp")
 class GeluMLP(nn.Module):
     """y = W2 gelu(W1 x), hidden width mlp_ratio * dim.
 
+    >>> import torch
+    >>> GeluMLP(192)(torch.randn(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
+
     Paper: Hendrycks & Gimpel 2016, arXiv:1606.08415.
     """
 
@@ -64,6 +68,10 @@ class SwiGLU(nn.Module):
 
     The hidden width is two thirds of mlp_ratio * dim, rounded up to a multiple of 8, so that the MLP
     has as many weights as its GELU form.
+
+    >>> import torch
+    >>> SwiGLU(192)(torch.randn(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
 
     Paper: Shazeer 2020, arXiv:2002.05202.
     """

@@ -54,6 +54,9 @@ class SelfAttention(nn.Module):
         layers: Factory of the linears.
         gate: The gate on the heads' output.
 
+    >>> SelfAttention(192, heads=3)(torch.randn(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
+
     Paper: Vaswani et al. 2017, arXiv:1706.03762.
     """
 
@@ -118,6 +121,9 @@ class TalkingHeadsAttention(SelfAttention):
     of `proj_l` adds the same number to a whole row, so the softmax cancels it: it is there because the
     published weights have it, and its gradient is zero.
 
+    >>> TalkingHeadsAttention(192, heads=4)(torch.randn(2, 196, 192)).shape
+    torch.Size([2, 196, 192])
+
     Paper: Shazeer et al. 2020, arXiv:2003.02436.
     """
 
@@ -159,6 +165,10 @@ class ClassAttention(nn.Module):
     The context is read and never written. Where queries are few, its keys and values are never made: `impl` is
     that of `fathoms.ops.class_attention`. They are made where each key is normed, and where `k` or `v` is more than
     a plain linear or has hooks.
+
+    >>> attention = ClassAttention(192, heads=4)
+    >>> attention(torch.randn(2, 1, 192), torch.randn(2, 196, 192)).shape
+    torch.Size([2, 1, 192])
 
     Paper: Touvron et al. 2021, arXiv:2103.17239.
     """

@@ -42,6 +42,10 @@ class ChannelGate(nn.Module):
 
     G has no bias and starts like the other matrices of the attention, so that gates start near 1/2.
 
+    >>> import torch
+    >>> ChannelGate(192, heads=3)(torch.randn(2, 197, 192), torch.randn(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
+
     Paper: Qiu et al. 2025, arXiv:2505.06708.
     """
 
@@ -73,6 +77,10 @@ class ChannelGate(nn.Module):
 @GATES.add("head")
 class HeadGate(ChannelGate):
     """y = sigmoid(G x) * heads' output, one gate for each head; x is the attention's input.
+
+    >>> import torch
+    >>> HeadGate(192, heads=3)(torch.randn(2, 197, 192), torch.randn(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
 
     Paper: Qiu et al. 2025, arXiv:2505.06708.
     """

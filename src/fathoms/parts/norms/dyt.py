@@ -29,6 +29,9 @@ class DyT(nn.Module):
         dim: Number of channels.
         init: Initial alpha.
 
+    >>> DyT(192)(torch.randn(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
+
     Paper: Zhu et al. 2025, arXiv:2503.10622.
     """
 
@@ -64,6 +67,9 @@ class Derf(nn.Module):
     Args:
         dim: Number of channels.
         init: Initial alpha; the shift starts at zero.
+
+    >>> Derf(192)(torch.randn(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
 
     Paper: Chen et al. 2025, "Stronger Normalization-Free Transformers", arXiv:2512.10938.
     """

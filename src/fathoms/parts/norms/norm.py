@@ -62,6 +62,9 @@ class LayerNorm(nn.LayerNorm):
     A torch LayerNorm whose `eps` is the 1e-6 of Vision Transformers and whose output has the dtype of
     its input, also under autocast.
 
+    >>> LayerNorm(192)(torch.randn(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
+
     Paper: Ba et al. 2016, arXiv:1607.06450.
     """
 
@@ -85,6 +88,9 @@ class LayerNorm(nn.LayerNorm):
 @NORMS.add("rmsnorm")
 class RMSNorm(nn.RMSNorm):
     """Scale each token to unit root mean square: y = weight * x / sqrt(mean(x²) + eps).
+
+    >>> RMSNorm(192)(torch.randn(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
 
     Paper: Zhang & Sennrich 2019, arXiv:1910.07467.
     """
@@ -112,6 +118,9 @@ class ScaleNorm(nn.Module):
 
     Tokens shorter than `eps` are divided by `eps`. It is large enough that the gradient at a token of
     zeros, g / eps, stays a float16 number.
+
+    >>> ScaleNorm(4)(torch.tensor([[3.0, 0.0, 4.0, 0.0]])).detach()
+    tensor([[1.2000, 0.0000, 1.6000, 0.0000]])
 
     Paper: Nguyen & Salazar 2019, arXiv:1910.05895.
     """
@@ -142,7 +151,11 @@ class ScaleNorm(nn.Module):
 
 @NORMS.add("none")
 class NoNorm(nn.Module):
-    """No norm: y = x."""
+    """No norm: y = x.
+
+    >>> NoNorm(192)(torch.ones(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
+    """
 
     affine_names = (None, None)
 

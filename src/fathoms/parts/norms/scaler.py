@@ -24,6 +24,9 @@ class LearnableScaler(nn.Module):
         affine: False leaves `a` and `b` out, which makes this the identity.
         init: "normal" draws a from N(0, 1), as the authors' code does; "ones" starts at the identity.
 
+    >>> LearnableScaler(192, init="ones")(torch.ones(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
+
     From: github.com/nghiemtuan/LearnableScaler; with init="ones" it is ResMLP's Affine, arXiv:2105.03404.
     """
 
@@ -58,6 +61,9 @@ class LearnableScaler(nn.Module):
 
 class LearnableScaler2d(LearnableScaler):
     """LearnableScaler for convolutional maps (B, C, H, W), in place of a BatchNorm.
+
+    >>> LearnableScaler2d(64)(torch.randn(2, 64, 8, 8)).shape
+    torch.Size([2, 64, 8, 8])
 
     From: github.com/nghiemtuan/LearnableScaler.
     """

@@ -26,6 +26,10 @@ class ProgressiveResidual(nn.Module):
         index: The block's index l - 1.
         warmup: T L as a share of the whole run; the paper has T = 1000 updates at 24 blocks.
 
+    >>> rule = ProgressiveResidual(192, depth=12, index=0)
+    >>> rule(torch.ones(2, 197, 192)).shape, rule.factor_at(progress=0.0), rule.factor_at(progress=0.5)
+    (torch.Size([2, 197, 192]), 0.0, 1.0)
+
     Paper: Chen et al. 2026, arXiv:2603.05369.
     """
 
@@ -85,5 +89,10 @@ def set_progress(model: nn.Module, progress: float) -> None:
     Args:
         model: The model.
         progress: Share of the whole run: updates done over all updates.
+
+    >>> rule = ProgressiveResidual(192, depth=12, index=11)
+    >>> set_progress(rule, progress=0.1)
+    >>> rule(torch.ones(2, 197, 192))[0, 0, 0]
+    tensor(0.5000)
     """
     Warmup(model).set(progress)

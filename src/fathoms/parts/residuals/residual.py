@@ -178,6 +178,9 @@ class Scalar(nn.Module):
 class ReZero(Scalar):
     """y = alpha * x with alpha starting at zero, one per branch; "rezero_shared" has one per block.
 
+    >>> ReZero(192)(torch.ones(2, 197, 192)).any()
+    tensor(False)
+
     Paper: Bachlechner et al. 2020, arXiv:2003.04887.
     """
 
@@ -188,6 +191,9 @@ class SkipInit(Scalar):
 
     As a function it equals ReZero per branch; the two papers differ in how the weights start.
 
+    >>> SkipInit(192)(torch.ones(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
+
     Paper: De & Smith 2020, arXiv:2002.10444.
     """
 
@@ -195,6 +201,9 @@ class SkipInit(Scalar):
 @RESIDUALS.add("fixup", Method(start=lambda _: 1.0, weights=init.fixup, layers=SHIFTED, zero_head=True))
 class FixupScale(Scalar):
     """y = alpha * x with alpha starting at one; the branch's last layer starts at zero instead.
+
+    >>> FixupScale(192)(torch.ones(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
 
     Paper: Zhang et al. 2019, arXiv:1901.09321.
     """
@@ -216,6 +225,9 @@ class FixupScale(Scalar):
 )
 class DeepNorm(nn.Module):
     """Enlarge the skip: y = (2L)^1/4 * x, to be followed by the addition and a norm.
+
+    >>> DeepNorm(192, depth=8)(torch.ones(2, 197, 192))[0, 0, 0]
+    tensor(2.)
 
     Paper: Wang et al. 2022, arXiv:2203.00555.
     """
@@ -261,6 +273,9 @@ class DepthTransfer(ConstantScale):
     The other half of the method is in the parameter groups: see `fathoms.parts.residuals.transfer` for the table.
     "depth_mup" divides by the square root of m_L.
 
+    >>> DepthTransfer(192, factor=12 / 48)(torch.ones(2, 197, 192))[0, 0, 0]
+    tensor(0.2500)
+
     Papers: Dey et al. 2025, arXiv:2505.01618; Yang et al. 2023, arXiv:2310.02244.
     """
 
@@ -277,6 +292,9 @@ class DepthTransfer(ConstantScale):
 )
 class LayerNormScaling(ConstantScale):
     """Damp deeper blocks: y = x / sqrt(index + 1), applied to the branch's input.
+
+    >>> LayerNormScaling(192, index=3)(torch.ones(2, 197, 192))[0, 0, 0]
+    tensor(0.5000)
 
     Paper: Sun et al. 2025, arXiv:2502.05795.
     """

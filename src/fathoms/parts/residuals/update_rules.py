@@ -22,6 +22,9 @@ class OrthogonalUpdate(nn.Module):
     The part of a branch f along the stream x only changes its length, which a norm takes out again. Nothing is
     learned. Computed in float32.
 
+    >>> OrthogonalUpdate(2)(torch.tensor([[1.0, 1.0]]), torch.tensor([[2.0, 0.0]])).round(decimals=3)
+    tensor([[0., 1.]])
+
     Paper: Oh et al. 2025, arXiv:2505.11881.
     """
 
@@ -50,6 +53,10 @@ class MeanVarianceSplit(nn.Module):
     y = beta f, which is ours: the paper has patches only. Alpha starts at 0 and beta at 0.03, one number for each
     channel, without weight decay. Attention keeps the mean of the tokens and shrinks their differences, so that in
     hundreds of blocks the mean takes over; here it follows the branches instead of adding up.
+
+    >>> rule = MeanVarianceSplit(192, prefix=1)
+    >>> rule(torch.randn(2, 197, 192), torch.randn(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
 
     Paper: Lu 2026, arXiv:2605.06169.
     """

@@ -49,6 +49,9 @@ class LearnedPosition(nn.Module):
 
     On another grid than its own (`set_grid`) the table is resized at every call; the parameter keeps its shape,
     and so do the optimizer, the weight average and checkpoints.
+
+    >>> LearnedPosition(192, grid=14)(torch.randn(2, 196, 192)).shape
+    torch.Size([2, 196, 192])
     """
 
     resample: Tensor | None
@@ -99,6 +102,9 @@ class LearnedRotaryPosition(LearnedPosition):
         queries: Query tokens in front of the registers.
         registers: Register tokens in front of the patches.
 
+    >>> LearnedRotaryPosition(192, grid=14, heads=3)(torch.randn(2, 196, 192)).shape
+    torch.Size([2, 196, 192])
+
     Paper: ViT-5, arXiv:2602.08071.
     """
 
@@ -120,6 +126,9 @@ class LearnedRotaryPosition(LearnedPosition):
 @POSITIONS.add("sincos")
 class SinCosPosition(nn.Module):
     """Fixed sines and cosines of row and column, added to the patch there.
+
+    >>> SinCosPosition(192, grid=14)(torch.randn(2, 196, 192)).shape
+    torch.Size([2, 196, 192])
 
     Papers: Vaswani et al. 2017, arXiv:1706.03762; in this 2-D form Chen et al. 2021, arXiv:2104.02057.
     """
@@ -170,6 +179,10 @@ class RotaryPosition(nn.Module):
         queries: Query tokens in front of the registers; they are not rotated.
         registers: Register tokens in front of the patches.
 
+    >>> position = RotaryPosition(192, grid=14, heads=3, queries=1)
+    >>> position.rope().cos.shape
+    torch.Size([197, 64])
+
     Paper: Su et al. 2021, arXiv:2104.09864.
     """
 
@@ -193,7 +206,11 @@ class RotaryPosition(nn.Module):
 
 @POSITIONS.add("none", Traits(adds=False))
 class NoPosition(nn.Module):
-    """No position at all: the model sees a set of patches."""
+    """No position at all: the model sees a set of patches.
+
+    >>> NoPosition(192, grid=14)(torch.randn(2, 196, 192)).shape
+    torch.Size([2, 196, 192])
+    """
 
     def __init__(self, dim: int, grid: int) -> None:
         super().__init__()

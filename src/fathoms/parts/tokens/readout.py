@@ -56,6 +56,11 @@ class ClassToken(nn.Module):
         queries: 1 for the class token, 2 with DeiT's distillation token after it.
         joins: Index of the first block that the queries go through; CaiT's ablation inserts them late.
 
+    >>> readout = ClassToken(192)
+    >>> tokens = readout.start(torch.randn(2, 196, 192))
+    >>> tokens.shape, readout.read(tokens, registers=0).shape
+    (torch.Size([2, 197, 192]), torch.Size([2, 1, 192]))
+
     Papers: Dosovitskiy et al. 2020, arXiv:2010.11929; Touvron et al. 2020, arXiv:2012.12877 and 2103.17239.
     """
 
@@ -97,6 +102,9 @@ class MeanBesideClassToken(ClassToken):
     """The norm of the patches' mean; a class token goes through the blocks too, and is not read.
 
     timm's global_pool="avg" with a class token and fc_norm, which MAE's fine-tuning and DyT's own ViTs use.
+
+    >>> MeanBesideClassToken(192).pool(torch.randn(2, 197, 192), registers=0).shape
+    torch.Size([2, 1, 192])
 
     Papers: He et al. 2021, arXiv:2111.06377; Zhu et al. 2025, arXiv:2503.10622.
     """
@@ -156,7 +164,11 @@ class _PooledTokens(nn.Module):
 
 @READOUTS.add("mean", Traits(queries=False))
 class MeanToken(_PooledTokens):
-    """The mean of the patch tokens after the final norm; registers are left out."""
+    """The mean of the patch tokens after the final norm; registers are left out.
+
+    >>> MeanToken(192).pool(torch.randn(2, 196, 192), registers=0).shape
+    torch.Size([2, 1, 192])
+    """
 
     name = "mean"
 
@@ -172,6 +184,9 @@ class MeanToken(_PooledTokens):
 @READOUTS.add("seqpool", Traits(queries=False))
 class SequencePool(_PooledTokens):
     """CCT's sequence pooling: softmax(w x + b over the patches) as weights of their mean; registers are left out.
+
+    >>> SequencePool(192).pool(torch.randn(2, 196, 192), registers=0).shape
+    torch.Size([2, 1, 192])
 
     Paper: Hassani et al. 2021, arXiv:2104.05704.
     """
@@ -211,6 +226,10 @@ class ClassAttentionReadout(nn.Module):
         class_attention_depth: Number of class-attention blocks.
         depth: Number of blocks before this stage; residual methods use it, and block indices continue from it.
         **options: As for `Block`.
+
+    >>> readout = ClassAttentionReadout(192, heads=4, queries=1, class_attention_depth=2, depth=24)
+    >>> readout.read(torch.randn(2, 196, 192), registers=0).shape
+    torch.Size([2, 1, 192])
 
     Paper: Touvron et al. 2021, arXiv:2103.17239.
     """

@@ -41,6 +41,10 @@ class Rope2d(nn.Module):
     Tokens come in the order queries, registers, patches; queries (cls) are not rotated. Patches use
     `theta`, registers `register_theta`, as in ViT-5.
 
+    >>> rotation = Rope2d(64, grid=14, queries=1)()
+    >>> rotation.cos.shape, rotation.sin.shape
+    (torch.Size([197, 64]), torch.Size([197, 64]))
+
     Papers: Su et al. 2021, arXiv:2104.09864; ViT-5, arXiv:2602.08071.
     """
 

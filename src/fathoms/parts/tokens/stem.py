@@ -71,7 +71,12 @@ def post_position_norm(pixels: int, dim: int) -> StemNorm:
 
 
 def patchify(images: Float[Tensor, "B C H W"], patch_size: int) -> Float[Tensor, "B N P"]:
-    """Cut images into square patches, each flattened in the order (row, column, channel)."""
+    """Cut images into square patches, each flattened in the order (row, column, channel).
+
+    >>> import torch
+    >>> patchify(torch.randn(2, 3, 224, 224), patch_size=16).shape
+    torch.Size([2, 196, 768])
+    """
     height, width = images.shape[-2:]
     if height % patch_size or width % patch_size:
         raise ShapeError(
@@ -99,6 +104,10 @@ class PatchEmbed(nn.Module):
         in_channels: Channels of an image.
         stem_norm: Where the LayerNorms are: "none", "pre" (on the pixels of a patch), "post" (on the
             token), "dual" (both), "post_pos" (on the token, after positions are added).
+
+    >>> import torch
+    >>> PatchEmbed(192)(torch.randn(2, 3, 224, 224)).shape
+    torch.Size([2, 196, 192])
 
     Paper: Dosovitskiy et al. 2020, arXiv:2010.11929.
     """
@@ -145,6 +154,10 @@ class DualPatchNorm(PatchEmbed):
 
     `ln0.weight` reshaped to (patch_size, patch_size, in_channels) shows how much each pixel counts.
 
+    >>> import torch
+    >>> DualPatchNorm(192)(torch.randn(2, 3, 224, 224)).shape
+    torch.Size([2, 196, 192])
+
     Paper: Kumar et al. 2023, arXiv:2302.01327.
     """
 
@@ -177,6 +190,10 @@ class ConvStem(nn.Module):
         stem_norm: "none", "post" (a LayerNorm on the token) or "post_pos" (after positions are added).
         layers: Number of convolutions.
         kernel: Side of their kernels.
+
+    >>> import torch
+    >>> ConvStem(256)(torch.randn(2, 3, 32, 32)).shape
+    torch.Size([2, 256, 256])
 
     Paper: Hassani et al. 2021, arXiv:2104.05704.
     """

@@ -106,7 +106,7 @@ def headline(run: RunRecord) -> list[tuple[str, str, str]]:
         rows.append(("last val accuracy", f"{top1:.2f} %", f"{number(last.get('images'), 0):,.0f} images"))
     if (loss := number(last.get("loss"))) is not None:
         calibration = number(last.get("calibration_error"))
-        remark = "" if calibration is None else f"calibration error {calibration:.2f}\u00a0%"
+        remark = "" if calibration is None else f"calibration error {calibration:.2f} %"
         rows.append(("last val loss", f"{loss:.4f}", remark))
     if (parameters := number(summary.get("parameters"))) is not None:
         rows.append(("parameters", count(parameters), model_words(run)))
