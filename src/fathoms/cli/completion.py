@@ -32,11 +32,12 @@ _fathoms() {
   esac
   if [[ -n $values ]]; then COMPREPLY=($(compgen -W "$values" -- "$current"))
   elif [[ $current == -* ]]; then COMPREPLY=($(compgen -W "$flags" -- "$current"))
-  else compopt -o default; COMPREPLY=(); fi
+  else COMPREPLY=(); fi
 }
-complete -F _fathoms fathoms
+complete -o default -F _fathoms fathoms
 """
-# zsh runs the function above through its own emulation of bash's completion.
+# zsh runs the function above through its own emulation of bash's completion, which has no compopt: that file names
+# follow where nothing else does is said by `-o default`, which both know.
 _ZSH = "autoload -Uz bashcompinit && bashcompinit\n"
 
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from fathoms.cli.terminal.streams import make_safe
+from fathoms.cli.terminal.streams import lost_output, make_safe
 from fathoms.errors import FathomsError, printable
 from fathoms.machine.cores import set_openmp
 from fathoms.names.registry import nearest
@@ -140,10 +140,19 @@ def command() -> NoReturn:
     set_openmp()
     try:
         code = main()
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else int(left.code is not None)
     # As the interpreter would, and then leave the other ranks in order.
     except Exception as error:  # noqa: BLE001
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
+    if lost := lost_output():
+        name = next((known for known in COMMANDS if " ".join(sys.argv[1:]).startswith(f"{known} ")), "")
+        print(
+            f"{f'fathoms {name}'.strip()}: standard output cannot be written ({lost}); what was printed is lost",
+            file=sys.stderr,
+        )
+        code = code or 1
     # Ranks can have been joined only if the module has been imported. A single process, too, would spend seconds on
     # taking torch's modules apart after its last line.
     distributed = sys.modules.get("fathoms.train.distributed")

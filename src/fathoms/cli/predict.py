@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from fathoms.cli.flags.early_checks import check_counts, check_data, check_folder, check_trained
+from fathoms.cli.flags.early_checks import (
+    check_counts,
+    check_data,
+    check_folder,
+    check_trained,
+    without_switches,
+)
 from fathoms.errors import FathomsError, printable
 from fathoms.files.atomic import check_absent
 
@@ -80,7 +86,8 @@ def run(args: Args) -> int:
     from fathoms.train.distributed import choose_device
 
     files = list_images(args.images)
-    loaded = load_run(checkpoint, args.model, trust_program=args.trust_program)
+    with without_switches(args.model):
+        loaded = load_run(checkpoint, args.model, trust_program=args.trust_program)
     changes = {name: getattr(args, name) for name in ("crop_pct", "interpolation", "mean", "std")}
     preprocessing = loaded.preprocessing.changed(**changes)
     classes = class_names(args.classes, loaded.classes, loaded.num_classes)

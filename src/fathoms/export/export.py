@@ -120,7 +120,8 @@ def _config(model: nn.Module) -> dict[str, Any]:
 def _check(path: Path, format: str, opset: int | None, int8: Judge | None) -> None:
     check_name(format, FORMATS, "format", "export")
     if path.suffix != FORMATS[format]:
-        raise FathomsError(f"export: {path.name}: a {format} file ends in {FORMATS[format]}; change the name")
+        kind = {"onnx": "an ONNX file", "timm": "a file of weights for timm"}.get(format, f"a {format} file")
+        raise FathomsError(f"export: {path.name}: {kind} ends in {FORMATS[format]}; change the name")
     if not path.parent.is_dir():
         raise FathomsError(f"export: {path.parent}: the folder does not exist; create it first")
     for option, value in {"opset": opset, "int8": int8}.items():

@@ -84,6 +84,16 @@ def resolve_weights(text: str, where: str = "") -> NamedModel:
     return resolve_trained(text, where)
 
 
+def refuse_weights(text: str, where: str) -> None:
+    """Refuse what names weights, where an architecture is asked for; other unknown names are left to their family."""
+    is_path = text not in MODELS and text not in ALIASES and os.path.exists(text)  # noqa: PTH110
+    if is_path or text.startswith(hub.PREFIX) or _is_file_name(text):
+        raise WeightsError(
+            f"{_place(where)}{text}: names weights, not an architecture; give a name from `fathoms models`, and the "
+            f"weights as --initial-checkpoint {text}"
+        )
+
+
 def _place(where: str) -> str:
     return f"{where} " if where else ""
 

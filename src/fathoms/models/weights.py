@@ -31,6 +31,12 @@ SHOWN = 6
 _ROOM = 1 << 26
 
 
+class MisfitError(WeightsError):
+    """Weights of another model; `plain` is the message without the flags of a model, which not every command has."""
+
+    plain = ""
+
+
 @dataclass(frozen=True)
 class LoadReport:
     """Result of `load_weights`.
@@ -98,17 +104,23 @@ def _check(own: State, given: State, name: str, differ: Mapping[str, tuple[objec
     found = [f"{fault}: {_list(keys)}" for fault, keys in faults.items() if keys]
     if not found:
         return
-    error = WeightsError(f"{name} does not fit the model: {_advice(differ) or '; '.join(found)}")
+    error = MisfitError(f"{name} does not fit the model: {_advice(differ) or '; '.join(found)}")
+    if differ:
+        error.plain = f"{name} does not fit the model: {_said(differ)}; give the --model of these weights"
     for fault, keys in faults.items():
         error.add_note(f"{fault}: {', '.join(keys) or 'none'}")
     raise error
+
+
+def _said(differ: Mapping[str, tuple[object, object]]) -> str:
+    return ", ".join(f"{name} {theirs} against {own}" for name, (theirs, own) in differ.items())
 
 
 def _advice(differ: Mapping[str, tuple[object, object]]) -> str:
     """The settings that differ, and what to do about them."""
     if not differ:
         return ""
-    said = ", ".join(f"{name} {theirs} against {own}" for name, (theirs, own) in differ.items())
+    said = _said(differ)
     if set(differ) == {"num_classes"}:
         return f'{said}; to start a new classifier, give --initial-head new (in Python skip=["head*"])'
     flags = [

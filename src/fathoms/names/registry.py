@@ -139,8 +139,12 @@ class Registry(Generic[T, M]):
         """Build the part; an option of `None` keeps the part's own default, one that it does not take is refused."""
         entry = self[name]
         given = {key: value for key, value in options.items() if value is not None}
-        parameters = inspect.signature(entry).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        for key in () if takes_any else given.keys() - set(parameters):
-            raise ConfigError(f"{self.kind} {name!r} takes no {key}; leave it out")
+        for key in given:
+            if not self.takes(name, key):
+                raise ConfigError(f"{self.kind} {name!r} takes no {key}; leave it out")
         return entry(*args, **given)
+
+    def takes(self, name: str, option: str) -> bool:
+        """Whether the part is built with an option of this name."""
+        parameters = inspect.signature(self[name]).parameters
+        return option in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())

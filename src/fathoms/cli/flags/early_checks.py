@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from fathoms.errors import ConfigError, flag_of
+from fathoms.errors import ConfigError, WeightsError, flag_of
 from fathoms.files.nearest_path import missing
 from fathoms.machine.devices import check_device
 from fathoms.models import hub
@@ -56,6 +57,18 @@ def check_trained(
         check_name(model, [*MODELS, *ALIASES], "model", "--model")
     named = resolve_trained(checkpoint, where)
     return hub.fetch(named.text)[1] if named.kind == "hub" else checkpoint
+
+
+@contextmanager
+def without_switches(model: str | None) -> Iterator[None]:
+    """Let a misfit between weights and model name no flags that this command does not have."""
+    from fathoms.models.weights import MisfitError
+
+    try:
+        yield
+    except MisfitError as error:
+        more = "" if model is None else ", or leave --model out where a run or a card names it"
+        raise WeightsError(f"{error.plain}{more}" if error.plain else str(error)) from error
 
 
 def check_run(run: RunOptions, data: str | None, teacher: str | None) -> None:

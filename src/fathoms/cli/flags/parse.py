@@ -17,7 +17,7 @@ import tyro
 import tyro._errors
 
 from fathoms.cli.flags.parse_errors import one_line
-from fathoms.errors import FathomsError, flag_of
+from fathoms.errors import ConfigError, FathomsError, flag_of
 from fathoms.models.config import ViTConfig
 from fathoms.names.config_checks import OFF_WORDS, takes_off
 
@@ -52,6 +52,16 @@ def parse(module: ModuleType, name: str, words: Sequence[str]) -> Any:
     except SystemExit:
         sys.stdout.flush()
         raise
+
+
+def parse_setting(module: ModuleType, command: str, setting: tuple[str, str], flag: str) -> Any:
+    """The `Args` of a command with one option of an axis; a mistake names the flag and the value that were typed."""
+    name, value = setting
+    try:
+        return parse(module, command, [flag_of(name), value])
+    except FathomsError as error:
+        reason = str(error).removeprefix(f"{flag_of(name)}: ")
+        raise ConfigError(f"{flag} {name}={value}: {reason}") from error
 
 
 def names_of(cls: type) -> tuple[list[str], list[str]]:

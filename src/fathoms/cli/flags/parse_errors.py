@@ -84,6 +84,8 @@ def _bad_value(event: tyro._errors.InstantiationFailure, words: Sequence[str]) -
     typed = [first.partition("=")[2]] if "=" in first else []
     typed += itertools.takewhile(lambda word: not word.startswith("--"), after)
     expected = str(argument.lowered.metavar).strip("{}").split()
+    if len(expected) == 1 and "," in expected[0] and len(typed) == 1:
+        return f"{flag}: no value is called {typed[0]!r}; {hint(typed[0], expected[0].split(','))}"
     kind = KINDS.get(expected[0], expected[0]) if expected else "value"
     wanted = f"a {kind}" if len(expected) == 1 else f"{len(expected)} {kind}s"
     return f"{flag}: {' '.join(typed[: len(expected)])!r} is not {wanted}; see --help"

@@ -18,18 +18,28 @@ class DropPath(nn.Module):
     Paper: Huang et al. 2016, arXiv:1603.09382.
     """
 
+    shares: Tensor
+
     def __init__(self, rate: float = 0.0) -> None:
         super().__init__()
         if not 0.0 <= rate < 1.0:
             raise ConfigError(f"drop_path={rate} is not a probability below 1; use for example 0.1")
-        self.rate = rate
+        self.rate, self.drops = rate, rate > 0.0
+        # A tensor: blocks whose code holds different numbers, as under a linear schedule, would each be compiled.
+        self.register_buffer("shares", torch.empty(2), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The shares of samples that are dropped and kept."""
+        for place, share in enumerate((self.rate, 1.0 - self.rate)):
+            self.shares[place].fill_(share)
 
     def forward(self, x: Float[Tensor, "B *any"]) -> Float[Tensor, "B *any"]:
         """Drop whole samples of x."""
-        if self.rate == 0.0 or not self.training:
+        if not (self.drops and self.training):
             return x
-        keep = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= self.rate
-        return x * keep.to(x.dtype) / (1.0 - self.rate)
+        keep = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= self.shares[0]
+        return x * keep.to(x.dtype) / self.shares[1]
 
     def extra_repr(self) -> str:
         """Show the rate."""

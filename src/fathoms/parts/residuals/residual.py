@@ -281,5 +281,19 @@ class LayerNormScaling(ConstantScale):
     Paper: Sun et al. 2025, arXiv:2502.05795.
     """
 
+    number: Tensor
+
     def __init__(self, dim: int, index: int) -> None:
         super().__init__(dim, (index + 1) ** -0.5)
+        self.index = index
+        # A tensor: blocks whose code holds different numbers would each be compiled. Whole: casting keeps it.
+        self.register_buffer("number", torch.empty(1, dtype=torch.int64), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Number the block, from 1."""
+        self.number.fill_(self.index + 1)
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Scale x."""
+        return (x * self.number.to(torch.promote_types(x.dtype, torch.float32)).rsqrt()).to(x.dtype)

@@ -66,7 +66,7 @@ def pixel_scale_picture(model: nn.Module) -> Picture | None:
         notes = [f"centre {centre:.3f}, corners {corner:.3f}", f"centre / corners {centre / corner:.3f}"]
         maps.append(HeatMap(name, values, limits=limits, notes=notes))
         data.append({"channel": name, "centre": centre, "corners": corner, "scale": values.tolist()})
-    picture = row_of(maps, f"Scale of each pixel of a {side} x {side} patch (ln0 of Dual PatchNorm)")
+    picture = row_of(maps, f"Scale of each pixel in patches of {side} x {side} (ln0 of Dual PatchNorm)")
     picture.data = data
     return picture
 
