@@ -305,11 +305,9 @@ def test_source_and_target_must_differ(photo_folder, capsys):
         call(data_pack, capsys, photo_folder, photo_folder)
 
 
-@pytest.mark.parametrize("name", ["data_check", "data_pack", "data_info"])
+@pytest.mark.parametrize("name", ["check", "pack", "info"])
 def test_help_needs_no_torch(name):
-    script = (
-        f"import sys, fathoms.cli.{name} as m; assert m.EXAMPLES and m.__doc__; print('torch' in sys.modules)"
-    )
+    script = f"import sys, fathoms.cli.data.{name} as m; assert m.EXAMPLES and m.__doc__; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
