@@ -15,8 +15,8 @@ import torch
 
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
-from fathoms.parts.prores import set_progress
-from fathoms.parts.residual import RESIDUALS
+from fathoms.parts.residuals.prores import set_progress
+from fathoms.parts.residuals.residual import RESIDUALS
 from fathoms.probes.coordinates import Coordinates, coordinate_check
 
 RESULTS = Path(__file__).parents[1] / "results"

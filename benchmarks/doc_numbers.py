@@ -16,12 +16,14 @@ from pathlib import Path
 
 import doc_claims
 import doc_evidence
+import doc_many_gpus
 import doc_probe
 import doc_speed
 from doc_format import Read, reader
 
 TEXTS: dict[str, Callable[[Read], str]] = {
     **doc_speed.TEXTS,
+    **doc_many_gpus.TEXTS,
     **doc_claims.TEXTS,
     **doc_evidence.TEXTS,
     **doc_probe.TEXTS,

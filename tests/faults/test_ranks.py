@@ -108,9 +108,10 @@ def test_no_rank_exits_while_rank_0_still_saves(tiny_runs):
     assert (tiny_runs.folder() / "report.html").is_file()
 
 
-def test_shards_move_from_two_ranks_to_one_and_back(tiny_runs):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_shards_move_from_two_ranks_to_one_and_back(tiny_runs, precision):
     """F6 and FSDP2 2 -> 1 -> 2; a signal to one rank alone stops both after the same update, exit 143."""
-    plain = ["--crop", "whole"]
+    plain = ["--crop", "whole", "--precision", precision]
     tiny_runs.train(*plain, name="one")
     halves = tiny_runs.words(*plain, "--batch-size", "16", "--fsdp", name="moved")
     results = ends(pair(tiny_runs.root, halves, halves, STOP="1:3"))

@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fathoms
 from fathoms import ViT, ViTConfig
-from fathoms.parts.placement import PLACEMENTS
-from fathoms.parts.prores import set_progress
-from fathoms.parts.residual import RESIDUALS
+from fathoms.parts.residuals.placement import PLACEMENTS
+from fathoms.parts.residuals.prores import set_progress
+from fathoms.parts.residuals.residual import RESIDUALS
 from fathoms.surgery.swap.sites import find_sites
 from fathoms.train.precision.compile import compile_blocks
 from fathoms.train.precision.cuda_graph import GraphedStep

@@ -8,8 +8,8 @@ import pytest
 
 from fathoms import FathomsError
 from fathoms.cli import train as train_command
+from fathoms.cli.flags.parse import parse
 from fathoms.cli.main import main
-from fathoms.cli.parse import parse
 from fathoms.train.recipe.files import read_recipe, recipe_names, recipe_options
 from fathoms.train.recipe.recipe import DEFAULTS, RECIPE_FIELDS, Recipe
 from fathoms.train.recipe.unused import USES, refuse_unused, unused

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fathoms.errors import ConfigError
-from fathoms.parts.attention import ATTENTIONS
+from fathoms.parts.attentions.attention import ATTENTIONS
 from fathoms.parts.block import check_residual
-from fathoms.parts.norm import NORMS
-from fathoms.parts.position import POSITIONS
-from fathoms.parts.readout import READOUTS
-from fathoms.parts.residual import RESIDUALS
-from fathoms.parts.stem import conv_stride
+from fathoms.parts.norms.norm import NORMS
+from fathoms.parts.residuals.residual import RESIDUALS
+from fathoms.parts.tokens.position import POSITIONS
+from fathoms.parts.tokens.readout import READOUTS
+from fathoms.parts.tokens.stem import conv_stride
 
 if TYPE_CHECKING:
     from fathoms.models.config import ViTConfig
