@@ -79,6 +79,16 @@ def test_the_table_of_coordinate_checks_has_every_residual_method_and_keel():
     assert kept("coordinates")["rows"].keys() == {*RESIDUALS, "keel"}
 
 
+def test_the_table_of_parts_is_that_of_its_rows(script):
+    assert (ROOT / "results" / "parts.md").read_text() == script("parts").as_table(kept("parts"))
+
+
+def test_the_table_and_the_picture_of_the_sweep_are_those_of_its_rows(script):
+    sweep, rows = script("lr_over_depth"), kept("lr_over_depth")["rows"]
+    assert (ROOT / "results" / "lr_over_depth.md").read_text() == sweep.as_table(rows)
+    assert (ROOT / "results" / "lr_over_depth.svg").read_text() == sweep.as_picture(rows)
+
+
 def test_a_part_that_costs_more_than_a_tenth_says_why(script):
     parts = script("parts")
     side = {"images_per_second": 80.0}
