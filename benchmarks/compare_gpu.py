@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.cli.main import main as fathoms
-from fathoms.compare import runner
+from fathoms.compare.workers import runner
 from mps import mps
 
 BASE = (

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from doc_format import Read, Row, table
+from fathoms.text_table import plural
 
 NAMES = {"none": "no scale", "layerscale": "LayerScale"}
+
+
+NUMBERS = "probe_cifar/numbers"
 
 
 def ratios(numbers: Row) -> str:
@@ -42,11 +46,13 @@ def price(numbers: Row) -> str:
     speed = same["speed"]
     equal = same["losses_equal"] and same["weights_equal"]
     every, default = runs["none_probed"], runs["none_default"]
+    often = f"{plural(every['probes'], 'probe')}, {100 * every['probing_share']:.1f} % of the time"
     return (
-        f"on {speed['precision']} weights, compiled by {speed['torchcompile']}, launched as {speed['launch']}, "
+        f"on {speed['precision']} weights, compiled by {speed['torchcompile']}, launched by {speed['launch']}, "
         f"losses and final weights were {'bit-identical' if equal else 'NOT the same'} without probing, with a probe "
-        f"every {same['interval']} updates ({every['probes']} probes, {100 * every['probing_share']:.1f} % of the "
-        f"time) and with the default ({default['probes']} probes, {100 * default['probing_share']:.2f} %)"
+        f"every {same['interval']} updates ({often}) and with "
+        f"the default ({plural(default['probes'], 'probe')} in "
+        f"{default['training_seconds']:.0f} s, {100 * default['probing_share']:.1f} %)"
     )
 
 
@@ -95,4 +101,7 @@ def accuracy(read: Read) -> str:
 TEXTS: dict[str, Callable[[Read], str]] = {
     "probe-calibration": calibration,
     "probe-accuracy": accuracy,
+    "probe-ratios": lambda read: ratios(read(NUMBERS)),
+    "probe-ln0": lambda read: ln0(read(NUMBERS)),
+    "probe-price": lambda read: price(read(NUMBERS)),
 }

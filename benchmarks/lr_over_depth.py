@@ -367,7 +367,7 @@ def main() -> int:
         rows = read(sweep)
         (arguments.results / "lr_over_depth.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
         (arguments.results / "lr_over_depth.md").write_text(as_table(rows))
-        (arguments.results / "lr_over_depth.svg").write_text(as_picture(rows))
+        as_picture(rows).save(arguments.results / "lr_over_depth.svg")
     return code
 
 

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fathoms.atomic import write_atomic
+from fathoms.files.atomic import write_atomic
 from mps import mps
 
 CHANCE = math.log(10)

@@ -19,10 +19,12 @@ FILES = [f"digit_{number}.png" for number in range(8)]
 
 
 def run(*words: str) -> str:
-    """Run a Python program, show its command, and return what it prints."""
-    print("$", *(("fathoms", *words[1:]) if words[0] == "-m fathoms" else ("python", *words)))
-    program = words[0].split()
-    done = subprocess.run([sys.executable, *program, *words[1:]], check=True, capture_output=True, text=True)
+    """Run fathoms, or the program beside this one; show the command, return what it prints."""
+    print("$", *words)
+    program = ["-m", "fathoms"] if words[0] == "fathoms" else [Path(__file__).with_name(words[0])]
+    done = subprocess.run(
+        [sys.executable, *program, *words[1:]], check=True, stdout=subprocess.PIPE, text=True
+    )
     return done.stdout
 
 
@@ -31,13 +33,12 @@ if __name__ == "__main__":
     for file, pixels in zip(FILES, pictures, strict=False):
         Image.fromarray((pixels * 255 / 16).astype("uint8")).save(file)
 
-    run("-m fathoms", "train", "--epochs", "8", "--depth", "4", "--experiment", "digits", "--device", "cpu")
-    print(run("-m fathoms", "export", "runs/digits", "--fold", "--output", "digits.onnx", "--overwrite"))
+    run("fathoms", "train", "--epochs", "12", "--depth", "4", "--experiment", "digits", "--device", "cpu")
+    print(run("fathoms", "export", "runs/digits", "--fold", "--output", "digits.onnx", "--overwrite"))
 
-    served = json.loads(run(str(Path(__file__).with_name("serve.py")), "digits.onnx", *FILES))
-    printed = run("-m fathoms", "predict", *FILES, "--checkpoint", "runs/digits", "--top", "1", "--json")
-    predicted = [json.loads(line) for line in printed.splitlines()]
-    for ours, theirs in zip(served, predicted, strict=True):
+    served = json.loads(run("serve.py", "digits.onnx", *FILES))
+    printed = run("fathoms", "predict", *FILES, "--checkpoint", "runs/digits", "--top", "1", "--json")
+    for ours, theirs in zip(served, json.loads(printed)["predictions"], strict=True):
         print(f"{ours['file']}: {ours['class']} with {ours['probability']:.1%}")
         assert ours["class"] == theirs["classes"][0]
         assert abs(ours["probability"] - theirs["probabilities"][0]) < 1e-4

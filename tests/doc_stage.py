@@ -33,9 +33,9 @@ SMALLER = {
 PRELUDE = """
 import fathoms, torch
 torch.manual_seed(0)
-images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
-batches = loader = [images, images]
-small = dict(image_size=32, patch_size=8, dim=32, heads=2, num_classes=10)
+images, labels = torch.randn(2, 3, 224, 224), torch.arange(2)
+batches = loader = [images[:1]]
+small = dict(image_size=224, patch_size=32, dim=32, heads=2, num_classes=10)
 build = lambda depth: fathoms.ViT(fathoms.ViTConfig(depth=depth, **small))
 model = build(2)
 cait = fathoms.ViT(fathoms.ViTConfig(depth=2, attention="talking_heads", readout="class_attention", **small))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import fathoms
+from fathoms.parts import RESIDUALS
 
 ROOT = Path(__file__).parents[1]
 
@@ -71,6 +73,62 @@ def test_bounds_are_not_watched_where_tensors_share_an_allocation():
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"bounds: .*; set PYTORCH_NO_CUDA_MEMORY_CACHING=1\n", done.stderr)
+
+
+def test_the_table_of_coordinate_checks_has_every_residual_method_and_keel():
+    assert kept("coordinates")["rows"].keys() == {*RESIDUALS, "keel"}
+
+
+def test_a_part_that_costs_more_than_a_tenth_says_why(script):
+    parts = script("parts")
+    side = {"images_per_second": 80.0}
+    row = {"device": "a device", "torch": "2", "options": {"residual": "x"}, "memory_ratio": 1.0}
+    row |= {"none": {"images_per_second": 100.0}, "multiplications_ratio": 1.0}
+    rows = {name: {**row, name: side, "ratio": ratio} for name, ratio in (("keel", 0.8), ("prores", 0.95))}
+    table = parts.as_table({"rows": rows}).splitlines()
+    assert table[-2].endswith(f"| {parts.WHY['keel']} |")
+    assert table[-1].endswith("| 1.00 |  |")
+    # A scale that is absorbed into a linear, and a read-out, cost next to nothing.
+    assert parts.PARTS.keys() - parts.WHY.keys() == {"completep", "seqpool"}
+
+
+def curve(losses, depth=6, method="none"):
+    rates = (1e-3, 2e-3, 4e-3, 8e-3)
+    return [
+        {"residual": method, "depth": depth, "lr": rate, "diverged": 0, "failed": 0}
+        | {"loss": {"0": loss, "1": loss + 0.1}, "top1": {"0": 50.0, "1": 49.0}}
+        for rate, loss in zip(rates, losses, strict=True)
+    ]
+
+
+def test_the_best_learning_rate_is_the_lowest_point_of_the_parabola_and_an_edge_is_marked(script):
+    sweep = script("lr_over_depth")
+    # A parabola over log2(lr), lowest at 3e-3.
+    lowest = [1 + (math.log2(rate / 3e-3)) ** 2 for rate in (1e-3, 2e-3, 4e-3, 8e-3)]
+    found = sweep.best(curve(lowest))
+    assert found["lr"] == 4e-3
+    assert found["fitted"] == pytest.approx(3e-3)
+    assert not found["edge"]
+    edge = sweep.best(curve([1.0, 2.0, 3.0, 4.0]))
+    assert (edge["lr"], edge["fitted"], edge["edge"]) == (1e-3, 1e-3, True)
+    diverged = curve(lowest)
+    diverged[2]["diverged"] = 1
+    assert sweep.best(diverged)["lr"] == 2e-3
+
+
+def test_ended_runs_come_back_out_of_an_archive_without_checkpoints_or_unfinished_runs(script, tmp_path):
+    sweep = script("lr_over_depth")
+    cells = [{"run": "cells/a", "status": "done"}, {"run": "cells/b", "status": "pending"}]
+    for name in ("a/checkpoints/last/model", "a/summary.json", "b/summary.json"):
+        path = tmp_path / "out" / "none" / "cells" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    (tmp_path / "out" / "none" / "results.json").write_text(json.dumps({"cells": cells}))
+    sweep.pack(tmp_path / "out", tmp_path / "kept.tar.gz")
+    sweep.unpack(tmp_path / "kept.tar.gz", tmp_path / "back")
+    there = {str(path.relative_to(tmp_path / "back")) for path in (tmp_path / "back").rglob("*.json")}
+    assert there == {"none/results.json", "none/cells/a/summary.json"}
+    assert not list((tmp_path / "back").rglob("model"))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from fathoms.cli import train as train_command
-from fathoms.cli.parse import parse
+from fathoms.cli.flags.parse import parse
 from fathoms.train.distributed import World
 from fathoms.train.trainer import Trainer
 

@@ -10,7 +10,7 @@ import pytest
 from fathoms.bench.beside_timm import TIMM_SETTINGS
 from fathoms.bench.race import Setting
 from fathoms.cli.main import main
-from fathoms.cli.progress import announced
+from fathoms.cli.terminal.progress import announced
 
 SMALL = ["vit_digits", "--depth", "2", "--batch-size", "4", "--device", "cpu", "--compile", "none"]
 SHORT = ["--turns", "1", "--steps", "1"]

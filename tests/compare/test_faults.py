@@ -15,7 +15,7 @@ from tiny_comparisons import sabotage
 FAULTS = """
 import os, signal, sys
 from pathlib import Path
-if "-m" in sys.orig_argv and "fathoms.compare.worker" in sys.orig_argv:
+if "-m" in sys.orig_argv and "fathoms.compare.workers.worker" in sys.orig_argv:
     import torch
     from fathoms.train.trainer import Trainer
     run = Trainer.run
@@ -74,7 +74,7 @@ def test_a_crash_want_of_memory_and_divergence_are_reported_and_the_rest_finishe
 BAD_INDEX = """
 import os, sys
 from pathlib import Path
-if "-m" in sys.orig_argv and "fathoms.compare.worker" in sys.orig_argv:
+if "-m" in sys.orig_argv and "fathoms.compare.workers.worker" in sys.orig_argv:
     import torch
     from fathoms.train.loop import Loop
     mark = Loop._mark_update
@@ -137,7 +137,7 @@ def test_a_full_disk_ends_the_comparison_in_one_line(comparisons, monkeypatch, c
 
 def test_neither_a_worker_nor_the_runner_loads_scipy_or_sklearn():
     code = (
-        "import sys, fathoms.compare.worker, fathoms.compare.runner, fathoms.train.trainer\n"
+        "import sys, fathoms.compare.workers.worker, fathoms.compare.workers.runner, fathoms.train.trainer\n"
         "print([name for name in ('scipy', 'sklearn') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -56,7 +56,7 @@ import json, shutil, sys, torch
 from pathlib import Path
 from fathoms.cli.main import main
 from fathoms.cli import train as command
-from fathoms.cli.parse import parse
+from fathoms.cli.flags.parse import parse
 from fathoms.train.distributed import World
 from fathoms.train.trainer import Trainer
 torch.set_num_threads(1)

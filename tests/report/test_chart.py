@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fathoms.report import chart
+from fathoms.report.run import chart
 
 
 def test_geometry_is_to_scale_and_gaps_stay_gaps():

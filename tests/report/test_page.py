@@ -15,11 +15,11 @@ import pytest
 from fathoms import FathomsError
 from fathoms.cli.main import main
 from fathoms.drawing.colours import RAMP
-from fathoms.report import chart, heatmap
 from fathoms.report.html import embedded
 from fathoms.report.page import write_report
 from fathoms.report.quantities import count, duration, file_size
-from fathoms.report.run_files import read_run
+from fathoms.report.run import chart, heatmap
+from fathoms.report.run.files import read_run
 from fathoms.train.record.toml import to_toml
 
 HOSTILE = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'{{7*7}}&"

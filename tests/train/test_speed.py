@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fathoms.cli import train as train_command
+from fathoms.cli.flags.parse import parse
 from fathoms.cli.main import main
-from fathoms.cli.parse import parse
 from fathoms.errors import ConfigError
 from fathoms.train.checkpoint.migrate import speed_before_4
 from fathoms.train.precision import machine as machine_module

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from fathoms.cli.early_checks import check_counts
-from fathoms.cli.parse import Switches, given
-from fathoms.cli.progress import announced, progress_bar
-from fathoms.devices import check_device
+from fathoms.cli.flags.early_checks import check_counts
+from fathoms.cli.flags.parse import Switches, given
+from fathoms.cli.terminal.progress import announced, progress_bar
 from fathoms.errors import ConfigError
+from fathoms.machine.devices import check_device
 from fathoms.models.zoo import model_config
 
 if TYPE_CHECKING:

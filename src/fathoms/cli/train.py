@@ -17,11 +17,12 @@ from typing import Any
 
 import tyro
 
-from fathoms.cli.early_checks import check_run
-from fathoms.cli.parse import Switches, given, optional
+from fathoms.cli.flags.early_checks import check_run
+from fathoms.cli.flags.parse import Switches, given, optional
 from fathoms.cli.quick_start import import_compiler_for, open_meanwhile, without_collection
 from fathoms.errors import printable
 from fathoms.models.build_timm import TIMM
+from fathoms.models.resolve import refuse_weights
 from fathoms.text_table import plural
 from fathoms.train.job import Job, RunOptions
 from fathoms.train.recipe.files import read_recipe, recipe_options
@@ -78,6 +79,7 @@ def make_job(args: Args) -> Job:
     recipe = Recipe.join(recipe_options(table, str(name)), given(args.training))
     recipe_model = model_table.pop("name", None)
     model = args.model or recipe_model or "vit_small_patch16_224"
+    refuse_weights(model, "--model")
     switches = given(args.switches)
     if model.startswith(TIMM):
         if switches:

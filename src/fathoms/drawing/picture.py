@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from fathoms.atomic import write_atomic
 from fathoms.drawing.colours import INK
 from fathoms.drawing.png import to_png
 from fathoms.drawing.shapes import Area, Box, Dash, Dot, Line, Pixels, Point, Shape, Text, printable
 from fathoms.drawing.svg import to_svg
 from fathoms.errors import ConfigError
+from fathoms.files.atomic import write_atomic
 
 
 @dataclass

@@ -62,9 +62,11 @@ def short_number(value: float) -> str:
 
     >>> short_number(0.00002)
     '2e-5'
+    >>> short_number(0.00016)
+    '1.6e-4'
     """
     if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
-        return _short_power(f"{value:.0e}")
+        return _short_power(f"{value:.1e}".replace(".0e", "e"))
     return f"{value:.4g}"
 
 

@@ -8,16 +8,16 @@ from torch import nn
 
 from fathoms.models.config import ViTConfig
 from fathoms.parts.block import Block
-from fathoms.parts.drop_path import drop_path_rates
 from fathoms.parts.init import STD
 from fathoms.parts.linear import ScaledLinear
-from fathoms.parts.norm import NORMS
-from fathoms.parts.position import POSITIONS
+from fathoms.parts.norms.norm import NORMS
 from fathoms.parts.protocols import Part, Position, Readout, Stem
-from fathoms.parts.readout import READOUTS
-from fathoms.parts.residual import RESIDUALS
-from fathoms.parts.stem import STEMS
-from fathoms.parts.transfer import Transfer, transfer_of
+from fathoms.parts.residuals.drop_path import drop_path_rates
+from fathoms.parts.residuals.residual import RESIDUALS
+from fathoms.parts.residuals.transfer import Transfer, transfer_of
+from fathoms.parts.tokens.position import POSITIONS
+from fathoms.parts.tokens.readout import READOUTS
+from fathoms.parts.tokens.stem import STEMS
 
 
 def build_stem(config: ViTConfig) -> Stem:

@@ -14,13 +14,13 @@ from torch.utils.checkpoint import checkpoint
 from fathoms.errors import ConfigError, ShapeError
 from fathoms.models import builder
 from fathoms.models.config import ViTConfig
+from fathoms.names.registry import check_name
 from fathoms.parts.block import Block
 from fathoms.parts.init import STD, exempt_from_decay
 from fathoms.parts.linear import linear_flops
-from fathoms.parts.readout import READOUTS
-from fathoms.parts.rope import Rope2d, Rotation
-from fathoms.parts.transfer import Transfer
-from fathoms.registry import check_name
+from fathoms.parts.residuals.transfer import Transfer
+from fathoms.parts.tokens.readout import READOUTS
+from fathoms.parts.tokens.rope import Rope2d, Rotation
 
 
 class ViT(nn.Module):

@@ -9,8 +9,8 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor, nn
 
-from fathoms.atomic import write_atomic
 from fathoms.drawing.picture import Picture
+from fathoms.files.atomic import write_atomic
 from fathoms.probes.pictures.attention import attention_picture, shown_pixels
 from fathoms.probes.pictures.depth_profile import depth_profile
 from fathoms.probes.pictures.names import OF_A_MODEL, PAGE, picture_files

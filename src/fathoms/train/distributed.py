@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fathoms.devices import check_device
 from fathoms.errors import ConfigError, FathomsError, reason
+from fathoms.machine.devices import check_device
 from fathoms.train.rank_watch import watching
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fathoms.devices import check_device
 from fathoms.errors import ConfigError, flag_of
+from fathoms.machine.devices import check_device
 from fathoms.models.config import ViTConfig
 from fathoms.train.identity import config_identity, recipe_identity
 from fathoms.train.recipe.image_sizes import ImageSizes

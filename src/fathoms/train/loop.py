@@ -16,7 +16,7 @@ import torch
 
 from fathoms.data import Batch, LoaderError
 from fathoms.models.vit import ViT
-from fathoms.parts.prores import Warmup
+from fathoms.parts.residuals.prores import Warmup
 from fathoms.train.checkpoint.async_saver import AsyncSaver
 from fathoms.train.checkpoint.resume import roll_back
 from fathoms.train.checkpoint.state_dict import counters, gather

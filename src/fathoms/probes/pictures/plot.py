@@ -11,7 +11,7 @@ from fathoms.drawing.picture import Picture
 from fathoms.drawing.shapes import Dash, Point
 from fathoms.drawing.ticks import log_ticks, short_number, tick_label, ticks
 
-LEFT, RIGHT, TOP, BOTTOM = 56.0, 14.0, 34.0, 40.0
+LEFT, RIGHT, TOP, BOTTOM = 56.0, 22.0, 34.0, 40.0
 DOTS = 12
 """Most points of a line that is drawn with a dot on each."""
 DASH = (4.0, 3.0)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fathoms.drawing.colours import SOFT
 from fathoms.drawing.picture import Picture
-from fathoms.parts.attention import TalkingHeadsAttention
-from fathoms.parts.stem import PatchEmbed
+from fathoms.parts.attentions.attention import TalkingHeadsAttention
+from fathoms.parts.tokens.stem import PatchEmbed
 from fathoms.probes.blocks import find_blocks, scales_of
 from fathoms.probes.pictures.heat_maps import HeatMap, row_of
 
@@ -66,7 +66,7 @@ def pixel_scale_picture(model: nn.Module) -> Picture | None:
         notes = [f"centre {centre:.3f}, corners {corner:.3f}", f"centre / corners {centre / corner:.3f}"]
         maps.append(HeatMap(name, values, limits=limits, notes=notes))
         data.append({"channel": name, "centre": centre, "corners": corner, "scale": values.tolist()})
-    picture = row_of(maps, f"Scale of each pixel of a {side} x {side} patch (ln0 of Dual PatchNorm)")
+    picture = row_of(maps, f"Scale of each pixel in patches of {side} x {side} (ln0 of Dual PatchNorm)")
     picture.data = data
     return picture
 

@@ -90,7 +90,13 @@ def accelerate(model: nn.Module, *, images: Tensor | None = None) -> AccelerateR
 
     Args:
         model: Any module.
-        images: A batch for the comparison of the output; None makes random ones of the model's size.
+        images: A batch (B, C, H, W) for the comparison of the output; None makes random ones of the model's size.
+
+    >>> import timm
+    >>> cait = timm.create_model("cait_xxs24_224", depth=1)
+    >>> report = accelerate(cait)
+    >>> len(report), cait(torch.randn(2, 3, 224, 224)).shape
+    (3, torch.Size([2, 1000]))
     """
     found, left = _candidates(model)
     if not found:

@@ -8,7 +8,7 @@ import torch
 
 from fathoms.errors import ConfigError
 from fathoms.models.param_groups import ParamGroups
-from fathoms.registry import Registry
+from fathoms.names.registry import Registry
 from fathoms.train.optim.lamb import Lamb
 from fathoms.train.optim.muon import MuonWithAdamW, split_for_muon
 from fathoms.train.optim.plain import SGD, AdamW

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from fathoms.parts.block import Block, Join
 from fathoms.parts.linear import has_hooks, is_bare
-from fathoms.parts.norm import split_affine
+from fathoms.parts.norms.norm import split_affine
 from fathoms.parts.protocols import Branch, Part
-from fathoms.parts.residual import RESIDUALS, ConstantScale
+from fathoms.parts.residuals.residual import RESIDUALS, ConstantScale
 
 
 @dataclass(frozen=True)

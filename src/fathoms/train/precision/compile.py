@@ -10,7 +10,7 @@ import torch._functorch.config
 from torch import nn
 
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 from fathoms.train.precision.compile_cache import compile_repeatably, keep_compiled_code
 
 KEEPS = ("all", "lean")
