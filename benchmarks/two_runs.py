@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fathoms.cores import compute_threads, usable_cores
+from fathoms.machine.cores import compute_threads, usable_cores
 from fathoms.text_table import plural
 
 SETTINGS: dict[str, dict[str, str]] = {

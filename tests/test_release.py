@@ -33,7 +33,7 @@ def names(requirements):
 
 def test_the_version_is_written_once_and_the_package_is_built_with_it():
     assert PROJECT["project"]["dynamic"] == ["version"]
-    assert ROOT / PROJECT["tool"]["hatch"]["version"]["path"] == ROOT / "src" / "fathoms" / "__init__.py"
+    assert ROOT / PROJECT["tool"]["hatch"]["version"]["path"] == ROOT / "src" / "fathoms" / "version.py"
     assert re.fullmatch(r"\d+\.\d+\.\d+", fathoms.__version__)
 
 

@@ -5,17 +5,29 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from fathoms.cli import compare as command
+from fathoms.cli.flags.parse import parse
 from fathoms.cli.main import main
-from fathoms.cli.parse import parse
+from fathoms.compare.plan import PRESETS
 
 FLAGS = [
     *("--depth", "2", "--dim", "16", "--heads", "2", "--warmup-epochs", "0"),
     *("--epochs", "2", "--batch-size", "96", "--device", "cpu"),
 ]
 """The embedded digits: 14 updates an epoch of two blocks of 16 channels."""
+
+
+def flags_beside(words):
+    """The flags without those that the words make an axis, by --axis or by a preset."""
+    axes = {after.partition("=")[0] for word, after in pairwise(words) if word == "--axis"}
+    for word, after in pairwise(words):
+        axes |= set(PRESETS.get(after, {}).get("axes", ())) if word == "--preset" else set()
+    return [
+        word for flag in zip(FLAGS[::2], FLAGS[1::2], strict=True) if flag[0][2:] not in axes for word in flag
+    ]
 
 
 class Comparisons:
@@ -26,7 +38,7 @@ class Comparisons:
 
     def words(self, *more, name="c"):
         data = [] if self.data is None else [str(self.data)]
-        return [*data, *FLAGS, "--output", str(self.root), "--experiment", name, *more]
+        return [*data, *flags_beside(more), "--output", str(self.root), "--experiment", name, *more]
 
     def run(self, *more, name="c"):
         return main(["compare", *self.words(*more, name=name)])

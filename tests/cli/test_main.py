@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,18 @@ def test_help_shows_an_example_and_imports_no_torch(name):
     assert "examples:" in result.stdout
     assert f"fathoms {name}" in result.stdout
     assert result.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("words", [[], ["data"], ["--version"], ["models"]])
+def test_a_reader_that_has_gone_is_no_error(words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "fathoms", *words]
+    result = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, timeout=120
+    )
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_a_launcher_makes_a_light_command_no_heavier():
@@ -143,3 +156,33 @@ def test_a_group_alone_lists_its_commands(words, capsys):
 def test_a_mistyped_command_of_a_group_gets_the_nearest_of_it(capsys):
     assert main(["data", "chek", "photos"]) == 2
     assert "no command is called 'data chek'; did you mean 'data check'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["models", "--json"], ["train", "--help"], ["data"]])
+def test_output_that_cannot_be_written_is_exit_code_1_and_one_line(words):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fathoms", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "standard output cannot be written (No space left on device)" in done.stderr
+
+
+def test_a_training_whose_output_cannot_be_written_goes_on_to_its_end(tmp_path):
+    words = ["train", "--epochs", "1", "--depth", "1", "--device", "cpu", "--output", str(tmp_path), "--json"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fathoms", *words, "--experiment", "run"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("fathoms train: standard output cannot be written")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "done"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import typing
@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import fathoms
-from fathoms.cli.main import COMMANDS, main
+from fathoms.cli.main import COMMANDS, main, module_of
 
 # Refused before torch is imported. Each is also tried in a process of its own.
 QUICK = [
@@ -60,6 +60,8 @@ QUICK = [
     "predict --checkpoint weights.safetensors nosuch.png",
     "predict photos --checkpoint nosuch",
     "predict photos --checkpoint weights.safetensors --top 0",
+    "predict photos --checkpoint weights.safetensors --attention notes.txt",
+    "predict photos --checkpoint weights.safetensors --attention notes.txt/maps",
     "predict photos --checkpoint weights.safetensors --classes nosuch.txt",
     "export nosuch",
     "export weights.safetensors --max-drop 3",
@@ -78,6 +80,9 @@ QUICK = [
     "compare --budget soon",
     "compare --shard 3",
     "compare --seed 3",
+    "compare --norm dyt",
+    "compare --axis norm=layernorm,rmsnorm --norm dyt",
+    "compare --preset residual --depth 6",
     "report",
     "report nosuch",
     "report photos",
@@ -108,6 +113,23 @@ SLOWER = [
     "train --initial-checkpoint weights.safetensors --depth 3",
     "train --initial-checkpoint notes.txt",
     "train --torchcompile nosuch",
+    "train --residual completep --base-depth 0",
+    "train --residual completep --base-depth 1000",
+    "train --residual none --base-depth 6",
+    "train --residual completep --base-dim 8 --opt lamb",
+    "train --residual orthogonal --residual-init 0.1",
+    "train --residual prores --residual-warmup 0",
+    "train --readout class_attention --attn-gate head",
+    "train --placement-by-depth 0-1:post,1-2:pre",
+    "train --placement-by-depth 0-99:post",
+    "train --placement-by-depth 0-1:pots",
+    "train --norm-by-depth 0-1:dyt,1:rmsnorm",
+    "train --attn-placement keel --norm none",
+    "train --residual deepnorm --attn-placement keel",
+    "train --class-token-block 99",
+    "train --readout mean --class-token-block 1",
+    "train --stem-layers 2",
+    "train --stem conv --stem-norm dual",
     "validate --checkpoint torn.safetensors --model vit_digits",
     "validate --checkpoint weights.safetensors",
     "validate photos --checkpoint weights.safetensors --model vit_digits",
@@ -138,6 +160,14 @@ SLOWER = [
     "bench vit_digits --device mps",
     "probe --batch-size 0",
     "probe --depth -3",
+    "probe --figures notes.txt",
+    "probe --figures drawn",
+    "probe --figures drawn --depths 2",
+    "probe --figures drawn --coordinates depth=2,4",
+    "data check photos --manifest notes.txt",
+    "data check others",
+    "data pack photos notes.txt",
+    "data pack photos others",
 ]
 
 
@@ -156,7 +186,18 @@ def place(tmp_path_factory):
     for name in ("empty", "damaged"):
         (place / name).mkdir()
     (place / "damaged" / "config.toml").write_text("[model\n")
+    # Files that a command would replace.
+    shutil.copytree(place / "photos", place / "others")
+    for name in ("others/fathoms-manifest.json", "others/index.json", "others/train-000000.tar"):
+        (place / name).write_text("{}")
+    (place / "drawn").mkdir()
+    for name in ("probe.html", "sweep.svg", "coordinates.json"):
+        (place / "drawn" / name).write_text("mine")
     (place / "notes.txt").write_text("notes\n")
+    for name in ("many/one", "many/two", "compared/cells/one"):
+        (place / name).mkdir(parents=True)
+        (place / name / "config.toml").write_text("")
+    np.savez(place / "arrays.npz", weight=np.zeros(3))
     (place / "broken.npz").write_bytes(b"PK\x03\x04 not an archive")
     (place / "broken.toml").write_text("lr = \n")
     (place / "huge.toml").write_text(f"epochs = 0x{'f' * 50_000}\n")
@@ -194,9 +235,49 @@ def test_a_mistake_is_one_line_and_writes_nothing(line, place, monkeypatch, capf
     assert listing(place) == before
 
 
+SAID = {
+    "train --model hf-hub:timm/vit_tiny": "names weights, not an architecture; give a name from `fathoms models`, and",
+    "train --model weights.safetensors": "the weights as --initial-checkpoint weights.safetensors",
+    "train --model timm/vit_tinny": "no timm model is called 'vit_tinny'; did you mean 'vit_tiny_patch16_224'?",
+    "probe timm/resnet5": "did you mean 'resnet50'?",
+    "train --norm None": "--norm: no value is called 'None'; did you mean 'none'?",
+    "train --residual rezro": "did you mean 'rezero'?",
+    "train --placement-by-depth 0-2": "'0-2' is not a range with a name; write for example '0-2:post'",
+    "train --placement-by-depth 0-99:post": "leaves the blocks 0-11 of this model; write the first block, then",
+    "train --initial-checkpoint arrays.npz": "arrays (.npz) are not read as weights; save them as .safetensors",
+    "validate --checkpoint arrays.npz": "arrays (.npz) are not read as weights",
+    "validate --checkpoint notes.txt": "only .safetensors files are opened",
+    "validate --checkpoint many": "many: is a folder of runs; give one of them, such as many/one",
+    "predict photos --checkpoint compared": "is a folder of runs; give one of them, such as compared/cells/one",
+    "validate photos --checkpoint weights.safetensors --model vit_tiny_patch16_224": (
+        "depth 1 against 12, dim 8 against 192, patch_size 2 against 16; give the --model of these weights, or leave "
+        "--model out"
+    ),
+    "predict photos --checkpoint weights.safetensors --attention notes.txt": (
+        "--attention notes.txt: notes.txt is a file, not a folder; give another folder"
+    ),
+    "export weights.safetensors --format onnx --output m.txt": "m.txt: an ONNX file ends in .onnx; change the name",
+}
+
+
+@pytest.mark.parametrize("line", SAID)
+def test_a_mistake_is_answered_with_what_to_do(line, place, monkeypatch, capfd):
+    monkeypatch.chdir(place)
+    assert main(shlex.split(line)) == 2
+    printed = capfd.readouterr().err
+    is_one_line(line, printed)
+    assert SAID[line] in printed
+
+
+def test_weights_without_a_card_give_the_number_of_classes(tmp_path):
+    model = fathoms.create_model("vit_digits", depth=1, num_classes=7)
+    fathoms.save_weights(model, tmp_path / "w.safetensors")
+    assert fathoms.load_run(tmp_path / "w.safetensors", "vit_digits", depth=1).num_classes == 7
+
+
 def wrong_values(command):
     """One wrong value for each type of flag that a command has."""
-    args = importlib.import_module(f"fathoms.cli.{command.replace(' ', '_')}").Args
+    args = module_of(command).Args
     seen = {}
     for name, hint in typing.get_type_hints(args).items():
         kinds = {hint, *typing.get_args(hint)}

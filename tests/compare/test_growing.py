@@ -1,14 +1,20 @@
 """Comparisons that are continued: more seeds, arms and values, moved data, a copied folder, tuning."""
 
+import itertools
 import json
 import shutil
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import fathoms
-from fathoms.cli.parse import parse
+from fathoms.cli.flags.parse import parse
 from fathoms.compare import tuning
-from fathoms.compare.worker import make_trainer
+from fathoms.compare.cells import key_of
+from fathoms.compare.workers.worker import make_trainer
+from fathoms.data.sources.fingerprint import earlier_fingerprint
+from fathoms.data.sources.splits import open_roles
 from tiny_runs import stop_after_update
 
 IMAGES = ("--recipe", "digits", "--image-size", "16", "--patch-size", "4", "--batch-size", "32")
@@ -83,13 +89,33 @@ def test_a_run_on_other_data_is_another_run(comparisons, tiny_images, tmp_path):
     comparisons.data = tiny_images
     words = (*IMAGES, "--axis", "norm=layernorm,dyt", "--seeds", "1")
     before = comparisons.make(*words).cells()[0].folder
-    import numpy as np
-
     arrays = dict(np.load(tiny_images))
     arrays["x_train"] = arrays["x_train"][::-1].copy()
     comparisons.data = tmp_path / "images.npz"
     np.savez(comparisons.data, **arrays)
     assert comparisons.make(*words).cells()[0].folder.name != before.name
+
+
+def test_a_comparison_that_began_with_an_earlier_kind_of_fingerprint_goes_on_with_it(comparisons, tmp_path):
+    rng = np.random.default_rng(0)
+    for split, label, number in itertools.product(("train", "val"), ("a", "b"), range(4)):
+        (tmp_path / "photos" / split / label).mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / split / label / f"{number}.png")
+    comparisons.data = tmp_path / "photos"
+    words = (*IMAGES, "--axis", "norm=layernorm,dyt", "--seeds", "1", "--epochs", "1", "--jobs", "1")
+    now = comparisons.make(*words)
+    roles = open_roles(str(comparisons.data), now.cells()[0].job.recipe.val_share)
+    stored = "".join(earlier_fingerprint(split) for split in roles[:3] if split is not None)
+    assert stored != now.settings.fingerprint
+    before = now.plan()
+    keys = {name: key_of(job, stored) for name, (_, job) in now.arms.items()}
+    now.folder.path.mkdir(parents=True)
+    plan = {**before, "fingerprint": stored, "keys": keys, "grown": []}
+    (now.folder.path / "plan.json").write_text(json.dumps(plan))
+    assert comparisons.make(*words).settings.fingerprint == stored
+    assert comparisons.run(*words) == 0
+    assert len(finished(comparisons)) == 2
 
 
 @pytest.mark.slow

@@ -38,6 +38,27 @@ BAD = {
     "a seed": ((*NORMS, "--seed", "3"), "--seeds"),
     "runs that may not resume": ((*NORMS, "--resume", "never"), "--resume"),
     "fewer than no workers": ((*NORMS, "--jobs", "-1"), "--jobs"),
+    "a flag that is an axis": ((*NORMS, "--norm", "dyt"), "--norm is an axis; leave out --norm dyt"),
+    "a switch that is an axis": (
+        ("--axis", "qkv_bias=True,False", "--no-qkv-bias"),
+        "--qkv-bias is an axis; leave out --no-qkv-bias",
+    ),
+    "a model that is an axis": (
+        ("--axis", "model=a,b", "--model", "vit_digits"),
+        "leave out --model vit_digits",
+    ),
+    "a flag that is tuned": (
+        (*NORMS, "--tune", "lr=1e-3,1e-4", "--lr", "0.1"),
+        "--lr is tuned; leave out --lr 0.1",
+    ),
+    "a flag that every arm sets": (
+        ("--arm", "a: norm=dyt", "--arm", "b: norm=derf,depth=1", "--norm", "rmsnorm"),
+        "--norm: every arm sets it; leave out --norm rmsnorm",
+    ),
+    "an axis of a preset as a flag": (
+        ("--preset", "norms", "--norm", "dyt"),
+        "leave out --norm dyt, or set the axis yourself with --axis norm=",
+    ),
     "no margin": ((*NORMS, "--smallest-difference", "0"), "--smallest-difference"),
     "data that is not there": (("nowhere.npz", *NORMS), "nowhere.npz"),
 }
@@ -106,6 +127,16 @@ def test_every_preset_is_a_plan_that_can_be_built(comparisons, capsys, preset):
     said = capsys.readouterr().out
     assert "5 seeds" in said
     assert str(next(iter(arms))) in said
+
+
+def test_a_flag_is_the_value_of_the_arms_that_do_not_set_it_and_an_axis_replaces_that_of_a_preset(
+    comparisons,
+):
+    arms = ("--arm", "wide: mlp_ratio=2", "--arm", "other: norm=dyt", "--norm", "rmsnorm")
+    norms = [job.config.norm for _, job in comparisons.make(*arms).arms.values()]
+    assert norms == ["rmsnorm", "dyt"]
+    made = comparisons.make("--preset", "residual", "--axis", "depth=3")
+    assert {job.config.depth for _, job in made.arms.values()} == {3}
 
 
 def test_one_arm_is_said_to_be_no_comparison(comparisons, capsys):

@@ -11,13 +11,15 @@ import pytest
 import tyro
 from PIL import Image
 
-from fathoms.cli import data_check, data_info, data_pack
+from fathoms.cli.data import check as data_check
+from fathoms.cli.data import info as data_info
+from fathoms.cli.data import pack as data_pack
 from fathoms.data import DataError, choose_decoder, open_source
 from fathoms.data.tools.check import check_sources
 from fathoms.data.tools.duplicates import near_pairs, perceptual_hash
 from fathoms.data.tools.manifest import verify_manifest
 from fathoms.data.tools.pack import PackOptions, target_size, verify_pack
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, FathomsError
 
 
 def call(module, capsys, *words):
@@ -38,6 +40,19 @@ def test_a_clean_folder_passes_and_its_manifest_verifies(photo_folder, capsys):
     (photo_folder / "train/ape/new.jpg").write_bytes((photo_folder / "train/ape/000.jpg").read_bytes())
     with pytest.raises(DataError, match=r"train/ape/new\.jpg was added since the check"):
         verify_manifest(result["manifest"], open_source(photo_folder))
+
+
+def test_a_check_replaces_its_own_manifest_and_no_other_file(photo_folder, capsys, tmp_path):
+    call(data_check, capsys, photo_folder)
+    assert call(data_check, capsys, photo_folder)[0] == 0
+    words = (photo_folder, "--manifest", tmp_path / "m.json")
+    call(data_check, capsys, *words)
+    with pytest.raises(FathomsError, match=r"m\.json: is there already; .*--overwrite"):
+        call(data_check, capsys, *words)
+    assert call(data_check, capsys, *words, "--overwrite")[0] == 0
+    (photo_folder / "fathoms-manifest.json").write_text("mine")
+    with pytest.raises(FathomsError, match=r"fathoms-manifest\.json: is there already"):
+        call(data_check, capsys, photo_folder)
 
 
 def test_every_bad_file_is_named_with_its_reason(photo_folder, capsys, photo, encoded):
@@ -170,9 +185,10 @@ def test_an_interrupted_pack_resumes_where_it_stopped(photo_folder, tmp_path, ca
     words = (photo_folder, target, "--shard-samples", 10, "--json")
     call(data_pack, capsys, *words)
     whole = {path.name: path.read_bytes() for path in target.iterdir()}
-    # As after a kill: one shard without its table, one never begun, half a shard, no index.
-    (target / "train-000003.json").unlink()
+    # As after a kill: a table whose shard was not renamed yet, one never begun, half a shard, no index.
+    (target / "train-000003.tar").unlink()
     (target / "val-000001.tar").unlink()
+    (target / "val-000001.json").unlink()
     (target / ".train-000004.tar.tmp").write_bytes(b"half a shard")
     (target / "index.json").unlink()
     with pytest.raises(DataError):
@@ -186,10 +202,50 @@ def test_an_interrupted_pack_resumes_where_it_stopped(photo_folder, tmp_path, ca
 def test_other_options_or_other_data_are_packed_anew(photo_folder, tmp_path, capsys):
     target = tmp_path / "packed"
     call(data_pack, capsys, photo_folder, target)
-    assert call(data_pack, capsys, photo_folder, target, "--json", "--quality", 80)[2]["shards_written"] == 2
+    words = (photo_folder, target, "--json", "--quality", 80, "--overwrite")
+    assert call(data_pack, capsys, *words)[2]["shards_written"] == 2
     (photo_folder / "train/ape/000.jpg").unlink()
-    result = call(data_pack, capsys, photo_folder, target, "--json", "--quality", 80)[2]
+    result = call(data_pack, capsys, *words)[2]
     assert (result["shards_written"], result["shards_kept"]) == (1, 1)
+
+
+def test_a_file_replaced_by_another_of_its_size_is_packed_anew(photo_folder, tmp_path, capsys):
+    target = tmp_path / "packed"
+    call(data_pack, capsys, photo_folder, target)
+    path = photo_folder / "train/ape/000.jpg"
+    path.write_bytes(path.read_bytes()[:-3] + b"\x00\xff\xd9")
+    with pytest.raises(DataError, match=r"index\.json: is there already, of other data .*--overwrite"):
+        call(data_pack, capsys, photo_folder, target)
+    result = call(data_pack, capsys, photo_folder, target, "--json", "--overwrite")[2]
+    assert (result["shards_written"], result["shards_kept"]) == (1, 1)
+
+
+def test_packing_replaces_only_what_is_left_of_the_same_pack(photo_folder, tmp_path, capsys):
+    target = tmp_path / "packed"
+    call(data_pack, capsys, photo_folder, target)
+    whole = {path.name: path.read_bytes() for path in target.iterdir()}
+    for name in ("train-000000.tar", "classes.txt", "index.json"):
+        (target / name).write_bytes(b"{}")
+        # Of a shard, the table says that it belongs to this pack: what lies there is a damaged shard.
+        if name.endswith(".tar"):
+            (target / "train-000000.json").unlink()
+        with pytest.raises(DataError, match=rf"{name}: is there already"):
+            call(data_pack, capsys, photo_folder, target)
+        assert (target / name).read_bytes() == b"{}"
+        call(data_pack, capsys, photo_folder, target, "--overwrite")
+        assert {path.name: path.read_bytes() for path in target.iterdir()} == whole
+    with pytest.raises(DataError, match="is a file, not a folder"):
+        call(data_pack, capsys, photo_folder, target / "classes.txt")
+
+
+def test_packing_again_mends_a_shard_that_is_damaged_in_its_place(photo_folder, tmp_path, capsys):
+    target = tmp_path / "packed"
+    call(data_pack, capsys, photo_folder, target)
+    shard = target / "train-000000.tar"
+    data = bytearray(shard.read_bytes())
+    shard.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    result = call(data_pack, capsys, photo_folder, target, "--json")[2]
+    assert (result["shards_written"], verify_pack(target)) == (1, [])
 
 
 def test_a_damaged_pack_is_refused_by_name(photo_folder, tmp_path, capsys):

@@ -2,13 +2,17 @@
 
 import gzip
 import io
+import os
+import shutil
 import struct
 import tarfile
+from hashlib import sha256
 
 import numpy as np
 import pytest
 
 from fathoms.data import ArchiveError, DataError, list_splits, open_source
+from fathoms.data.sources import fingerprint
 from fathoms.data.sources.detect import detect
 from fathoms.data.sources.tar_index import read_index
 from fathoms.data.tools.manifest import FileRow, verify_manifest, write_manifest
@@ -67,6 +71,75 @@ def test_fingerprints_change_with_names_sizes_and_labels(photo_folder):
     path.rename(photo_folder / "train/bee/000x.jpg")
     third = open_source(photo_folder).fingerprint()
     assert len({first, second, third}) == 3
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_fingerprints_see_a_file_replaced_by_another_of_its_size_and_no_copy(photo_folder, tmp_path, place):
+    first = open_source(photo_folder).fingerprint()
+    shutil.copytree(photo_folder, tmp_path / "copy", copy_function=shutil.copyfile)
+    assert open_source(tmp_path / "copy").fingerprint() == first
+    path = photo_folder / "train/ape/000.jpg"
+    data = path.read_bytes()
+    path.write_bytes(b"x" + data[1:] if place == "first" else data[:-1] + b"x")
+    assert open_source(photo_folder).fingerprint() != first
+    assert (
+        open_source(photo_folder).earlier_fingerprint()
+        == open_source(tmp_path / "copy").earlier_fingerprint()
+    )
+
+
+def test_fingerprints_of_tar_files_see_a_replaced_image_too(photo_folder, tmp_path):
+    found = []
+    for name in ("one", "two"):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as archive:
+            archive.add(photo_folder, arcname=".")
+        (tmp_path / name).mkdir()
+        (tmp_path / f"{name}.tar").rename(tmp_path / name / "photos.tar")
+        found.append(open_source(tmp_path / name / "photos.tar").fingerprint())
+        path = photo_folder / "train/ape/000.jpg"
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert found[0] != found[1]
+
+
+def test_the_fingerprint_of_many_files_is_kept_until_one_of_them_changes(photo_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    few = open_source(photo_folder).fingerprint()
+    monkeypatch.setattr(fingerprint, "MANY", 1)
+    monkeypatch.setattr(fingerprint, "_SETTLED", 0)
+    assert open_source(photo_folder).fingerprint() == few
+    with monkeypatch.context() as unread:
+        unread.setattr(fingerprint, "edges_at", None)
+        assert open_source(photo_folder).fingerprint() == few
+    path = photo_folder / "train/ape/000.jpg"
+    times = path.stat()
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert open_source(photo_folder).fingerprint() != few
+
+
+def test_a_fingerprint_counts_what_cannot_be_read_and_does_not_wait_for_a_pipe(photo_folder):
+    first = open_source(photo_folder).fingerprint()
+    path = photo_folder / "train/ape/000.jpg"
+    path.unlink()
+    os.mkfifo(path)
+    assert open_source(photo_folder).fingerprint() != first
+
+
+def test_a_manifest_names_a_file_that_was_replaced_by_another_of_its_size(photo_folder, tmp_path):
+    source = open_source(photo_folder)
+    rows = [
+        FileRow(source.where(i), source.size(i), int(source.labels[i]), sha256(source.read(i)).hexdigest())
+        for i in range(len(source))
+    ]
+    facts = {"classes": list(source.classes), "fingerprint": source.fingerprint(), "count": len(source)}
+    write_manifest(tmp_path / "m.json", {"train": facts}, {"train": rows})
+    old = {**facts, "fingerprint": source.earlier_fingerprint()}
+    write_manifest(tmp_path / "old.json", {"train": old}, {"train": rows})
+    path = photo_folder / "train/bee/001.jpg"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(DataError, match=r"train/bee/001\.jpg changed since the check"):
+        verify_manifest(tmp_path / "m.json", open_source(photo_folder))
+    assert verify_manifest(tmp_path / "old.json", open_source(photo_folder))["count"] == 48
 
 
 def test_a_manifest_names_the_file_that_changed(photo_folder, tmp_path):
@@ -304,7 +377,7 @@ def test_the_index_of_every_tar_format_is_complete(tmp_path, layout):
 
 def test_a_hub_out_of_reach_is_one_line_at_once(monkeypatch):
     datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr("fathoms.hub_reach.reachable", lambda *_: False)
+    monkeypatch.setattr("fathoms.machine.hub_reach.reachable", lambda *_: False)
     seen = []
 
     def load(name):

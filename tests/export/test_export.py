@@ -12,7 +12,7 @@ import torch
 from fathoms import FathomsError, ViT, ViTConfig, load_weights, save_weights
 from fathoms.cli import convert as convert_command
 from fathoms.cli import export as export_command
-from fathoms.cli.parse import parse
+from fathoms.cli.flags.parse import parse
 from fathoms.evaluate.onnx_model import OnnxModel
 from fathoms.export.export import export_model
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fathoms import FathomsError, ViT, create_model, load_run
+from fathoms.errors import WeightsError
 
 TINY = {"depth": 2, "dim": 48, "heads": 4, "image_size": 16, "patch_size": 8, "num_classes": 5}
 
@@ -75,3 +76,14 @@ def test_a_folder_that_is_not_there_is_answered_without_the_network(tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(FathomsError, match="load_run"):
         ViT.from_pretrained(tmp_path / "run")
+
+
+def test_saving_to_the_name_of_a_file_is_one_line(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(
+        WeightsError, match=r"^save_pretrained: .*notes: is a file, not a folder; give another name$"
+    ):
+        tiny().save_pretrained(tmp_path / "notes")
+    with pytest.raises(WeightsError, match="cannot be made"):
+        tiny().save_pretrained(tmp_path / "notes" / "saved")
+    assert (tmp_path / "notes").read_text() == "mine"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from fathoms.cli.main import main
-from tiny_runs import TinyRuns
+from fathoms.data.sources.splits import open_roles
+from fathoms.errors import ConfigError
+from tiny_runs import TinyRuns, stop_after_update
 
 PAPER_TRAIN = (
     "--weight-decay 0.02 --opt lamb --aa rand-m7-mstd0.5 --warmup-epoch 0 --epochs 2 --sched custom --mixup 0.1 "
@@ -131,3 +134,28 @@ def test_a_timm_cnn_trains(photos, tmp_path, swap):
         not swap,
     )
     assert trainer.run().code == 0
+
+
+FEW = (
+    "--model vit_tiny_patch16_224 --depth 1 --dim 16 --heads 2 --image-size 16 --patch-size 8 --batch-size 8"
+)
+
+
+def test_a_run_on_a_folder_is_refused_when_a_file_is_replaced_by_another_of_its_size(photos, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(photos, data)
+    runs = TinyRuns(tmp_path, [*FEW.split(), "--epochs", "2", "--device", "cpu"], data)
+    roles = open_roles(str(data))
+    stored = "".join(split.earlier_fingerprint() for split in (roles.train, roles.val))
+    # A run of an earlier version stored a fingerprint of names and sizes, and goes on with that.
+    for name, kind in {"new": roles.fingerprint(), "old": stored}.items():
+        trainer = runs.trainer(name=name)
+        trainer.context = trainer.context._replace(data=replace(trainer.context.data, fingerprint=kind))
+        stop_after_update(trainer, 2)
+        trainer.run()
+    path = data / "train/red/0.jpg"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(ConfigError, match="the data set has changed since this run began"):
+        runs.train(name="new")
+    assert runs.train(name="old").summary["status"] == "done"
+    assert runs.state("old")["data"] == open_roles(str(data)).fingerprint()

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fathoms import FathomsError
-from tiny_runs import Killed, kill_before_update
+from fathoms.errors import ConfigError
+from tiny_runs import Killed, kill_before_update, stop_after_update
 
 
 def splits_of(runs, name="run"):
@@ -82,3 +83,19 @@ def test_a_run_from_before_the_roles_keeps_its_two_splits(digit_runs):
 def test_a_share_that_cannot_be_is_refused(digit_runs, share):
     with pytest.raises(FathomsError, match="--val-share"):
         digit_runs.train("--val-share", share)
+
+
+@pytest.mark.parametrize("damage", ['{"val_indices": [1', '{"version": 1, "val_indices": [1]}', "[]"])
+def test_a_damaged_split_is_named_on_resume_and_not_written_over(digit_runs, damage):
+    trainer = digit_runs.trainer()
+    stop_after_update(trainer, 3)
+    trainer.run()
+    path = digit_runs.folder() / "split.json"
+    whole = path.read_text()
+    path.write_text(damage)
+    with pytest.raises(ConfigError, match=r"split\.json: damaged or edited.*remove it"):
+        digit_runs.train()
+    assert path.read_text() == damage
+    path.unlink()
+    assert digit_runs.train().summary["status"] == "done"
+    assert path.read_text() == whole

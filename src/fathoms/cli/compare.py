@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from fathoms.cli import train as train_command
-from fathoms.cli.early_checks import check_run
-from fathoms.cli.live_table import live_table
-from fathoms.cli.parse import Switches, given, merged, parse
+from fathoms.cli.flags.early_checks import check_run
+from fathoms.cli.flags.parse import Switches, given, merged, parse, parse_setting
+from fathoms.cli.terminal.live_table import live_table
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
-from fathoms.compare.slurm import SlurmOptions, check_installed, parse_slurm
-from fathoms.errors import ConfigError, FathomsError, flag_of
+from fathoms.compare.slurm.submit import SlurmOptions, check_installed, parse_slurm
+from fathoms.compare.void_flags import refuse_void_flags
+from fathoms.errors import ConfigError, FathomsError
 from fathoms.models.config import FIELDS
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 from fathoms.train.job import Job, RunOptions
 from fathoms.train.recipe.recipe import RECIPE_FIELDS
 
@@ -110,7 +111,7 @@ class Args:
 
 def make_plan(args: Args) -> Plan:
     """The plan that flags, preset and file describe together."""
-    from fathoms.untrusted_files import read_toml
+    from fathoms.files.untrusted import read_toml
 
     if is_demo(args):
         tune = parse_axes(args.tune, "--tune")
@@ -192,11 +193,7 @@ def check_values(plan: Plan) -> None:
     for flag, table in (("--tune", plan.tune), ("--axis", plan.axes)):
         for name, values in table.items():
             for value in values:
-                try:
-                    parse(train_command, "train", [flag_of(name), value])
-                except FathomsError as error:
-                    reason = str(error).removeprefix(f"{flag_of(name)}: ")
-                    raise ConfigError(f"{flag} {name}={value}: {reason}") from error
+                parse_setting(train_command, "train", (name, value), flag)
 
 
 def make_tuning(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> Any:
@@ -236,6 +233,13 @@ def refuse_unused(args: Args) -> None:
         raise ConfigError("--no-pilot would not be used: it belongs to --dry-run; leave it out")
 
 
+def flags_of_all(args: Args) -> dict[str, Any]:
+    """The options that flags give to all arms, of those that an axis can set."""
+    apart = {"model": args.model, "swap_norms": args.run.swap_norms}
+    apart = {name: value for name, value in apart.items() if value is not None}
+    return {**given(args.training), **given(args.switches), **apart}
+
+
 def with_val_share(args: Args) -> Args:
     """The flags with the share of val that a comparison takes from the training set."""
     if given(args.training).get("val_share") is not None:
@@ -252,6 +256,7 @@ def make_comparison(args: Args) -> Comparison:
     check_run(args.run, args.data, given(args.training).get("teacher"))
     slurm, shard, seconds = slurm_options(args), parse_shard(args.shard), parse_budget(args.budget)
     plan = make_plan(args)
+    refuse_void_flags(plan, flags_of_all(args), parse_axes(args.axis))
     check_values(plan)
     from fathoms.compare.comparison import Comparison, Options
     from fathoms.compare.folder import ComparisonFolder

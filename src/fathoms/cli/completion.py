@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import shlex
 import typing
 from collections.abc import Iterator
@@ -58,11 +57,11 @@ def run(args: Args) -> int:
 
 def script() -> str:
     """The completion function of bash, with every command of today."""
-    from fathoms.cli.main import COMMANDS
+    from fathoms.cli.main import COMMANDS, module_of
 
     flags, values = [], []
     for name in COMMANDS:
-        arguments = importlib.import_module(f"fathoms.cli.{name.replace(' ', '_')}").Args
+        arguments = module_of(name).Args
         options = dict(_options(arguments))
         flags.append(f"    {shlex.quote(name)}) flags={shlex.quote(' '.join([*options, '--help']))} ;;")
         values += [

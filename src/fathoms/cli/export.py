@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from fathoms.atomic import check_absent
-from fathoms.cli.early_checks import check_data, check_trained
-from fathoms.cli.parse import Switches, given
+from fathoms.cli.flags.early_checks import check_data, check_trained
+from fathoms.cli.flags.parse import Switches, given
 from fathoms.errors import FathomsError, printable
+from fathoms.files.atomic import check_absent
 
 if TYPE_CHECKING:
     from fathoms.evaluate.load import LoadedModel

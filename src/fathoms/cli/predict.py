@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from fathoms.atomic import check_absent
-from fathoms.cli.early_checks import check_counts, check_data, check_trained
+from fathoms.cli.flags.early_checks import (
+    check_counts,
+    check_data,
+    check_folder,
+    check_trained,
+    without_switches,
+)
 from fathoms.errors import FathomsError, printable
+from fathoms.files.atomic import check_absent
 
 if TYPE_CHECKING:
     from fathoms.evaluate.predict import Prediction
@@ -71,14 +77,17 @@ def run(args: Args) -> int:
     for image in args.images:
         check_data(image)
     check_data(args.classes, "--classes")
+    if args.attention is not None:
+        check_folder("--attention", args.attention)
     checkpoint = check_trained(args.checkpoint, args.model, args.device)
-    from fathoms.cli.progress import progress_bar
+    from fathoms.cli.terminal.progress import progress_bar
     from fathoms.evaluate.load import load_run
     from fathoms.evaluate.predict import class_names, list_images, overlay, predict
     from fathoms.train.distributed import choose_device
 
     files = list_images(args.images)
-    loaded = load_run(checkpoint, args.model, trust_program=args.trust_program)
+    with without_switches(args.model):
+        loaded = load_run(checkpoint, args.model, trust_program=args.trust_program)
     changes = {name: getattr(args, name) for name in ("crop_pct", "interpolation", "mean", "std")}
     preprocessing = loaded.preprocessing.changed(**changes)
     classes = class_names(args.classes, loaded.classes, loaded.num_classes)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from fathoms.atomic import check_absent
-from fathoms.cli.early_checks import check_counts, check_data, check_trained
+from fathoms.cli.flags.early_checks import check_counts, check_data, check_trained, without_switches
 from fathoms.errors import ConfigError, printable
+from fathoms.files.atomic import check_absent
 
 if TYPE_CHECKING:
     from fathoms.models.overrides import AllFields
@@ -105,7 +105,8 @@ def run(args: Args) -> int:
     size: AllFields = {} if args.image_size is None else {"image_size": args.image_size}
     if exported_file(checkpoint) is not None:
         refuse_unused(args)
-    loaded = load_run(checkpoint, args.model, ema=args.use_ema, trust_program=args.trust_program, **size)
+    with without_switches(args.model):
+        loaded = load_run(checkpoint, args.model, ema=args.use_ema, trust_program=args.trust_program, **size)
     world = join_world(args.device)
     try:
         with naming_lost_ranks(world):

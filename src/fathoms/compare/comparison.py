@@ -13,14 +13,14 @@ from fathoms.compare.cells import Cell, key_of, make_cell
 from fathoms.compare.contradictions import refuse_contradictions
 from fathoms.compare.folder import VERSION, ComparisonFolder, Settings, stale
 from fathoms.compare.progress import Show, span
-from fathoms.compare.runner import make_slots
 from fathoms.compare.session import UNFINISHED as UNFINISHED
 from fathoms.compare.session import Session
-from fathoms.compare.slurm import SlurmOptions
+from fathoms.compare.slurm.submit import SlurmOptions
 from fathoms.compare.tuning import FIRST_SEED, Trial, Tuning
-from fathoms.data.sources.splits import open_roles
+from fathoms.compare.workers.runner import make_slots
+from fathoms.data.sources.splits import check_split, open_roles
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 from fathoms.train.job import Job
 
 ASSUMED_ERROR = 0.25
@@ -84,11 +84,15 @@ class Comparison:
         margin = 2 * floor if options.smallest_difference is None else options.smallest_difference
         if margin <= 0:
             raise ConfigError(f"--smallest-difference {margin}: use a number above zero")
+        self.earlier = self.folder.plan()
+        # Cells are named by the fingerprint: a comparison that began with an earlier kind of it goes on with that.
+        stored = (self.earlier or {}).get("fingerprint")
+        same = isinstance(stored, str) and roles.has_fingerprint(stored)
         self.settings = Settings(
             command=options.command,
             base=shared_settings([job for _, job in arms.values()]),
             data=path or "digits",
-            fingerprint=roles.fingerprint(),
+            fingerprint=str(stored) if same else roles.fingerprint(),
             images=images,
             classes=classes,
             metric=options.metric,
@@ -98,7 +102,6 @@ class Comparison:
             paired=options.paired,
             keep=options.keep,
         )
-        self.earlier = self.folder.plan()
         if self.earlier is not None:
             self.folder.refuse_other(self.earlier, self.plan())
 
@@ -187,7 +190,7 @@ class Comparison:
 
     def estimate(self) -> str:
         """Expected time and disk of what is missing, from a pilot: a few timed updates of each architecture."""
-        from fathoms.compare.pilot import expected, run_pilot
+        from fathoms.compare.workers.pilot import expected, run_pilot
 
         slots = self.slots()
         missing = stale([*(trial.cell for trial in self.trials()), *self.cells()], self.folder)
@@ -205,6 +208,7 @@ class Comparison:
         """Run what is missing of this shard, gather and judge; the results and the exit code."""
         with self.folder.locked(self.options.shard):
             plan = self.folder.begin(self.plan())
+            check_split(self.folder.path / "split.json", self.split)
             if self.split is not None and not (self.folder.path / "split.json").is_file():
                 self.folder.write("split.json", json.dumps(self.split) + "\n")
             if len(plan["grown"]) > len((self.earlier or {}).get("grown", [])):

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fathoms.cores import usable_cores
 from fathoms.data.augment.pipeline import Augment
 from fathoms.data.batch import Batch
 from fathoms.data.crop.decode_crops import most_bytes
@@ -30,7 +29,8 @@ from fathoms.data.workers.processes import Processes
 from fathoms.data.workers.task import Task, TaskRunner
 from fathoms.data.workers.threads import Threads
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.machine.cores import usable_cores
+from fathoms.names.registry import check_name
 
 # Samples of one task, at most: the time a task holds the GIL is shared by this many.
 CHUNK = 32

@@ -21,11 +21,11 @@ from fathoms.data.sources.base import MAX_FILE, is_image
 from fathoms.data.sources.image_formats import IMAGE_SUFFIXES
 from fathoms.errors import FathomsError, reason
 from fathoms.evaluate.preprocessing import Preprocessing
+from fathoms.files.untrusted import read_names, read_plain
 from fathoms.models.inference_mode import in_inference
 from fathoms.probes.attention_image import draw_attention
 from fathoms.probes.attention_maps import attention_maps
 from fathoms.surgery.inputs import image_shape
-from fathoms.untrusted_files import read_names, read_plain
 
 DEFAULT = Preprocessing()
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}

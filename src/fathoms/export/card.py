@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from fathoms import __version__
-from fathoms.atomic import write_atomic
 from fathoms.evaluate.preprocessing import Preprocessing
-from fathoms.untrusted_files import sha256_of
+from fathoms.files.atomic import write_atomic
+from fathoms.files.untrusted import sha256_of
+from fathoms.version import __version__
 
 
 def facts(path: Path, entries: dict[str, Any]) -> dict[str, Any]:

@@ -13,18 +13,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fathoms.atomic import replacing
 from fathoms.errors import FathomsError
 from fathoms.evaluate.onnx_model import OnnxModel
 from fathoms.export.card import write_card
 from fathoms.export.onnx import OPSET, write_onnx
 from fathoms.export.quantise import Judge, Quantised, quantise
 from fathoms.export.verify import verify
+from fathoms.files.atomic import replacing
 from fathoms.models.build_timm import TIMM, build_timm
 from fathoms.models.inference_mode import in_inference
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights, put_weights, read_tensors, save_weights, weights_of
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 from fathoms.surgery.accelerate.accelerate import accelerate
 from fathoms.surgery.fold.fold import fold
 from fathoms.surgery.inputs import example_images, image_shape, output_tensors
@@ -120,7 +120,8 @@ def _config(model: nn.Module) -> dict[str, Any]:
 def _check(path: Path, format: str, opset: int | None, int8: Judge | None) -> None:
     check_name(format, FORMATS, "format", "export")
     if path.suffix != FORMATS[format]:
-        raise FathomsError(f"export: {path.name}: a {format} file ends in {FORMATS[format]}; change the name")
+        kind = {"onnx": "an ONNX file", "timm": "a file of weights for timm"}.get(format, f"a {format} file")
+        raise FathomsError(f"export: {path.name}: {kind} ends in {FORMATS[format]}; change the name")
     if not path.parent.is_dir():
         raise FathomsError(f"export: {path.parent}: the folder does not exist; create it first")
     for option, value in {"opset": opset, "int8": int8}.items():

@@ -5,17 +5,20 @@ Importing this file imports neither torch nor timm, so that the command line can
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fathoms.errors import ConfigError, reason
-from fathoms.hub_reach import hub_or_cache
-from fathoms.registry import check_name
+from fathoms.errors import ConfigError, UnknownNameError, flag_of, reason
+from fathoms.machine.hub_reach import hub_or_cache
+from fathoms.names.registry import check_name
 
 if TYPE_CHECKING:
     from torch import nn
 
 TIMM = "timm/"
 """Prefix of the names of timm models."""
+_ALIKE = 0.8
 
 
 def _timm(name: str, flag: str = "--model") -> Any:
@@ -27,8 +30,22 @@ def _timm(name: str, flag: str = "--model") -> Any:
             f"{flag} {name}: timm models need an optional dependency; pip install 'fathoms[timm]'"
         ) from error
     plain = name.removeprefix(TIMM)
-    check_name(plain, timm.list_models(include_tags="." in plain), "timm model", flag)
+    known = timm.list_models(include_tags="." in plain)
+    if plain not in known and (near := _begins_like(plain, known)):
+        raise UnknownNameError(f"{flag}: no timm model is called {plain[:80]!r}; did you mean {near!r}?")
+    check_name(plain, known, "timm model", flag)
     return timm
+
+
+def _begins_like(name: str, known: Sequence[str]) -> str:
+    """The shortest model whose name begins most like this one: timm's end in patches and sizes; "" if none does."""
+    name = name[:80].lower()
+
+    def alike(model: str) -> float:
+        return difflib.SequenceMatcher(None, name, model[: len(name)]).ratio()
+
+    best = max(known, key=lambda model: (round(alike(model), 3), -len(model)), default="")
+    return best if best and alike(best) >= _ALIKE else ""
 
 
 def build_timm(
@@ -58,6 +75,13 @@ def build_timm(
     if grad_checkpointing:
         model.set_grad_checkpointing()
     return model
+
+
+def timm_classes(switches: Mapping[str, Any]) -> Any:
+    """The number of outputs among the switches of a timm model; any other switch is refused."""
+    for option in switches.keys() - {"num_classes"}:
+        raise ConfigError(f"{flag_of(option)}: a timm model is built as its name says; leave it out")
+    return switches.get("num_classes")
 
 
 def timm_size(name: str) -> int:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from fathoms.config_checks import check_field, check_types
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.names.config_checks import check_field, check_types
+from fathoms.names.registry import check_name
 
 Norm = Literal["layernorm", "rmsnorm", "scalenorm", "learnable_scaler", "dyt", "derf", "none"]
 Placement = Literal["pre", "post", "pre_post", "res_post", "keel"]
@@ -196,10 +196,12 @@ def parse_ranges(text: str | None, depth: int, field: str = "norm_by_depth") -> 
     for item in text.split(",") if text else []:
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*:\s*(\S+)\s*", item, re.ASCII)
         if match is None:
-            raise ConfigError(f"{field}: {item!r} is not a range; write for example {example!r}")
+            raise ConfigError(f"{field}: {item!r} is not a range with a name; write for example {example!r}")
         first, last, name = int(match[1]), int(match[2] or match[1]), match[3]
         if not first <= last < depth:
-            raise ConfigError(f"{field}: {item!r} leaves the blocks 0-{depth - 1} of this model")
+            raise ConfigError(
+                f"{field}: {item!r} leaves the blocks 0-{depth - 1} of this model; write the first block, then the last"
+            )
         if twice := chosen.keys() & set(range(first, last + 1)):
             raise ConfigError(f"{field}: block {min(twice)} has two {kind}; make the ranges disjoint")
         chosen |= dict.fromkeys(range(first, last + 1), name)
@@ -254,7 +256,8 @@ def check_early(values: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 def _check_names(config: ViTConfig) -> None:
-    from fathoms.parts import drop_path, families
+    from fathoms.parts import families
+    from fathoms.parts.residuals import drop_path
 
     for name, family in families().items():
         family.check(getattr(config, name), name)

@@ -7,13 +7,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fathoms.atomic import write_atomic
 from fathoms.errors import ConfigError, WeightsError
+from fathoms.files.atomic import write_atomic
+from fathoms.files.untrusted import read_json
 from fathoms.models import hub
 from fathoms.models.config import ViTConfig
 from fathoms.models.resolve import resolve_trained
 from fathoms.models.weights import build_for, load_weights, save_weights
-from fathoms.untrusted_files import read_json
 
 if TYPE_CHECKING:
     from fathoms.models.vit import ViT
@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 def save_pretrained(model: ViT, folder: str | Path) -> Path:
     """Write `model.safetensors` and its config, as `fathoms export` names them; returns the weights file."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise WeightsError(
+            f"save_pretrained: {folder}: is a file, not a folder; give another name"
+        ) from error
+    except OSError as error:
+        raise WeightsError(
+            f"save_pretrained: {folder}: cannot be made ({error.strerror}); give another folder"
+        ) from error
     card = {"file": hub.FILE, "model": "vit", "config": model.config.to_dict()}
     save_weights(model, folder / hub.FILE)
     write_atomic(folder / hub.CARD, (json.dumps(card, indent=2) + "\n").encode())

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Literal
 
 from fathoms.errors import WeightsError
+from fathoms.files.nearest_path import missing
 from fathoms.models import hub
 from fathoms.models.build_timm import TIMM
 from fathoms.models.zoo import ALIASES, MODELS
-from fathoms.nearest_path import missing
-from fathoms.registry import nearest
+from fathoms.names.registry import nearest
 
 _PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", re.ASCII)
 _FORMS = "a run folder, a checkpoint folder, a .safetensors file or hf-hub:OWNER/NAME"
@@ -82,6 +82,16 @@ def resolve_weights(text: str, where: str = "") -> NamedModel:
     if text.startswith(TIMM) and hub.is_id(text) and not os.path.exists(text):  # noqa: PTH110
         text = hub.PREFIX + text
     return resolve_trained(text, where)
+
+
+def refuse_weights(text: str, where: str) -> None:
+    """Refuse what names weights, where an architecture is asked for; other unknown names are left to their family."""
+    is_path = text not in MODELS and text not in ALIASES and os.path.exists(text)  # noqa: PTH110
+    if is_path or text.startswith(hub.PREFIX) or _is_file_name(text):
+        raise WeightsError(
+            f"{_place(where)}{text}: names weights, not an architecture; give a name from `fathoms models`, and the "
+            f"weights as --initial-checkpoint {text}"
+        )
 
 
 def _place(where: str) -> str:

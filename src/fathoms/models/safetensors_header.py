@@ -18,15 +18,25 @@ from fathoms.errors import WeightsError, reason
 MAX_HEADER = 16 << 20
 
 
-def check_header(path: Path, name: str) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in a weights file; another kind of file or an inconsistent header is an error."""
+def check_ending(path: Path, name: str) -> None:
+    """Refuse a file that is not there, or that is not safetensors by its name."""
     if not path.is_file():
         raise WeightsError(f"{name}: no such file; give a .safetensors file or hf-hub:OWNER/NAME")
-    if path.suffix != ".safetensors":
+    if path.suffix == ".safetensors":
+        return
+    if path.suffix in (".npz", ".npy", ".h5", ".msgpack"):
         raise WeightsError(
-            f"{name}: only .safetensors files are opened, since others can run code when loaded; "
-            "turn a .pth into one with `fathoms convert`"
+            f"{name}: arrays ({path.suffix}) are not read as weights; save them as .safetensors under timm's names"
         )
+    raise WeightsError(
+        f"{name}: only .safetensors files are opened, since others can run code when loaded; "
+        "turn a .pth into one with `fathoms convert`"
+    )
+
+
+def check_header(path: Path, name: str) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor in a weights file; another kind of file or an inconsistent header is an error."""
+    check_ending(path, name)
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)

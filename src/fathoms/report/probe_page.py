@@ -9,16 +9,14 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor, nn
 
-from fathoms.atomic import write_atomic
+from fathoms.drawing.picture import Picture
+from fathoms.files.atomic import write_atomic
 from fathoms.probes.pictures.attention import attention_picture, shown_pixels
-from fathoms.probes.pictures.canvas import Picture
 from fathoms.probes.pictures.depth_profile import depth_profile
+from fathoms.probes.pictures.names import OF_A_MODEL, PAGE, picture_files
 from fathoms.probes.pictures.over_time import trajectory_picture
 from fathoms.probes.pictures.weights import filter_picture, mixing_picture, pixel_scale_picture, scale_picture
 from fathoms.report.html import fill
-
-FILE = "probe.html"
-ENDINGS = (".svg", ".png", ".json")
 
 
 def write_probe_page(
@@ -41,8 +39,10 @@ def write_probe_page(
     """
     folder.mkdir(parents=True, exist_ok=True)
     pictures = {name: made for name, made in _pictures(model, image, found, rows).items() if made is not None}
-    written = [str(made.save(folder / f"{name}{end}")) for name, made in pictures.items() for end in ENDINGS]
-    page = folder / FILE
+    written = [
+        str(made.save(path)) for name, made in pictures.items() for path in picture_files(folder, [name])
+    ]
+    page = folder / PAGE
     write_atomic(page, render_probe(found, pictures, words).encode(errors="replace"))
     return [*written, str(page)]
 
@@ -51,23 +51,24 @@ def _pictures(
     model: nn.Module, image: Tensor, found: dict[str, Any], rows: Sequence[dict[str, Any]]
 ) -> dict[str, Picture | None]:
     steps = found.get("steps")
-    return {
-        "depth": depth_profile({"": found["sites"]}, "Signal and gradient by depth"),
-        "depth_after_steps": None
+    made = (
+        depth_profile({"": found["sites"]}, "Signal and gradient by depth"),
+        None
         if steps is None
         else depth_profile({"": steps["sites"]}, f"After {len(steps['losses'])} steps at lr {steps['lr']:g}"),
-        "training": trajectory_picture(rows),
-        "scales": scale_picture(model),
-        "pixel_scale": pixel_scale_picture(model),
-        "filters": filter_picture(model),
-        "attention": attention_picture(model, image, shown_pixels(image)),
-        "head_mixing": mixing_picture(model),
-    }
+        trajectory_picture(rows),
+        scale_picture(model),
+        pixel_scale_picture(model),
+        filter_picture(model),
+        attention_picture(model, image, shown_pixels(image)),
+        mixing_picture(model),
+    )
+    return dict(zip(OF_A_MODEL, made, strict=True))
 
 
 def render_probe(found: dict[str, Any], pictures: dict[str, Picture], words: Sequence[str]) -> str:
     """The page as HTML. Pictures of lines are in it; those with pixels are linked, since a page loads no images."""
-    drawn = {name: Markup(made.svg()) for name, made in pictures.items() if not _has_pixels(made)}
+    drawn = {name: Markup(made.svg()) for name, made in pictures.items() if not made.has_pixels}
     linked = [name for name in pictures if name not in drawn]
     columns = [name for name in found["sites"][0] if any(site[name] is not None for site in found["sites"])]
     outcome = (found.get("drift") or {}).get("outcome") if found["trained"] else found["start"]["outcome"]
@@ -86,7 +87,3 @@ def render_probe(found: dict[str, Any], pictures: dict[str, Picture], words: Seq
         linked=linked,
         columns=columns,
     )
-
-
-def _has_pixels(picture: Picture) -> bool:
-    return any(kind == "pixels" for kind, _ in picture.shapes)

@@ -11,7 +11,7 @@ import numpy as np
 
 from fathoms.data.errors import DataError
 from fathoms.data.sources.image_formats import IMAGE_SUFFIXES
-from fathoms.untrusted_files import check_names
+from fathoms.files.untrusted import check_names
 
 # Bytes of one encoded image: 16 bits in four channels of the largest that is decoded, uncompressed.
 MAX_FILE = 1 << 29
@@ -54,7 +54,7 @@ class Source(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Hash that changes when an image is added, removed, renamed, relabelled or resized."""
+        """Hash that changes when an image is added, removed, renamed, relabelled or replaced, but not with its path."""
         ...
 
 
@@ -74,7 +74,7 @@ def digest_lines(lines: Iterable[str]) -> str:
 
 
 def describe(source: Source) -> str:
-    """Fingerprint of a file-backed source: hash of names, sizes and labels."""
+    """Hash of names, sizes and labels: the fingerprint of earlier versions, and part of today's."""
     head = [source.kind, *source.classes]
     body = (f"{source.where(i)}\t{source.size(i)}\t{source.labels[i]}" for i in range(len(source)))
     return digest_lines([*head, *body])

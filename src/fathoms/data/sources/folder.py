@@ -15,8 +15,9 @@ from fathoms.data.sources.base import (
     pick_split,
     split_folders,
 )
+from fathoms.data.sources.fingerprint import by_content, edges_of
 from fathoms.data.sources.left_out import MANIFEST_NAME, OUTSIDE_OF_CLASSES, LeftOut
-from fathoms.untrusted_files import read_plain
+from fathoms.files.untrusted import read_plain
 
 _SPLITS = {name for names in SPLIT_NAMES.values() for name in names}
 
@@ -69,6 +70,7 @@ class FolderSource:
         self.split = pick_split(split, splits, str(self.root))
         self.base = self.root if self.split == "all" else self.root / self.split
         self.left_out = LeftOut()
+        self._fingerprint: str | None = None
         prefix = "" if self.split == "all" else f"{self.split}/"
         self.names = _walk(self.base, prefix, self.left_out)
         if not self.names:
@@ -111,6 +113,13 @@ class FolderSource:
         return (self.base / self.names[index]).stat().st_size
 
     def fingerprint(self) -> str:
+        """A hash of names, sizes, labels, and the first and last bytes of every file."""
+        if self._fingerprint is None:
+            paths = [f"{self.base}/{name}" for name in self.names]
+            self._fingerprint = by_content(self, lambda index: edges_of(paths[index]), map(os.stat, paths))
+        return self._fingerprint
+
+    def earlier_fingerprint(self) -> str:
         """A hash of names, sizes and labels."""
         return describe(self)
 

@@ -13,7 +13,7 @@ from fathoms.data.sources.base import digest_lines, pick_split, training_first
 from fathoms.data.sources.left_out import LeftOut, beside
 from fathoms.data.sources.shards import CLASS_LIST, ShardSource
 from fathoms.data.sources.tar_index import Member
-from fathoms.untrusted_files import check_names, read_json
+from fathoms.files.untrusted import check_names, read_json
 
 INDEX_NAME = "index.json"
 INDEX_FORMAT = "fathoms-pack-1"
@@ -25,6 +25,11 @@ def pack_splits(folder: str | Path) -> list[str]:
     if not isinstance(splits, dict):
         raise DataError(f"{Path(folder) / INDEX_NAME}: names no splits; pack again")
     return sorted(splits, key=training_first)
+
+
+def shard_file(folder: Path, split: str, number: int) -> Path:
+    """Path of a shard, by the number it is packed under."""
+    return folder / f"{split}-{number:06d}.tar"
 
 
 def shard_path(folder: Path, name: Any) -> Path:

@@ -6,18 +6,21 @@ number of workers and ranks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from fathoms.data.errors import ArchiveError, DataError
 from fathoms.data.sources.base import SPLIT_NAMES, class_table, describe, is_image, pick_split, split_folders
+from fathoms.data.sources.fingerprint import by_content, edges_at
 from fathoms.data.sources.image_formats import IMAGE_SUFFIXES
 from fathoms.data.sources.left_out import OUTSIDE_OF_CLASSES, LeftOut, beside
 from fathoms.data.sources.tar_index import Member, read_at, read_index
-from fathoms.untrusted_files import MAX_CLASSES, read_names
+from fathoms.files.untrusted import MAX_CLASSES, read_names
 
 CLASS_LIST = "classes.txt"
 # More open files would hit the usual limit of 1,024; further shards are opened per read.
@@ -58,11 +61,18 @@ class ShardSource:
     def read(self, index: int) -> bytes:
         """The bytes of one member."""
         shard, member = self._rows[index]
+        with self._opened(shard) as descriptor:
+            return read_at(descriptor, member, self._names[shard])
+
+    @contextlib.contextmanager
+    def _opened(self, shard: int) -> Iterator[int]:
+        """The descriptor of a shard, which stays open for the first of them."""
         if shard < len(self._open):
-            return read_at(self._open[shard], member, self._names[shard])
+            yield self._open[shard]
+            return
         descriptor = os.open(self.shards[shard], os.O_RDONLY)
         try:
-            return read_at(descriptor, member, self._names[shard])
+            yield descriptor
         finally:
             os.close(descriptor)
 
@@ -76,8 +86,19 @@ class ShardSource:
         return self._rows[index][1].size
 
     def fingerprint(self) -> str:
+        """Hash from the pack's index, or of names, sizes, labels, and the first and last bytes of every image."""
+        if self._fingerprint is None:
+            self._fingerprint = by_content(self, self._edges, map(os.stat, self.shards))
+        return self._fingerprint
+
+    def earlier_fingerprint(self) -> str:
         """Hash from the pack's index, or of names, sizes and labels."""
-        return self._fingerprint or describe(self)
+        return self.fingerprint() if self.kind == "pack" else describe(self)
+
+    def _edges(self, index: int) -> bytes:
+        shard, member = self._rows[index]
+        with self._opened(shard) as descriptor:
+            return edges_at(descriptor, member.offset, member.size)
 
 
 def _tar_splits(members: list[Member], path: str | Path) -> list[str]:

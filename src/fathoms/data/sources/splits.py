@@ -21,9 +21,10 @@ import numpy as np
 from fathoms.data.errors import DataError
 from fathoms.data.sources.base import SPLIT_NAMES
 from fathoms.data.sources.detect import AnySource, list_splits, open_source
+from fathoms.data.sources.fingerprint import earlier_fingerprint
 from fathoms.data.sources.subset import ArraySubset, SourceSubset, stratified, subset
 from fathoms.errors import ConfigError
-from fathoms.untrusted_files import read_json
+from fathoms.files.untrusted import read_json
 
 SPLIT_SEED = 0
 """Seed of the val split; apart from the run's, so that all seeds of a comparison share it."""
@@ -68,6 +69,12 @@ class Roles(NamedTuple):
     def fingerprint(self) -> str:
         """Hashes of all splits, in their order."""
         return "".join(split.fingerprint() for split in self[:3] if split is not None)
+
+    def has_fingerprint(self, stored: object) -> bool:
+        """Whether a stored fingerprint is of these data, by today's kind or by that of earlier versions."""
+        if stored == self.fingerprint():
+            return True
+        return stored == "".join(earlier_fingerprint(split) for split in self[:3] if split is not None)
 
     def sizes(self) -> dict[str, int | float]:
         """Images of each role, and the share of the training set that became val."""
@@ -138,6 +145,21 @@ def _carve(train: AnySource, val: AnySource | None, test: AnySource | None, shar
     if not len(out):
         raise ConfigError("every class has a single image, so none can be held out; give --val-share 0")
     return Roles(subset(train, kept, "train"), subset(train, out, "val"), test, share)
+
+
+def check_split(path: Path, split: dict[str, Any] | None) -> None:
+    """Refuse a split.json that is not the split that follows from the data; a missing one is written again."""
+    if split is None or not path.is_file():
+        return
+    try:
+        same = read_json(path, DataError) == split
+    except DataError:
+        same = False
+    if not same:
+        raise ConfigError(
+            f"{path}: damaged or edited, it is not the val split of this data; remove it, and the same command writes "
+            "it again"
+        )
 
 
 def open_splits(path: str | None) -> tuple[AnySource, AnySource]:

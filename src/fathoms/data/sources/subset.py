@@ -8,6 +8,7 @@ import numpy as np
 
 from fathoms.data.sources.arrays import ArraySource
 from fathoms.data.sources.base import Source
+from fathoms.data.sources.fingerprint import earlier_fingerprint
 
 
 class SourceSubset:
@@ -42,6 +43,10 @@ class SourceSubset:
     def fingerprint(self) -> str:
         """Hash of the whole source and of the indices."""
         return _fingerprint(self.source.fingerprint(), self.indices)
+
+    def earlier_fingerprint(self) -> str:
+        """The same with the fingerprint of the whole that earlier versions stored."""
+        return _fingerprint(earlier_fingerprint(self.source), self.indices)
 
 
 class ArraySubset(ArraySource):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fathoms.atomic import write_atomic
 from fathoms.data.errors import DataError
 from fathoms.data.sources.arrays import ArraySource
 from fathoms.data.sources.base import Source
+from fathoms.data.sources.fingerprint import earlier_fingerprint
 from fathoms.data.sources.left_out import MANIFEST_NAME
-from fathoms.untrusted_files import read_json
+from fathoms.files.atomic import write_atomic
+from fathoms.files.untrusted import read_json
 
 MANIFEST_FORMAT = "fathoms-manifest-1"
+_BEGIN = b'{"format": "fathoms-manifest-'
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,15 @@ def default_manifest(path: str | Path) -> Path:
     return place / MANIFEST_NAME if place.is_dir() else place.with_name(f"{place.name}.{MANIFEST_NAME}")
 
 
+def is_manifest(path: Path) -> bool:
+    """Whether a file begins as a manifest does, of any version, damaged or not."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_BEGIN)) == _BEGIN
+    except OSError:
+        return False
+
+
 def write_manifest(path: Path, splits: dict[str, dict[str, Any]], rows: dict[str, list[FileRow]]) -> None:
     """Store the fingerprint, classes and files of each split."""
     content = {
@@ -49,8 +61,8 @@ def write_manifest(path: Path, splits: dict[str, dict[str, Any]], rows: dict[str
 def verify_manifest(path: str | Path, source: Source | ArraySource) -> dict[str, Any]:
     """Compare `source` with its manifest; raises `DataError` naming the first file that changed.
 
-    Names, sizes and classes are compared, without reading the files; `fathoms data check` compares content. Files
-    that the check found bad may have been removed.
+    Fingerprints are compared; where they differ, names, sizes and classes, and then the contents. Files that the
+    check found bad may have been removed.
 
     Returns:
         The manifest's entry of the split (counts, classes, bad files).
@@ -62,7 +74,7 @@ def verify_manifest(path: str | Path, source: Source | ArraySource) -> dict[str,
     facts = splits.get(source.split) if isinstance(splits, dict) else None
     if not isinstance(facts, dict):
         raise DataError(f"{path}: it has no split {source.split!r}; run `fathoms data check` again")
-    if facts.get("fingerprint") == source.fingerprint():
+    if facts.get("fingerprint") in (source.fingerprint(), earlier_fingerprint(source)):
         return facts
     change = _first_change(facts, source)
     if change is None:
@@ -107,4 +119,19 @@ def _first_change(facts: dict[str, Any], source: Source | ArraySource) -> str | 
         classes
     ):
         return "the list of classes changed"
-    return None if before.keys() - now.keys() else "the contents changed"
+    # A file that is gone changes the fingerprint too, which then says nothing about the others.
+    return None if before.keys() - now.keys() else _replaced(facts, source)
+
+
+def _replaced(facts: dict[str, Any], source: Source) -> str:
+    """The first file that was replaced by another of its size, found by reading the files up to it."""
+    hashes = {str(name): digest for name, _, _, digest in facts["files"]}
+    for index in range(len(source)):
+        name = source.where(index)
+        try:
+            same = hashes[name] in ("", hashlib.sha256(source.read(index)).hexdigest())
+        except (OSError, DataError):
+            same = False
+        if not same:
+            return f"{name} changed"
+    return "the contents changed"

@@ -1,7 +1,7 @@
 """Pack a data set into tar shards that load fast: smaller images, offsets in an index.
 
-A shard is written under a temporary name and renamed when complete; after an interruption, finished shards are
-kept and packing resumes. The shards are plain WebDataset, so other tools read them too.
+A shard is written under a temporary name and renamed when complete, after its table; after an interruption, finished
+shards are kept and packing resumes. The shards are plain WebDataset, so other tools read them too.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from fathoms.atomic import sync_folder, write_atomic
 from fathoms.data.counter_rng import generator
 from fathoms.data.crop.resize import resize
 from fathoms.data.decode.decode import Decoder, choose_decoder
 from fathoms.data.decode.image_header import ImageHeader
 from fathoms.data.errors import BadImageError, DataError
 from fathoms.data.sources.base import Source
-from fathoms.data.sources.pack import INDEX_FORMAT, INDEX_NAME, shard_path
+from fathoms.data.sources.pack import INDEX_FORMAT, INDEX_NAME, shard_file, shard_path
 from fathoms.data.sources.shards import CLASS_LIST
 from fathoms.data.tools.ordered_map import ordered_map
 from fathoms.errors import ConfigError
-from fathoms.untrusted_files import read_json, sha256_of
+from fathoms.files.atomic import sync_folder, write_atomic
+from fathoms.files.untrusted import read_json, sha256_of
 
 # Index, bytes read, bytes to store or None, and why there are none.
 Repacked = tuple[int, int, bytes | None, str]
@@ -134,7 +134,7 @@ def pack_split(
     with ThreadPoolExecutor(max(1, workers)) as pool:
         for number, start in enumerate(range(0, len(order), options.shard_samples)):
             chosen = order[start : start + options.shard_samples]
-            path = folder / f"{source.split}-{number:06d}.tar"
+            path = shard_file(folder, source.split, number)
             facts = _finished(path, wanted)
             if facts is None:
                 repacked = ordered_map(pool, work, chosen.tolist())
@@ -163,6 +163,8 @@ def _finished(path: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
     try:
         facts = read_json(side, DataError)
         same = all(facts[key] == wanted[key] for key in wanted) and path.stat().st_size == facts["bytes"]
+        # A shard that was damaged in its place has its size still.
+        same = same and sha256_of(path) == facts["sha256"]
     except (DataError, KeyError):
         return None
     return facts if same else None
@@ -203,10 +205,11 @@ def _write_shard(
         "skipped": skipped,
         "samples": samples,
     }
+    # The shard comes last: one without its table is somebody else's file, and is not replaced.
+    path.unlink(missing_ok=True)
+    write_atomic(path.with_suffix(".json"), json.dumps(facts).encode())
     temporary.replace(path)
     sync_folder(path.parent)
-    # The table comes last: if it exists and fits, the shard is complete.
-    write_atomic(path.with_suffix(".json"), json.dumps(facts).encode())
     return facts
 
 
@@ -223,7 +226,12 @@ def write_index(folder: Path, classes: tuple[str, ...], splits: dict[str, Any], 
     """Write the index of all splits, with the sha256 of every shard."""
     content = {"format": INDEX_FORMAT, "classes": list(classes), "options": asdict(options), "splits": splits}
     write_atomic(folder / INDEX_NAME, json.dumps(content, indent=1).encode())
-    write_atomic(folder / CLASS_LIST, ("\n".join(classes) + "\n").encode())
+    write_atomic(folder / CLASS_LIST, class_list(classes))
+
+
+def class_list(classes: tuple[str, ...]) -> bytes:
+    """The file of class names, one on each line."""
+    return ("\n".join(classes) + "\n").encode()
 
 
 def verify_pack(folder: Path) -> list[str]:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from fathoms.errors import ConfigError, FathomsError
-from fathoms.registry import check_name
+from fathoms.files.untrusted import read_json
+from fathoms.names.registry import check_name
 from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.checkpoint.folder import Checkpoint
 from fathoms.train.checkpoint.migrate import migrate
@@ -23,7 +24,6 @@ from fathoms.train.identity import completed, differences
 from fathoms.train.job import Job
 from fathoms.train.learner import Learner
 from fathoms.train.precision.speed import Speed
-from fathoms.untrusted_files import read_json
 
 
 def resume(context: RunContext, learner: Learner, state: TrainState, guard: Guard) -> list[str]:
@@ -94,7 +94,7 @@ def check_same_run(context: RunContext, checkpoint: Checkpoint, learner: Learner
             f"{where}: holds a run with other settings ({'; '.join(map(_with_flag, refused))}); "
             f"choose another --experiment{_or_allow(context, checkpoint, learner, names)}"
         )
-    if saved["data"] != context.data.fingerprint and "data" not in allowed:
+    if "data" not in allowed and not context.data.roles.has_fingerprint(saved["data"]):
         raise ConfigError(
             f"{where}: the data set has changed since this run began ({_short(saved['data'])} -> "
             f"{_short(context.data.fingerprint)}); bring it back, or choose another --experiment"

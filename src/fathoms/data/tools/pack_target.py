@@ -1,0 +1,70 @@
+"""The target of packing: a folder in which nothing is replaced but what is left of the same pack."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fathoms.data.errors import DataError
+from fathoms.data.sources.base import Source
+from fathoms.data.sources.pack import INDEX_NAME, shard_file
+from fathoms.data.sources.shards import CLASS_LIST
+from fathoms.data.tools.pack import PackOptions, class_list
+from fathoms.files.untrusted import read_json, read_plain
+
+
+def check_pack_target(folder: Path, sources: Sequence[Source], options: PackOptions) -> None:
+    """Refuse a folder in which packing would replace a file that is not of the same pack."""
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: is a file, not a folder; give another target")
+    index, pack = folder / INDEX_NAME, {source.split: source.fingerprint() for source in sources}
+    if index.is_file():
+        table = _read(index)
+        if _sources(table.get("splits")) != pack or table.get("options") != asdict(options):
+            raise _other_pack(index)
+    listing = folder / CLASS_LIST
+    if os.path.lexists(listing) and not _holds(listing, class_list(sources[0].classes)):
+        raise _other_pack(listing)
+    for source in sources:
+        wanted = {"source": pack[source.split], "options": asdict(options)}
+        for number in range(-(-len(source) // options.shard_samples)):
+            path = shard_file(folder, source.split, number)
+            there = [file for file in (path, path.with_suffix(".json")) if os.path.lexists(file)]
+            if there and not _is_of(path.with_suffix(".json"), wanted):
+                raise _other_pack(there[0])
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return read_plain(path, len(data)) == data
+    except OSError:
+        return False
+
+
+def _sources(splits: Any) -> dict[str, Any]:
+    """The fingerprints of what the splits of an index were packed from."""
+    entries = splits.items() if isinstance(splits, dict) else ()
+    return {name: entry.get("source") if isinstance(entry, dict) else None for name, entry in entries}
+
+
+def _other_pack(path: Path) -> DataError:
+    return DataError(
+        f"{path}: is there already, of other data or options; give another target, or --overwrite to replace it"
+    )
+
+
+def _is_of(table: Path, wanted: dict[str, Any]) -> bool:
+    """Whether a shard's table says that it was packed from this source with these options."""
+    facts = _read(table)
+    return all(facts.get(key) == wanted[key] for key in wanted)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The table in a file; empty for one that is missing or damaged."""
+    try:
+        return read_json(path, DataError)
+    except DataError:
+        return {}
