@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-SMALL = "--recipe cifar --image-size 32 --depth 6 --dim 64 --heads 4 --device cpu"
+SMALL = "--recipe cifar --depth 4 --dim 64 --heads 4 --epochs 3 --warmup-epochs 1 --device cpu"
 
 
 def write_photos(folder: Path) -> None:
@@ -50,10 +50,7 @@ if __name__ == "__main__":
         write_photos(photos)
     fathoms(f"data check {photos}")
     # Without a network a model trained here, on the digits, stands in for pretrained weights.
-    digits = SMALL.replace("--recipe cifar --image-size 32", "--image-size 8 --in-channels 3")
-    fathoms(f"train --experiment start --epochs 3 {digits} --patch-size 4")
-    fathoms(
-        f"train {photos} --experiment tuned --epochs 3 --warmup-epochs 1 --lr 1e-3 --batch-size 50 {SMALL}"
-        " --initial-checkpoint runs/start --initial-head new"
-    )
+    fathoms(f"train --experiment start {SMALL} --image-size 8")
+    start = "--initial-checkpoint runs/start --initial-head new"
+    fathoms(f"train {photos} --experiment tuned {SMALL} --image-size 32 --batch-size 25 {start}")
     fathoms(f"validate {photos} --checkpoint runs/tuned")

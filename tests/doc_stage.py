@@ -21,12 +21,14 @@ FOLDERS = ("images", "photos", "imagenet", "DATA", "MY_PHOTOS")
 TINY_RUN = (
     "--recipe cifar --image-size 32 --depth 2 --dim 32 --heads 2 --epochs 1 --warmup-epochs 0 --device cpu"
 )
+TINY_ARMS = "--axis norm=layernorm,dyt --seeds 2 --epochs 1 --warmup-epochs 0 --depth 1 --device cpu"
 
 SMALLER = {
     "train": "--epochs 1 --warmup-epochs 0",
     "compare": "--epochs 1 --warmup-epochs 0 --seeds 2 --device cpu",
     "bench": "--batch-size 2 --turns 1 --steps 1 --device cpu --compile none",
     "probe": "--batch-size 4",
+    "watch": "--port 0",
 }
 """Flags that make a command of a page short; they follow its own, and the last one counts."""
 
@@ -74,8 +76,12 @@ def set_up(folder: Path) -> None:
     shutil.copy(folder / "cifar10.npz", folder / "cifar100.npz")
     for name in ("S24_224.pth", "checkpoint.pth"):
         torch.save({"model": {"weight": torch.ones(2, 2)}}, folder / name)
-    words = f"train images --output runs --experiment NAME {TINY_RUN}".split()
-    subprocess.run([sys.executable, "-m", "fathoms", *words], cwd=folder, check=True, capture_output=True)
+    for command in (
+        f"train images --experiment NAME {TINY_RUN}",
+        f"compare --experiment COMPARISON {TINY_ARMS}",
+    ):
+        words = [sys.executable, "-m", "fathoms", *command.split()]
+        subprocess.run(words, cwd=folder, check=True, capture_output=True)
     programs = folder / "bin"
     programs.mkdir()
     for name, words in {"fathoms": f"{sys.executable} -m fathoms", "python": sys.executable}.items():

@@ -44,7 +44,8 @@ ELSEWHERE = {
     r"torchrun|--fsdp": "needs several processes on GPUs",
     r"hf-hub:|--push|push_to_hub|timm/\w+\.\w+|hfds/|weights=\"timm/|OWNER/": "needs the Hub",
     r"\bcuda\b": "needs a GPU",
-    r"--log |--against timm": "needs a tracker's server or a GPU",
+    r"--log ": "needs a tracker",
+    r"--against timm": "needs a GPU to take minutes and not hours",
 }
 """What is not run here, and why; a block can also say so itself."""
 
