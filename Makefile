@@ -5,7 +5,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/pytest -n auto --dist worksteal --durations=15
 TYPED := --jaxtyping-packages=fathoms,type_checker.check
 
-.PHONY: demo test quick gpu lint clean
+.PHONY: demo test quick examples fresh gpu docs lint clean
 
 demo: $(READY)
 	$(BIN)/fathoms train
@@ -21,11 +21,25 @@ test: $(READY) lint
 # Lint, types and the core tests, in under three minutes: before every commit.
 quick: $(READY) lint
 	$(PYTEST) -m "not slow and not compile and not plain and not kernels and not full and not clock" $(TYPED) \
-		tests/contracts tests/golden tests/models tests/cli tests/probes tests/test_house.py tests/test_registry.py
+		tests/contracts tests/golden tests/models tests/cli tests/probes tests/test_house.py tests/names
+
+# The examples, and what README and docs show, as a reader would run it; a quarter of an hour.
+examples: $(READY)
+	$(BIN)/python -m pip install --quiet --editable ".[dev,notebook]"
+	$(BIN)/python tests/run_examples.py
+
+# What README promises, from a clone in an empty folder; needs the network and 15 GB of disk.
+fresh:
+	$(PYTHON) tests/fresh_machine.py
 
 # On a machine with a GPU; CI has none, so the record is kept in results/.
 gpu: $(READY)
 	$(BIN)/python benchmarks/gpu_record.py
+
+# The documentation as a site in build/site/html; a warning, a dead link or a stale page is an error.
+docs: $(READY)
+	$(BIN)/python website/generate.py --check
+	$(BIN)/python website/build.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

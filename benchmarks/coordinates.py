@@ -1,4 +1,4 @@
-"""The coordinate check over depth of every residual method: `python benchmarks/coordinates.py`.
+"""The coordinate check over depth of every residual method, and of KEEL: `python benchmarks/coordinates.py`.
 
 writes results/coordinates.json and results/coordinates.md. Ten updates of AdamW at 1e-3, with the method's own
 parameter groups, on one batch of 8 random images, at depths 2 to 32 of a ViT of 32 channels, three seeds; a minute or
@@ -15,8 +15,8 @@ import torch
 
 from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
-from fathoms.parts.prores import set_progress
-from fathoms.parts.residual import RESIDUALS
+from fathoms.parts.residuals.prores import set_progress
+from fathoms.parts.residuals.residual import RESIDUALS
 from fathoms.probes.coordinates import Coordinates, coordinate_check
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -26,10 +26,10 @@ TINY = {"image_size": 8, "patch_size": 2, "dim": 32, "heads": 2, "mlp_ratio": 2.
 PROGRESS = 0.01
 
 
-def check(residual: str) -> Coordinates:
-    """The check of one method, in a placement that it allows."""
+def check(residual: str, placement: str | None = None) -> Coordinates:
+    """The check of one method, in the first placement that it allows unless another is given."""
     method = RESIDUALS.metadata(residual)
-    placement = method.placements[0]
+    placement = placement or method.placements[0]
     options: dict[str, Any] = {"residual": residual, "attn_placement": placement, "mlp_placement": placement}
     if method.alpha is not None:
         options["base_depth"] = DEPTHS[0]
@@ -51,7 +51,8 @@ def as_table(found: dict[str, Coordinates]) -> str:
         "Made by `python benchmarks/coordinates.py`: exponent of the depth in the rise of mean |x| after the last "
         f"block and of the mean |logit|, in ten updates of AdamW at depths {', '.join(map(str, DEPTHS))}, three seeds. "
         "Near zero, one learning rate does the same at every depth. "
-        f"prores is at {PROGRESS:.0%} of a run, deepnorm is post-norm, the others pre-norm.",
+        f"prores is at {PROGRESS:.0%} of a run, deepnorm is post-norm, keel the placement with residual none, the "
+        "others are pre-norm.",
         "",
         "| residual | stream, exponent (95 %) | logits, exponent | verdict |",
         "|---|---|---|---|",
@@ -68,8 +69,9 @@ def as_table(found: dict[str, Coordinates]) -> str:
 def main() -> None:
     """Check every method and write both files."""
     found = {}
-    for name in RESIDUALS:
-        found[name] = check(name)
+    for name in [*RESIDUALS, "keel"]:
+        # Which is a placement, and the only one that scales the skip by a rule of its own.
+        found[name] = check("none", "keel") if name == "keel" else check(name)
         print(f"{name}: {found[name].stream.value:+.2f}, {found[name].verdict}", flush=True)
     rows = {name: each.to_json() for name, each in found.items()}
     (RESULTS / "coordinates.json").write_text(json.dumps({"depths": DEPTHS, "rows": rows}, indent=1) + "\n")

@@ -16,13 +16,17 @@ from pathlib import Path
 
 import doc_claims
 import doc_evidence
+import doc_many_gpus
+import doc_probe
 import doc_speed
 from doc_format import Read, reader
 
 TEXTS: dict[str, Callable[[Read], str]] = {
     **doc_speed.TEXTS,
+    **doc_many_gpus.TEXTS,
     **doc_claims.TEXTS,
     **doc_evidence.TEXTS,
+    **doc_probe.TEXTS,
 }
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"<!-- generated: (?P<name>[\w-]+) -->(?P<body>.*?)<!-- end -->", re.DOTALL)
@@ -47,7 +51,7 @@ def fill(text: str, read: Read, where: str) -> str:
         name, body = found["name"], found["body"]
         if name not in TEXTS:
             raise ValueError(
-                f"{where}: nothing generates {name!r}; add it to doc_speed.py, doc_claims.py or doc_evidence.py"
+                f"{where}: nothing generates {name!r}; add it to one of the doc_*.py, such as doc_speed.py"
             )
         made = TEXTS[name](read)
         if not body.startswith("\n"):

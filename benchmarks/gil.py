@@ -28,7 +28,6 @@ from unittest import mock
 
 import torch
 
-from fathoms.cores import usable_cores
 from fathoms.data import CropOptions, Sampler, TrainTransform, choose_decoder, list_splits, open_source
 from fathoms.data.decode.turbojpeg import load_turbojpeg
 from fathoms.data.loader import CHUNK
@@ -36,6 +35,7 @@ from fathoms.data.tools.pack import PackOptions, pack_split, write_index
 from fathoms.data.workers.shared_memory import own_memory
 from fathoms.data.workers.task import Task, TaskRunner
 from fathoms.data.workers.threads import ThreadPool, Worker
+from fathoms.machine.cores import usable_cores
 from gpu_loader import SIZE, Repeated
 
 _TASKS = 4000

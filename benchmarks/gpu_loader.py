@@ -21,7 +21,6 @@ import torch
 
 from fathoms import ViT, ViTConfig
 from fathoms.bench.race import Setting, training_update
-from fathoms.cores import usable_cores
 from fathoms.data import (
     ArraySource,
     Augment,
@@ -42,6 +41,7 @@ from fathoms.data import (
 )
 from fathoms.data.sources.tar_index import read_index
 from fathoms.data.tools.pack import PackOptions, pack_split, write_index
+from fathoms.machine.cores import usable_cores
 from fathoms.train.precision.cuda_graph import WARMUP
 
 SIZE = 224

@@ -1,201 +1,375 @@
-"""Does the best learning rate stay as a ViT gets deeper? Sweeps of CIFAR-10, as `fathoms compare` commands.
+r"""Does the best learning rate stay as a ViT gets deeper? Short runs on CIFAR-10, as three `fathoms compare` commands.
 
     python benchmarks/lr_over_depth.py cifar10.npz              # print the commands and what they cost
-    python benchmarks/lr_over_depth.py cifar10.npz --run        # run them; the same command continues
-    python benchmarks/lr_over_depth.py cifar10.npz --summarise  # write results/lr_over_depth.{json,md,svg}
+    python benchmarks/lr_over_depth.py cifar10.npz --run --budget 520 --archive OUT/lr_over_depth.tar.gz
+    python benchmarks/lr_over_depth.py cifar10.npz --run --budget 520 --begin BACK/lr_over_depth.tar.gz \
+        --archive OUT/lr_over_depth.tar.gz                      # goes on where the archive ends
+    python benchmarks/lr_over_depth.py cifar10.npz --summarise --begin BACK/lr_over_depth.tar.gz
 
-One comparison for each residual method and depth: 5 learning rates x 3 seeds of a ViT of 192 channels under AdamW, for
-a few epochs. With a method under which the learning rate transfers, the best one is the same at every depth.
+The last one writes results/lr_over_depth.{json,md,svg}, also of a part. About ten minutes on an H200 in all, in one
+call or several. It can be killed at any time: every 20 seconds the finished runs go into the archive, and `--begin`
+reads it where the folder of the runs is gone. `--tiny` shows on a CPU and the digits that all of this works.
+
+5 learning rates x 3 seeds at each of 4 depths, under three residual methods, which run side by side. First one seed of
+everything, then the others, so that a whole picture is there early. The budget is short, two epochs: what is asked is
+where the valley lies, not how good a model gets. CompleteP's base is the shallowest model.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import shlex
+import signal
 import statistics
 import subprocess
 import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from lr_over_depth_picture import as_picture
+from mps import mps
 
 RESULTS = Path(__file__).parents[1] / "results"
 METHODS = ("none", "layerscale", "completep")
 DEPTHS = (6, 12, 24, 48)
-RATES = ("0.0003", "0.0006", "0.0012", "0.0024", "0.0048")
+RATES = ("0.00016", "0.0004", "0.001", "0.0025", "0.00625")
 SEEDS = 3
-EPOCHS = 10
+EPOCHS = 2
 # Measured on an H200: images of 32 pixels a second in training 12 blocks of 192 channels, patches of 4.
 IMAGES_PER_SECOND = 58_000
-IMAGES = 50_000
-# Building, compiling and evaluating a run.
-OVERHEAD_S = 5.0
+IMAGES = 47_500
+# What a run takes beside its training, and what compiling one depth takes.
+OVERHEAD_S, COMPILE_S = 1.0, 10.0
+UNFINISHED = 75
+ENDED = ("done", "stalled", "diverged")
 
-COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2")
-
-
-def command(data: str, output: str, method: str, depth: int) -> list[str]:
-    """One sweep over learning rates."""
-    shape = ["--dim", "192", "--heads", "3", "--depth", str(depth), "--residual", method]
-    budget = ["--epochs", str(EPOCHS), "--warmup-epochs", "1", "--opt", "adamw", "--clip-grad", "1"]
-    rest = ["--seeds", str(SEEDS), "--keep", "none", "--output", output, "--experiment", f"{method}-{depth}"]
-    axis = ["--axis", f"lr={','.join(RATES)}", "--metric", "loss", "--smallest-difference", "0.02"]
-    return ["fathoms", "compare", data, "--recipe", "cifar", *shape, *budget, *axis, *rest]
-
-
-def seconds(depth: int) -> float:
-    """Expected time of one sweep, at a speed that falls with the depth."""
-    epoch = IMAGES * depth / (12 * IMAGES_PER_SECOND)
-    return len(RATES) * SEEDS * (EPOCHS * epoch + OVERHEAD_S)
+SHAPE = ("--recipe", "cifar", "--dim", "192", "--heads", "3", "--position", "learned", "--qk-norm", "none")
+TRAINING = ("--opt", "adamw", "--weight-decay", "0.05", "--clip-grad", "1", "--warmup-epochs", "0.5")
+FAST = ("--precision", "bf16", "--torchcompile", "inductor", "--compile-scope", "blocks", "--launch", "graph")
+LEAN = ("--eval-interval", str(EPOCHS), "--probe-interval", "0", "--keep", "none")
+TINY = (
+    *("--image-size", "8", "--patch-size", "4", "--dim", "16", "--heads", "2", "--batch-size", "256"),
+    *("--opt", "adamw", "--warmup-epochs", "0.5", "--device", "cpu", "--jobs", "1"),
+)
 
 
-def read(output: Path) -> list[dict[str, Any]]:
-    """One row for each method, depth and rate: loss and accuracy of its seeds."""
+@dataclass(frozen=True)
+class Sweep:
+    """What is trained, and where: CIFAR-10 on a GPU, or the digits on a CPU."""
+
+    data: str
+    output: Path
+    tiny: bool = False
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The depths, in the order of the table."""
+        return (1, 2) if self.tiny else DEPTHS
+
+    @property
+    def rates(self) -> tuple[str, ...]:
+        """The learning rates."""
+        return RATES[2:4] if self.tiny else RATES
+
+    def command(self, method: str, seeds: int, budget: float | None = None) -> list[str]:
+        """The comparison of one residual method."""
+        data = ["--recipe", "digits"] if self.tiny else [self.data, *SHAPE, *TRAINING]
+        base = ["--base-depth", str(self.depths[0])] if method == "completep" else []
+        depths = ",".join(map(str, self.depths))
+        axes = ["--axis", f"depth={depths}", "--axis", f"lr={','.join(self.rates)}"]
+        # All pairs of twenty arms would be tested after every run.
+        judge = ["--baseline", f"depth={self.depths[0]}, lr={self.rates[0]}"]
+        judge += ["--metric", "loss", "--smallest-difference", "0.02"]
+        rest = ["--epochs", str(EPOCHS), "--seeds", str(seeds), "--residual", method, *base]
+        where = ["--output", str(self.output), "--experiment", method]
+        limit = [] if budget is None else ["--budget", f"{max(1, int(budget))}s"]
+        return [
+            *("fathoms", "compare", *data, *rest, *axes, *judge, *LEAN),
+            *(TINY if self.tiny else FAST),
+            *where,
+            *limit,
+        ]
+
+
+def seconds() -> float:
+    """Expected time of everything one run after the other, at a speed that falls with the depth."""
+    training = sum(EPOCHS * IMAGES * depth / (12 * IMAGES_PER_SECOND) for depth in DEPTHS)
+    runs = len(METHODS) * len(RATES) * SEEDS
+    return runs * (training + OVERHEAD_S * len(DEPTHS)) + len(METHODS) * len(DEPTHS) * COMPILE_S
+
+
+class Methods:
+    """The comparisons of all methods side by side, until all are done or the time is used up.
+
+    Args:
+        sweep: What is trained.
+        together: How many run at a time.
+        budget: Seconds for everything; None without a limit.
+    """
+
+    def __init__(self, sweep: Sweep, together: int, budget: float | None) -> None:
+        self.sweep, self.slots = sweep, threading.Semaphore(together)
+        self.end = None if budget is None else time.monotonic() + budget
+        self.codes: dict[str, int] = {}
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.stopped = False
+
+    def run(self, archive: Path | None) -> int:
+        """Run what is missing, and keep what is finished; 0, 75 where runs are left, or the first other code."""
+        threads = [threading.Thread(target=self._method, args=(method,)) for method in METHODS]
+        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(name, self._stop)
+        for thread in threads:
+            thread.start()
+        kept = time.monotonic()
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(0.5)
+            if time.monotonic() - kept > 20:
+                pack(self.sweep.output, archive)
+                kept = time.monotonic()
+        pack(self.sweep.output, archive)
+        wrong = [code for code in self.codes.values() if code not in (0, UNFINISHED)]
+        return wrong[0] if wrong else max(self.codes.values(), default=UNFINISHED)
+
+    def _method(self, method: str) -> None:
+        """First one seed of a method's arms, then all."""
+        with self.slots:
+            for seeds in self._steps(method):
+                left = None if self.end is None else self.end - time.monotonic()
+                if self.stopped or (left is not None and left < 5):
+                    self.codes[method] = UNFINISHED
+                    return
+                words = self.sweep.command(method, seeds, left)
+                with (self.sweep.output / f"{method}.log").open("ab") as log:
+                    self.running[method] = subprocess.Popen(
+                        [sys.executable, "-m", *words], stdout=log, stderr=subprocess.STDOUT
+                    )
+                    self.codes[method] = self.running[method].wait()
+                print(
+                    f"{method}, {seeds} seeds: exit {self.codes[method]}, {self._count(method)}", flush=True
+                )
+                if self.codes[method]:
+                    tail = (self.sweep.output / f"{method}.log").read_text(errors="replace").splitlines()[-4:]
+                    print("\n".join(f"  {line}" for line in tail), flush=True)
+                    return
+
+    def _steps(self, method: str) -> tuple[int, ...]:
+        """Numbers of seeds, in turn: a comparison never takes seeds away, and a step that is done is left out."""
+        plan = self.sweep.output / method / "plan.json"
+        grown = plan.is_file() and json.loads(plan.read_text())["seeds"] == SEEDS
+        return (SEEDS,) if grown else (1, SEEDS)
+
+    def _count(self, method: str) -> str:
+        cells = cells_of(self.sweep.output / method)
+        done = sum(cell["status"] in ENDED for cell in cells)
+        return f"{done} of {len(self.sweep.depths) * len(self.sweep.rates) * SEEDS} runs are there"
+
+    def _stop(self, *_: object) -> None:
+        """Pass a signal on: the comparisons save and end."""
+        self.stopped = True
+        for process in self.running.values():
+            if process.poll() is None:
+                process.terminate()
+
+
+def cells_of(folder: Path) -> list[dict[str, Any]]:
+    """The runs of a comparison; none where it has not begun."""
+    path = folder / "results.json"
+    return json.loads(path.read_text())["cells"] if path.is_file() else []
+
+
+def pack(output: Path, archive: Path | None) -> None:
+    """Put the ended runs, without checkpoints, and what is written about them into one file."""
+    if archive is None:
+        return
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    part = archive.with_name(archive.name + ".part")
+    with tarfile.open(part, "w:gz", compresslevel=1) as tar:
+        for path in sorted(output.glob("*.log")):
+            tar.add(path, path.name)
+        for folder in sorted(path for path in output.iterdir() if path.is_dir()):
+            ended = {cell["run"] for cell in cells_of(folder) if cell["status"] in ENDED}
+            for path in sorted(folder.rglob("*")):
+                name = path.relative_to(folder)
+                run = "/".join(name.parts[:2])
+                wanted = run in ended if name.parts[0] == "cells" else len(name.parts) == 1
+                if path.is_file() and wanted and "checkpoints" not in name.parts:
+                    tar.add(path, f"{folder.name}/{name}")
+    part.replace(archive)
+
+
+def unpack(begin: Path | None, output: Path) -> None:
+    """Bring back the runs of an archive, unless they are there."""
+    output.mkdir(parents=True, exist_ok=True)
+    if begin is not None and not any(path.is_dir() for path in output.iterdir()):
+        with tarfile.open(begin) as tar:
+            tar.extractall(output, filter="data")
+
+
+def read(sweep: Sweep) -> list[dict[str, Any]]:
+    """One row for each method, depth and rate: loss and accuracy of its seeds, and how many diverged or failed."""
     rows = []
     for method in METHODS:
-        for depth in DEPTHS:
-            path = output / f"{method}-{depth}" / "results.json"
-            if not path.is_file():
-                sys.exit(f"{path}: there is no such comparison yet; run this with --run first")
-            cells = json.loads(path.read_text())["cells"]
-            for rate in RATES:
-                own = [cell for cell in cells if float(cell["arm"]["lr"]) == float(rate)]
-                done = [cell for cell in own if cell["status"] == "done"]
+        cells = cells_of(sweep.output / method)
+        for depth in sweep.depths:
+            for rate in sweep.rates:
+                own = [cell for cell in cells if cell["arm"] == {"depth": str(depth), "lr": rate}]
+                done = {str(cell["seed"]): cell for cell in own if cell["status"] in ("done", "stalled")}
                 rows.append(
                     {
                         "residual": method,
                         "depth": depth,
                         "lr": float(rate),
-                        "loss": [cell["loss"] for cell in done],
-                        "top1": [cell["top1"] for cell in done],
-                        "failed": len(own) - len(done),
+                        "loss": {seed: cell["loss"] for seed, cell in done.items()},
+                        "top1": {seed: cell["top1"] for seed, cell in done.items()},
+                        "diverged": sum(cell["status"] == "diverged" for cell in own),
+                        "failed": sum(cell["status"] == "failed" for cell in own),
                     }
                 )
+    if not any(row["loss"] for row in rows):
+        sys.exit(f"{sweep.output}: no run has ended yet; use --run first")
     return rows
 
 
-def best(rows: list[dict[str, Any]], method: str, depth: int) -> dict[str, Any]:
-    """The rate with the least mean loss among those whose runs all ended, and how wide the valley is."""
-    own = [row for row in rows if (row["residual"], row["depth"]) == (method, depth)]
-    whole = [row for row in own if row["loss"] and not row["failed"]]
-    if not whole:
-        return {"lr": None, "edge": False, "row": own[0]}
-    found = min(whole, key=lambda row: statistics.fmean(row["loss"]))
-    return {"lr": found["lr"], "edge": found["lr"] in (float(RATES[0]), float(RATES[-1])), "row": found}
+def of(rows: Sequence[dict[str, Any]], method: str, depth: int) -> list[dict[str, Any]]:
+    """The rows of one curve, by rate."""
+    return [row for row in rows if (row["residual"], row["depth"]) == (method, depth)]
 
 
-def as_table(rows: list[dict[str, Any]]) -> str:
+def best(rows: Sequence[dict[str, Any]], seed: str | None = None) -> dict[str, Any] | None:
+    """The rate of least loss, of one seed or on average, among those of which no run diverged or failed.
+
+    `fitted` is the lowest point of the parabola through it and its neighbours over log(lr); at the edge, itself.
+    """
+    points = [
+        (row["lr"], statistics.fmean(row["loss"].values()) if seed is None else row["loss"][seed], row)
+        for row in rows
+        if not (row["diverged"] or row["failed"]) and (seed in row["loss"] if seed else row["loss"])
+    ]
+    if not points:
+        return None
+    index = min(range(len(points)), key=lambda place: points[place][1])
+    rate, _, row = points[index]
+    edge = rate in (rows[0]["lr"], rows[-1]["lr"])
+    inside = 0 < index < len(points) - 1
+    fitted = _lowest(points[index - 1 : index + 2]) if inside else rate
+    return {"lr": rate, "fitted": fitted, "edge": edge, "row": row}
+
+
+def _lowest(three: Sequence[tuple[float, float, Any]]) -> float:
+    """Where the parabola through three points over log(x) is lowest."""
+    (a, fa, _), (b, fb, _), (c, fc, _) = [(math.log(x), y, row) for x, y, row in three]
+    above = (b - a) ** 2 * (fb - fc) - (b - c) ** 2 * (fb - fa)
+    below = (b - a) * (fb - fc) - (b - c) * (fb - fa)
+    return math.exp(b - above / (2 * below)) if below else math.exp(b)
+
+
+def as_table(rows: Sequence[dict[str, Any]]) -> str:
     """The best rate of each method and depth, and all losses, as Markdown."""
+    depths = list(dict.fromkeys(row["depth"] for row in rows))
+    rates = list(dict.fromkeys(row["lr"] for row in rows))
+    runs, planned = sum(len(row["loss"]) + row["diverged"] for row in rows), len(rows) * SEEDS
     lines = [
         "# The best learning rate by depth",
         "",
-        "Made by `python benchmarks/lr_over_depth.py cifar10.npz --run --summarise`: "
-        f"CIFAR-10, {EPOCHS} epochs, AdamW, 192 channels, {SEEDS} seeds; the best rate has the least mean test loss. "
-        "A rate marked * is at the edge of those tried, so the true one may be beyond it.",
+        f"Made by `python benchmarks/lr_over_depth.py cifar10.npz --run` and `--summarise`: CIFAR-10, {EPOCHS} epochs "
+        f"of 47,500 images (a short budget), AdamW, 192 channels, {SEEDS} seeds; {runs} of {planned} runs ended. "
+        "CompleteP's base depth is the smallest.",
         "",
-        "| residual | " + " | ".join(f"depth {depth}" for depth in DEPTHS) + " | largest / smallest |",
-        "|---" * (len(DEPTHS) + 2) + "|",
+        "## Rate of the least test loss",
+        "",
+        "The lowest point of the parabola through the best rate and its neighbours over log(lr), of the mean loss; in "
+        "brackets the least and greatest over seeds, then the accuracy at the best rate tried. * is at the edge of the "
+        "rates tried: the true one may lie beyond it.",
+        "",
+        "| residual | " + " | ".join(f"depth {depth}" for depth in depths) + " | largest / smallest |",
+        "|---" * (len(depths) + 2) + "|",
     ]
     for method in METHODS:
-        found = [best(rows, method, depth) for depth in DEPTHS]
-        cells = [_best_cell(each) for each in found]
-        known = [each["lr"] for each in found if each["lr"]]
-        spread = f"{max(known) / min(known):g}" if known else "–"
+        found = [best(of(rows, method, depth)) for depth in depths]
+        cells = [_best_cell(of(rows, method, depth)) for depth in depths]
+        known = [each["fitted"] for each in found if each]
+        spread = f"{max(known) / min(known):.1f}" if len(known) == len(depths) else "–"
         lines.append(f"| {method} | " + " | ".join(cells) + f" | {spread} |")
-    lines += ["", "| residual | depth | " + " | ".join(RATES) + " |", "|---" * (len(RATES) + 2) + "|"]
+    lines += ["", "![test loss against learning rate](lr_over_depth.svg)", "", "## Test loss, mean ± sd", ""]
+    lines += [
+        "| residual | depth | " + " | ".join(f"{rate:g}" for rate in rates) + " |",
+        "|---" * (len(rates) + 2) + "|",
+    ]
     for method in METHODS:
-        for depth in DEPTHS:
-            own = [row for row in rows if (row["residual"], row["depth"]) == (method, depth)]
-            lines.append(f"| {method} | {depth} | " + " | ".join(_loss_cell(row) for row in own) + " |")
+        for depth in depths:
+            cells = [_loss_cell(row) for row in of(rows, method, depth)]
+            lines.append(f"| {method} | {depth} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _best_cell(found: dict[str, Any]) -> str:
-    if found["lr"] is None:
-        return "none ended"
-    return f"{found['lr']:g}{'*' if found['edge'] else ''} ({statistics.fmean(found['row']['top1']):.1f} %)"
+def _best_cell(rows: Sequence[dict[str, Any]]) -> str:
+    found = best(rows)
+    if found is None:
+        return "–"
+    seeds = sorted({seed for row in rows for seed in row["loss"]})
+    each = [one["fitted"] for one in (best(rows, seed) for seed in seeds) if one]
+    star = "*" if found["edge"] else ""
+    accuracy = statistics.fmean(found["row"]["top1"].values())
+    return f"{found['fitted']:.2g}{star} ({min(each):.2g} to {max(each):.2g}), {accuracy:.1f} %"
 
 
 def _loss_cell(row: dict[str, Any]) -> str:
-    if not row["loss"]:
-        return "diverged"
-    spread = f" ± {statistics.stdev(row['loss']):.3f}" if len(row["loss"]) > 1 else ""
-    return f"{statistics.fmean(row['loss']):.3f}{spread}" + (
-        f", {row['failed']} failed" if row["failed"] else ""
-    )
+    losses = list(row["loss"].values())
+    texts = [f"{statistics.fmean(losses):.3f}"] if losses else []
+    if len(losses) > 1:
+        texts[0] += f" ± {statistics.stdev(losses):.3f}"
+    texts += [f"{row[kind]} {kind}" for kind in ("diverged", "failed") if row[kind]]
+    return ", ".join(texts) or "not run"
 
 
-def as_picture(rows: list[dict[str, Any]]) -> str:
-    """Loss against learning rate, one panel for each method and one curve for each depth, as SVG."""
-    losses = [statistics.fmean(row["loss"]) for row in rows if row["loss"]]
-    low, high = min(losses), min(max(losses), 2.4)
-    width, height, parts = 300, 220, []
-    for panel, method in enumerate(METHODS):
-        left = 50 + panel * width
-        parts.append(f'<text x="{left + 110}" y="20" text-anchor="middle">{method}</text>')
-        parts.append(
-            f'<rect x="{left}" y="30" width="230" height="{height - 40}" fill="none" stroke="#999"/>'
-        )
-        for index, rate in enumerate(RATES):
-            parts.append(
-                f'<text x="{left + 15 + 50 * index}" y="{height + 5}" text-anchor="middle">{float(rate):g}</text>'
-            )
-        for colour, depth in zip(COLOURS, DEPTHS, strict=True):
-            parts += _curve(rows, method, depth, colour, left, (low, high))
-    for index, (colour, depth) in enumerate(zip(COLOURS, DEPTHS, strict=True)):
-        parts.append(f'<text x="{60 + 90 * index}" y="{height + 30}" fill="{colour}">depth {depth}</text>')
-    parts.append(f'<text x="8" y="40">{high:.2f}</text><text x="8" y="{height - 12}">{low:.2f}</text>')
-    style = 'font-family="sans-serif" font-size="11"'
-    size = f'width="{50 + width * len(METHODS)}" height="{height + 40}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{"".join(parts)}</svg>\n'
-
-
-def _curve(
-    rows: list[dict[str, Any]], method: str, depth: int, colour: str, left: int, span: tuple[float, float]
-) -> list[str]:
-    """One curve, with a ring around its lowest point; losses above the panel are at its top."""
-    points = []
-    own = [row for row in rows if (row["residual"], row["depth"]) == (method, depth)]
-    for index, row in enumerate(own):
-        if row["loss"]:
-            share = (min(statistics.fmean(row["loss"]), span[1]) - span[0]) / max(span[1] - span[0], 1e-9)
-            points.append((left + 15 + 50 * index, 205 - 165 * share))
-    if not points:
-        return []
-    x, y = max(points, key=lambda point: point[1])
-    line = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-    ring = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="none" stroke="{colour}" stroke-width="2"/>'
-    return [f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>', ring]
-
-
-def main() -> None:
+def main() -> int:
     """Print, run or summarise the sweeps."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("data", help="CIFAR-10, as for fathoms train")
-    parser.add_argument("--output", default="runs/lr_over_depth", help="folder of the comparisons")
+    parser.add_argument("--output", type=Path, default=Path("runs/lr_over_depth"), help="folder of the runs")
     parser.add_argument("--run", action="store_true", help="run the commands")
-    parser.add_argument("--summarise", action="store_true", help="write table and picture from their results")
+    parser.add_argument("--budget", type=float, help="seconds after which to stop; the same command goes on")
+    parser.add_argument("--together", type=int, default=3, help="methods that run at a time")
+    parser.add_argument("--archive", type=Path, help="file that the ended runs are put into as they end")
+    parser.add_argument("--begin", type=Path, help="such a file, of an earlier call")
+    parser.add_argument("--summarise", action="store_true", help="write table and picture")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of table and picture")
+    parser.add_argument("--tiny", action="store_true", help="the digits on a CPU, to see that it works")
     arguments = parser.parse_args()
-    if not (arguments.run or arguments.summarise):
-        total = sum(seconds(depth) for _ in METHODS for depth in DEPTHS)
+    sweep, code = Sweep(arguments.data, arguments.output, arguments.tiny), 0
+    if arguments.run or arguments.summarise:
+        unpack(arguments.begin, sweep.output)
+    else:
         for method in METHODS:
-            for depth in DEPTHS:
-                print(f"# {seconds(depth) / 60:.1f} minutes")
-                print(" ".join(command(arguments.data, arguments.output, method, depth)))
+            print(shlex.join(sweep.command(method, SEEDS)))
         runs = len(METHODS) * len(DEPTHS) * len(RATES) * SEEDS
-        print(f"# {runs} runs, {total / 60:.0f} minutes at {IMAGES_PER_SECOND:,} images/s for 12 blocks")
+        print(f"# {runs} runs, {seconds() / 60:.0f} minutes one after the other, less side by side")
     if arguments.run:
-        for depth in DEPTHS:
-            for method in METHODS:
-                words = command(arguments.data, arguments.output, method, depth)
-                subprocess.run([sys.executable, "-m", *words], check=True)
+        with tempfile.TemporaryDirectory() as scratch:
+            alone = arguments.together == 1 or arguments.tiny
+            with nullcontext(True) if alone else mps(Path(scratch) / "mps") as shared:
+                if not shared:
+                    print("NVIDIA's MPS does not run here: the methods take turns on the GPU", flush=True)
+                code = Methods(sweep, arguments.together, arguments.budget).run(arguments.archive)
     if arguments.summarise:
-        rows = read(Path(arguments.output))
-        (RESULTS / "lr_over_depth.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
-        (RESULTS / "lr_over_depth.md").write_text(as_table(rows))
-        (RESULTS / "lr_over_depth.svg").write_text(as_picture(rows))
+        rows = read(sweep)
+        (arguments.results / "lr_over_depth.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        (arguments.results / "lr_over_depth.md").write_text(as_table(rows))
+        as_picture(rows).save(arguments.results / "lr_over_depth.svg")
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,9 +7,6 @@ sooner) under bfloat16 autocast, and for inference with bfloat16 weights, in the
 launches kernel by kernel, and "reduce-overhead", which replays CUDA graphs. fathoms runs as `fathoms bench` does, as
 a replayed CUDA graph. `--warm` only fills torch's compile cache, so that a later run starts sooner; several may warm
 at once.
-
-`--parts --output results/parts` measures parts instead: a training step of a ViT of 24 blocks and 192 channels with
-each part, beside the same ViT without it, both as `fathoms bench` runs them.
 """
 
 from __future__ import annotations
@@ -138,37 +135,6 @@ ROWS = {
     "vit_192x36_folded_infer": Row("infer", 256, 224, functools.partial(folded, SCALER), narrow_timm, 1.5),
 }
 
-PLAIN = NARROW.format("layernorm").replace("36", "24")
-KEEL = {"attn_placement": "keel", "mlp_placement": "keel"}
-# Options of each part; one that costs more than a tenth has to say why.
-PARTS: dict[str, dict[str, Any]] = {
-    "layerscale": {"residual": "layerscale"},
-    "completep": {"residual": "completep"},
-    "orthogonal": {"residual": "orthogonal"},
-    "mv_split": {"residual": "mv_split"},
-    "prores": {"residual": "prores"},
-    "keel": KEEL,
-    "mix_ln": {"placement_by_depth": "0-5:post"},
-    "head_gate": {"attn_gate": "head"},
-    "channel_gate": {"attn_gate": "channel"},
-    "conv_stem": {"stem": "conv", "stem_layers": 2, "stem_kernel": 7},
-    "seqpool": {"readout": "seqpool"},
-    "late_class_token": {"class_token_block": 22},
-}
-PART_ROWS = {
-    name: Row(
-        "train",
-        256,
-        224,
-        functools.partial(ours, PLAIN, **options),
-        functools.partial(ours, PLAIN),
-        0.9,
-        other_setting=Setting(),
-        names=(name, "none"),
-    )
-    for name, options in PARTS.items()
-}
-
 
 def main() -> None:
     """Measure the rows; with `--json` the last line is one object."""
@@ -176,8 +142,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    parser.add_argument("--parts", action="store_true", help="measure parts in a ViT 192x24 beside none")
-    parser.add_argument("--rows", nargs="+", choices=[*ROWS, *PART_ROWS], help="which rows; default: all")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), help="which rows; default: all")
     parser.add_argument(
         "--output", type=Path, help="write OUTPUT.json and OUTPUT.md after every row; other rows there stay"
     )
@@ -190,10 +155,9 @@ def main() -> None:
     limits = {} if arguments.warm else device_limits()
     where = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **limits}
     report = load_report(arguments.output)
-    rows, title = (PART_ROWS, PARTS_TITLE) if arguments.parts else (ROWS, MODELS_TITLE)
-    for name in arguments.rows or rows:
+    for name in arguments.rows or ROWS:
         began = time.perf_counter()
-        row = rows[name]
+        row = ROWS[name]
         if arguments.warm:
             warm(row)
             continue
@@ -203,7 +167,7 @@ def main() -> None:
             report["rows"][name] = {"failed": " ".join(str(error).split())[:300]}
         print(f"{name}: {as_line(report['rows'][name])} [{time.perf_counter() - began:.0f} s]", flush=True)
         forget()
-        save_report(report, arguments.output, functools.partial(as_table, title=title))
+        save_report(report, arguments.output, as_table)
     if arguments.json:
         print(json.dumps(report))
 
@@ -280,18 +244,8 @@ def _span(values: list[float], form: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-MODELS_TITLE = (
-    "Whole models beside timm + torch.compile",
-    "python benchmarks/models.py --output results/models",
-)
-PARTS_TITLE = (
-    "Parts in a ViT of 24 blocks and 192 channels, beside none",
-    "python benchmarks/models.py --parts --output results/parts",
-)
-
-
-def as_table(report: dict[str, Any], title: tuple[str, str] = MODELS_TITLE) -> str:
-    """The results as Markdown, with the page's title and the command that makes it."""
+def as_table(report: dict[str, Any]) -> str:
+    """The results as Markdown."""
     made = [row for row in report["rows"].values() if "failed" not in row]
     where = ""
     if made:
@@ -302,9 +256,9 @@ def as_table(report: dict[str, Any], title: tuple[str, str] = MODELS_TITLE) -> s
             f"{_span(matrix, '.0f')} TFLOP/s bfloat16 products, {_span(copy, '.2f')} TB/s copies"
         )
     lines = [
-        f"# {title[0]}",
+        "# Whole models beside timm + torch.compile",
         "",
-        f"Made by `{title[1]}`{where}.",
+        f"Made by `python benchmarks/models.py --output results/models`{where}.",
         "",
         "| row | batch | images/s | other, images/s | ratio (wanted) | peak GiB | other | ratio (wanted) "
         "| share of matrix rate / of copy rate | other: compiled by, mode, launch |",

@@ -6,19 +6,26 @@
 The grid is 24 switches x depth 24 and 48 x two learning rates, AdamW without warm-up. Each cell is probed at
 initialisation and after ten steps, then trained for 300 updates. Its outcome is "diverges" if the loss did not stay
 finite or ended above where it began, "stalls" if the mean of the last 30 losses is within 0.25 nats of chance,
-"trains" otherwise. Switches at even places of the list set the thresholds; the others score them.
+"trains" otherwise. Switches at even places of the list set the thresholds; the others score them. The file is
+written after every cell.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import math
 import multiprocessing
+import random
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from fathoms.files.atomic import write_atomic
+from mps import mps
 
 CHANCE = math.log(10)
 STALLED = 0.25
@@ -158,44 +165,60 @@ def outcome(losses: list[float]) -> str:
 
 
 def tasks(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every cell, the deep ones first, so that the last to finish are short."""
+    """Every cell, in an order by lot: what is done when the time is over is then a fair sample."""
     common = {
         key: getattr(args, key) for key in ("data", "device", "dim", "grid", "batch_size", "updates", "seed")
     }
     common["threads"] = max(1, args.threads)
-    return [
+    planned = [
         {"switch": switch, "depth": depth, "lr": lr, **common}
-        for depth in sorted(args.depths, reverse=True)
+        for depth in args.depths
         for lr in args.lrs
         for switch in SWITCHES
     ]
+    random.Random(0).shuffle(planned)
+    return planned
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the grid in several processes, and write what was done when the time is over."""
+    """Run the grid in several processes; the file always holds every cell that is done."""
     began = time.monotonic()
-    planned = tasks(args)
-    done: list[dict[str, Any]] = []
-    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+    planned, done = tasks(args), list[dict[str, Any]]()
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        # Small kernels of many processes take turns on a GPU, unless MPS lets them run side by side.
+        shares = args.device == "cuda" and stack.enter_context(mps(Path(scratch)))
+        print(
+            f"{len(planned)} cells, {args.processes} processes, MPS {'on' if shares else 'off'}", flush=True
+        )
+        pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(args.processes))
         results = pool.imap_unordered(cell, planned)
-        while len(done) < len(planned):
+        for number in range(1, len(planned) + 1):
             left = args.minutes * 60 - (time.monotonic() - began)
             try:
-                done.append(results.next(timeout=max(left, 0.01)))
+                row = results.next(timeout=max(left, 0.01))
             except multiprocessing.TimeoutError:
+                print(f"the time is over after {len(done)} cells", flush=True)
                 break
-            row = done[-1]
+            except Exception as error:  # noqa: BLE001
+                # One cell that fails, for want of memory say, leaves the others.
+                print(f"{number:3}/{len(planned)} failed: {error}", flush=True)
+                continue
+            done.append(row)
+            write(args.output, planned, done, time.monotonic() - began)
             print(
-                f"{len(done):3}/{len(planned)} {row['outcome']:9} {row['last']} {row['switch']}, "
+                f"{number:3}/{len(planned)} {row['outcome']:9} {row['last']} {row['switch']}, "
                 f"depth {row['depth']}, lr {row['lr']:g}, {row['seconds']:.0f} s",
                 flush=True,
             )
         pool.terminate()
-    done.sort(key=lambda row: (list(SWITCHES).index(row["switch"]), row["depth"], row["lr"]))
-    about = {"planned": len(planned), "done": len(done), "seconds": round(time.monotonic() - began, 1)}
+
+
+def write(path: str, planned: list[dict[str, Any]], done: list[dict[str, Any]], seconds: float) -> None:
+    """The file with the cells in the grid's order."""
+    kept = sorted(done, key=lambda row: (list(SWITCHES).index(row["switch"]), row["depth"], row["lr"]))
+    about = {"planned": len(planned), "done": len(kept), "seconds": round(seconds, 1)}
     about |= {key: value for key, value in planned[0].items() if key not in ("switch", "depth", "lr", "data")}
-    Path(args.output).write_text(json.dumps({"about": about, "cells": done}) + "\n")
-    print(json.dumps(about))
+    write_atomic(Path(path), (json.dumps({"about": about, "cells": kept}) + "\n").encode())
 
 
 def main() -> None:
@@ -210,7 +233,7 @@ def main() -> None:
     runner.add_argument("--device", default="cuda")
     runner.add_argument("--processes", type=int, default=12)
     runner.add_argument("--threads", type=int, default=1)
-    runner.add_argument("--minutes", type=float, default=6.0, help="stop then, and write what is done")
+    runner.add_argument("--minutes", type=float, default=5.5, help="stop then, with what is done")
     runner.add_argument("--dim", type=int, default=96)
     runner.add_argument("--grid", type=int, default=8, help="patches along a side")
     runner.add_argument("--batch-size", type=int, default=128)

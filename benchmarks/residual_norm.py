@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.parts import NORMS, RESIDUALS
-from fathoms.parts.norm import split_affine
+from fathoms.parts.norms.norm import split_affine
 from timing import peak_mib
 
 MAIN = (256 * 197, 384)

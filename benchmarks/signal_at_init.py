@@ -21,7 +21,7 @@ from fathoms.data.sources.digits import digits
 from fathoms.models.vit import ViT
 from fathoms.models.zoo import model_config
 from fathoms.parts.init import STD
-from fathoms.parts.residual import RESIDUALS
+from fathoms.parts.residuals.residual import RESIDUALS
 from fathoms.probes.signal import probe
 
 DEPTHS = (12, 24, 48, 96)

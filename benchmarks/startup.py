@@ -1,8 +1,10 @@
-"""The start of a training run, phase by phase: `python benchmarks/startup.py cifar10.npz --output startup.json`.
+"""Start-up of a run, phase by phase: `python benchmarks/startup.py cifar10.npz --before old.json --output new.json`.
 
-Runs of `fathoms train` in new processes, with the compile caches empty and then full, with kernels chosen by rules and
-by timing, compiled and not, and twice in one process. Without DATA it makes images of CIFAR-10's sizes. A few minutes
-on one GPU; `--device cpu --epochs 1` shows what does not depend on the GPU. Words after `--` go to every run.
+Runs of `fathoms train` in new processes, with the compile caches empty and then full, and full without torch's pool of
+compile workers; about 80 s on one GPU. `--all` adds the same with empty caches, kernels chosen by timing, runs that
+are not compiled, and two in one process. Without DATA it makes images of CIFAR-10's sizes. `--device cpu --epochs 1`
+shows what does not depend on the GPU. Before the runs it times the imports alone. `--before` compares with an earlier
+output, whose rows are kept under "before". Words after `--` go to every run.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy as np
 MODEL = ("--image-size", "32", "--patch-size", "4", "--dim", "192", "--heads", "3", "--depth", "12")
 RUN = ("--recipe", "cifar", *MODEL, "--val-share", "0", "--profile-start")
 BY_TIMING = {"TORCHINDUCTOR_DETERMINISTIC": "0"}
+NO_WORKERS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 def write_images(path: Path) -> None:
@@ -96,9 +99,57 @@ def measure_twice(words: Sequence[str], folder: Path, environment: dict[str, str
     return done.stderr[-2000:] if done.returncode else json.loads(done.stdout.splitlines()[-1])
 
 
+IMPORTS = """
+import gc, importlib, json, os, sys, time
+if sys.argv[1] == "off":
+    gc.disable()
+began, seconds = time.perf_counter(), {}
+for name in ("torch", "fathoms.train.loop", "torch._dynamo", "torch._inductor.compile_fx"):
+    importlib.import_module(name)
+    seconds[name] = time.perf_counter() - began
+    began = time.perf_counter()
+cached = importlib.util.cache_from_source(sys.modules["torch._dynamo"].__file__)
+print(json.dumps({**seconds, "byte code is cached": os.path.exists(cached)}))
+"""
+
+
+def measure_imports() -> dict[str, Any]:
+    """Seconds of the imports of a compiled run in a new process, with garbage collection and without."""
+    found = {}
+    for collection in ("on", "off"):
+        done = subprocess.run(
+            [sys.executable, "-c", IMPORTS, collection], capture_output=True, text=True, check=True
+        )
+        found[f"collection {collection}"] = json.loads(done.stdout)
+    return found
+
+
+def runs_of(folder: Path, every: bool) -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:
+    """Name, further flags and environment of each run."""
+    kinds = ("rules", "timing", "alone")
+    rules, timing, alone = ({"TORCHINDUCTOR_CACHE_DIR": str(folder / kind)} for kind in kinds)
+    runs: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+        "first, caches empty": ((), rules),
+        "second, caches full": ((), rules),
+        "caches full, no compile workers": ((), {**rules, **NO_WORKERS}),
+    }
+    if every:
+        runs |= {
+            "caches empty, no compile workers": ((), {**alone, **NO_WORKERS}),
+            "not compiled": (("--torchcompile", "none"), {}),
+            "kernels by timing, caches empty": ((), {**timing, **BY_TIMING}),
+            "kernels by timing, caches full": ((), {**timing, **BY_TIMING}),
+        }
+    return runs
+
+
 def measure(arguments: argparse.Namespace, more: Sequence[str]) -> dict[str, Any]:
-    """All runs, with `more` flags for each."""
+    """All runs, with `more` flags for each; what is there is written after each."""
     report: dict[str, Any] = {}
+    if arguments.before is not None:
+        report["before"] = json.loads(arguments.before.read_text())
+    report["imports"] = measure_imports()
+    print(json.dumps(report["imports"], indent=1), file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         data = arguments.data
@@ -106,21 +157,38 @@ def measure(arguments: argparse.Namespace, more: Sequence[str]) -> dict[str, Any
             data = str(folder / "images.npz")
             write_images(Path(data))
         words = (data, *RUN, "--epochs", str(arguments.epochs), "--device", arguments.device, *more)
-        caches = {kind: {"TORCHINDUCTOR_CACHE_DIR": str(folder / kind)} for kind in ("rules", "timing")}
-        runs: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-            "first, caches empty": ((), caches["rules"]),
-            "second, caches full": ((), caches["rules"]),
-            "not compiled": (("--torchcompile", "none"), {}),
-            "kernels by timing, caches empty": ((), {**caches["timing"], **BY_TIMING}),
-            "kernels by timing, caches full": ((), {**caches["timing"], **BY_TIMING}),
-        }
-        for number, (name, (own, environment)) in enumerate(runs.items()):
+        for number, (name, (own, environment)) in enumerate(runs_of(folder, arguments.all).items()):
             report[name] = train((*words, *own), folder / "runs", str(number), environment)
             print(describe(name, report[name]), file=sys.stderr, flush=True)
-        report["to the first update, twice in one process"] = measure_twice(
-            words, folder / "twice", caches["rules"]
-        )
+            save(report, arguments.output)
+        if arguments.all:
+            environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "rules")}
+            report["to the first update, twice in one process"] = measure_twice(
+                words, folder / "twice", environment
+            )
     return report
+
+
+def save(report: dict[str, Any], path: Path | None) -> None:
+    """Write what has been measured so far."""
+    if path is not None:
+        path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def compare(report: dict[str, Any]) -> str:
+    """A line for each run that was measured before too: first update, wall clock, and what follows the report."""
+    lines = []
+    for name, then in report.get("before", {}).items():
+        now = report.get(name)
+        if not (isinstance(then, dict) and isinstance(now, dict) and "phases" in then and "phases" in now):
+            continue
+        first = [row["phases"]["first update"]["ended"] for row in (then, now)]
+        exits = [row["wall"] - row["phases"]["report"]["ended"] for row in (then, now)]
+        lines.append(
+            f"{name}: first update {first[0]:.1f} -> {first[1]:.1f} s, wall clock {then['wall']:.1f} -> "
+            f"{now['wall']:.1f} s, exit {exits[0]:.1f} -> {exits[1]:.1f} s"
+        )
+    return "\n".join(lines)
 
 
 def describe(name: str, row: dict[str, Any]) -> str:
@@ -142,6 +210,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--before", type=Path, help="an earlier output to compare with")
+    parser.add_argument("--all", action="store_true", help="further runs: about three minutes more")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--twice", type=Path, help=argparse.SUPPRESS)
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
@@ -149,8 +219,8 @@ def main() -> None:
     if arguments.twice is not None:
         return twice(more, arguments.twice)
     report = measure(arguments, more)
-    if arguments.output is not None:
-        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+    save(report, arguments.output)
+    print(compare(report), file=sys.stderr)
     if arguments.json:
         print(json.dumps(report))
     return None

@@ -36,8 +36,8 @@ from fathoms.models.zoo import model_config
 from fathoms.surgery.swap.swap import swap_norms
 from fathoms.train.distributed import World, choose_device
 from fathoms.train.job import Job, RunOptions
-from fathoms.train.loop import Trainer
 from fathoms.train.recipe.recipe import Recipe, read_recipe
+from fathoms.train.trainer import Trainer
 
 RESULTS = Path(__file__).parents[1] / "results"
 # The norm that replaces LayerNorm, and how; the first row is not swapped.

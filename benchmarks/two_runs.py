@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fathoms.cores import compute_threads, usable_cores
+from fathoms.machine.cores import compute_threads, usable_cores
 from fathoms.text_table import plural
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "two_runs.json"

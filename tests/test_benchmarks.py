@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -11,6 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import fathoms
+from fathoms.parts import RESIDUALS
 
 ROOT = Path(__file__).parents[1]
 
@@ -88,3 +92,126 @@ def test_two_runs_print_how_far_they_are_end_in_time_and_are_written(script, mon
     assert [row["setting"] for row in rows] == ["as fathoms sets it", "one thread"]
     assert 1 <= rows[0]["rounds"] < 9
     assert (rows[0]["alone_s"], rows[0]["together_s"]) == (4.0, 8.0)
+
+
+def test_the_table_of_coordinate_checks_has_every_residual_method_and_keel():
+    assert kept("coordinates")["rows"].keys() == {*RESIDUALS, "keel"}
+
+
+def test_a_part_that_costs_more_than_a_tenth_says_why(script):
+    parts = script("parts")
+    side = {"images_per_second": 80.0}
+    row = {"device": "a device", "torch": "2", "options": {"residual": "x"}, "memory_ratio": 1.0}
+    row |= {"none": {"images_per_second": 100.0}, "multiplications_ratio": 1.0}
+    rows = {name: {**row, name: side, "ratio": ratio} for name, ratio in (("keel", 0.8), ("prores", 0.95))}
+    table = parts.as_table({"rows": rows}).splitlines()
+    assert table[-2].endswith(f"| {parts.WHY['keel']} |")
+    assert table[-1].endswith("| 1.00 |  |")
+    # A scale that is absorbed into a linear, and a read-out, cost next to nothing.
+    assert parts.PARTS.keys() - parts.WHY.keys() == {"completep", "seqpool"}
+
+
+def curve(losses, depth=6, method="none"):
+    rates = (1e-3, 2e-3, 4e-3, 8e-3)
+    return [
+        {"residual": method, "depth": depth, "lr": rate, "diverged": 0, "failed": 0}
+        | {"loss": {"0": loss, "1": loss + 0.1}, "top1": {"0": 50.0, "1": 49.0}}
+        for rate, loss in zip(rates, losses, strict=True)
+    ]
+
+
+def test_the_best_learning_rate_is_the_lowest_point_of_the_parabola_and_an_edge_is_marked(script):
+    sweep = script("lr_over_depth")
+    # A parabola over log2(lr), lowest at 3e-3.
+    lowest = [1 + (math.log2(rate / 3e-3)) ** 2 for rate in (1e-3, 2e-3, 4e-3, 8e-3)]
+    found = sweep.best(curve(lowest))
+    assert found["lr"] == 4e-3
+    assert found["fitted"] == pytest.approx(3e-3)
+    assert not found["edge"]
+    edge = sweep.best(curve([1.0, 2.0, 3.0, 4.0]))
+    assert (edge["lr"], edge["fitted"], edge["edge"]) == (1e-3, 1e-3, True)
+    diverged = curve(lowest)
+    diverged[2]["diverged"] = 1
+    assert sweep.best(diverged)["lr"] == 2e-3
+
+
+def test_ended_runs_come_back_out_of_an_archive_without_checkpoints_or_unfinished_runs(script, tmp_path):
+    sweep = script("lr_over_depth")
+    cells = [{"run": "cells/a", "status": "done"}, {"run": "cells/b", "status": "pending"}]
+    for name in ("a/checkpoints/last/model", "a/summary.json", "b/summary.json"):
+        path = tmp_path / "out" / "none" / "cells" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    (tmp_path / "out" / "none" / "results.json").write_text(json.dumps({"cells": cells}))
+    sweep.pack(tmp_path / "out", tmp_path / "kept.tar.gz")
+    sweep.unpack(tmp_path / "kept.tar.gz", tmp_path / "back")
+    there = {str(path.relative_to(tmp_path / "back")) for path in (tmp_path / "back").rglob("*.json")}
+    assert there == {"none/results.json", "none/cells/a/summary.json"}
+    assert not list((tmp_path / "back").rglob("model"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "products"),
+        ("triton_per_fused__to_copy_add_addmm_native_layer_norm_3", "norms, residuals, activations"),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", "attention"),
+        ("mix_grad_kernel", "attention"),
+        ("gelu_grad_kernel", "norms, residuals, activations"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdam>", "optimizer"),
+        ("Memcpy DtoD (Device -> Device)", "copies and casts"),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy", "copies and casts"),
+        ("ncclDevKernel", "other"),
+    ],
+)
+def test_a_kernel_is_counted_with_its_kind(script, kernel, kind):
+    assert script("profile_models").kind_of(kernel) == kind
+
+
+def test_a_profile_adds_up_to_the_update(script):
+    profile = script("profile_models")
+    events = [("cutlass_gemm", 60.0), ("mix_kernel", 20.0), ("gelu_kernel", 10.0), ("Memset", 5.0)]
+    made = profile.summarise(events, wall=100.0, updates=1)
+    assert sum(made["kinds"].values()) == pytest.approx(100.0)
+    assert made["kinds"][profile.GAP] == pytest.approx(5.0)
+    row = {**made, "batch": 2, "wall_us": 100.0, "device": "a GPU", "torch": "2", "floors": {}}
+    row["floors"] = {"products and attention": 30.0}
+    assert profile.excess(row)["products and attention"] == (80.0, 30.0)
+    table = profile.as_table({"rows": {"one": row, "two": {"failed": "out of memory"}}})
+    assert "| products and attention | 80 | 80 % | 30 | 50 |" in table
+    assert "failed: out of memory" in table
+
+
+def test_floors_grow_with_the_batch_and_not_the_optimizers(script):
+    profile = script("profile_models")
+    model = fathoms.create_model("vit_small_patch16_224", **profile.TINY)
+    limits = {"matrix_tflops": 800.0, "copy_tbps": 4.0}
+    one, two = (profile.floors(model, batch, limits) for batch in (1, 2))
+    assert two["products and attention"] == pytest.approx(2 * one["products and attention"])
+    assert two["optimizer and casts"] == one["optimizer and casts"]
+
+
+def test_the_goals_of_the_default_recipe_need_every_seed_fast_and_the_mean_accurate(script):
+    cifar = script("cifar_default")
+    runs = [{"top1": top1, "images_per_second": 31_000.0} for top1 in (89.9, 90.0, 90.4)]
+    assert cifar.summarise(runs)["reached"]
+    assert not cifar.summarise([*runs, {"top1": 90.5, "images_per_second": 29_000.0}])["reached"]
+    assert not cifar.summarise(runs[:1])["reached"]
+
+
+def test_latency_that_was_not_measured_is_not_a_number(script):
+    latency = script("latency")
+    row = {"device": "a GPU", "torch": "2", "model": "ViT", "form": "plain", "run": "eager"}
+    cells = {"1": latency.summarise([1.0] * 50), "8": {"failed": "no kernel"}}
+    table = latency.as_table({"rows": {"one": {**row, "batches": cells}}})
+    assert "| ViT | plain | eager | 1.00 / 1.00 | failed: no kernel | not measured |" in table
+
+
+def test_start_up_is_compared_with_an_earlier_run(script):
+    def row(first, wall):
+        return {"wall": wall, "phases": {"first update": {"ended": first}, "report": {"ended": wall - 1}}}
+
+    report = {"before": {"second": row(18.0, 31.0), "gone": row(1.0, 2.0)}, "second": row(9.0, 20.0)}
+    assert script("startup").compare(report) == (
+        "second: first update 18.0 -> 9.0 s, wall clock 31.0 -> 20.0 s, exit 1.0 -> 1.0 s"
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib
 import re
 import typing
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fathoms.cli.main import COMMANDS
+from fathoms.cli.main import COMMANDS, module_of
 from fathoms.data.loader import LoaderOptions
 from fathoms.models.config import ViTConfig
 from fathoms.train.job import RunOptions
@@ -35,7 +34,7 @@ def flags_of(args: type) -> set[str]:
 
 
 def all_flags() -> set[str]:
-    modules = [importlib.import_module(f"fathoms.cli.{name.replace(' ', '_')}") for name in COMMANDS]
+    modules = [module_of(name) for name in COMMANDS]
     aliases = {alias for module in modules for alias in getattr(module, "ALIASES", {})}
     return aliases.union(*(flags_of(module.Args) for module in modules)) | {"--help"}
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 from pathlib import Path
 
 import pytest
 
 import fathoms
+from fathoms.registry import Registry
 
 
 def test_type_checkers_see_the_names_that_the_runtime_loads():
@@ -24,6 +26,20 @@ def test_every_declared_name_exists(room):
     module = importlib.import_module(f"fathoms{room}")
     for name in module.__all__:
         assert getattr(module, name) is not None
+
+
+PUBLIC = {
+    **{f"fathoms.{name}": getattr(fathoms, name) for name in fathoms.__all__},
+    **{f"fathoms.parts.{name}": getattr(fathoms.parts, name) for name in fathoms.parts.__all__},
+}
+
+
+@pytest.mark.parametrize("name", [name for name, value in PUBLIC.items() if not isinstance(value, Registry)])
+def test_every_public_name_says_what_it_is_with_an_example(name):
+    """tests/test_house.py runs all examples."""
+    text = inspect.getdoc(PUBLIC[name]) or ""
+    assert text.partition("\n")[0].endswith((".", ":"))
+    assert ">>> " in text
 
 
 def test_the_package_declares_its_types():

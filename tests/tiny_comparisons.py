@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from fathoms.cli import compare as command
+from fathoms.cli.flags.parse import parse
 from fathoms.cli.main import main
-from fathoms.cli.parse import parse
 from fathoms.compare.plan import PRESETS
 
 FLAGS = [

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from fathoms.cli import train as train_command
-from fathoms.cli.parse import parse
+from fathoms.cli.flags.parse import parse
 from fathoms.train.distributed import World
-from fathoms.train.loop import Trainer
+from fathoms.train.trainer import Trainer
 
 ON_IMAGES = [
     *("--recipe", "digits", "--depth", "4", "--dim", "32", "--heads", "2"),
@@ -101,14 +101,14 @@ class TinyRuns:
 
 def before_update(trainer, number, act):
     """Call `act` right before update `number`, counted from 0."""
-    update = trainer._update
+    update = trainer.loop.update
 
     def counted(batch):
-        if trainer.state.updates == number:
+        if trainer.loop.state.updates == number:
             act()
         update(batch)
 
-    trainer._update = counted
+    trainer.loop.update = counted
 
 
 def kill_before_update(trainer, number):
@@ -122,14 +122,14 @@ def kill_before_update(trainer, number):
 
 def stop_after_update(trainer, number):
     """A signal that arrives during the update after which `number` are done."""
-    update = trainer._update
+    update = trainer.loop.update
 
     def counted(batch):
         update(batch)
-        if trainer.state.updates == number:
-            trainer.stop.code = 143
+        if trainer.loop.state.updates == number:
+            trainer.loop.stop.code = 143
 
-    trainer._update = counted
+    trainer.loop.update = counted
 
 
 def poison(trainer, places, module, spoil, model=None):

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fathoms.errors import FathomsError
+from fathoms.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fathoms import parts as parts
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from fathoms.surgery.fold.fold import fold as fold
     from fathoms.surgery.swap.swap import swap_norms as swap_norms
     from fathoms.surgery.swap.taper import taper as taper
-
-__version__ = "0.1.0"
 
 # The module of each public name. The imports above say the same to type checkers.
 _HOMES = {

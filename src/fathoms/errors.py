@@ -47,7 +47,13 @@ def flag_of(option: str) -> str:
 
 
 class FathomsError(Exception):
-    """An error that the caller can correct; the message says how, on one printable line."""
+    """An error that the caller can correct; the message says how, on one printable line.
+
+    >>> from fathoms import create_model
+    >>> create_model("cait_s24_225")
+    Traceback (most recent call last):
+    fathoms.errors.UnknownNameError: model: no model is called 'cait_s24_225'; did you mean 'cait_s24_224'?
+    """
 
     def __init__(self, message: str = "") -> None:
         line = printable(message[: MAX_MESSAGE + 1])

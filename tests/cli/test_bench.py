@@ -7,8 +7,10 @@ import time
 
 import pytest
 
+from fathoms.bench.beside_timm import TIMM_SETTINGS
+from fathoms.bench.race import Setting
 from fathoms.cli.main import main
-from fathoms.cli.progress import announced
+from fathoms.cli.terminal.progress import announced
 
 SMALL = ["vit_digits", "--depth", "2", "--batch-size", "4", "--device", "cpu", "--compile", "none"]
 SHORT = ["--turns", "1", "--steps", "1"]
@@ -36,6 +38,7 @@ def test_it_says_the_same_to_a_reader(capsys):
     [
         ([*SMALL, "--launch", "graph"], "needs a CUDA device; use eager"),
         ([*SMALL, "--against", "timm"], "no model with these switches"),
+        ([*SMALL, "--accelerated"], "--accelerated: measures timm's model; add --against timm"),
         (["vit_digits", "--batch-size", "0"], "--batch-size 0: use 1 or more"),
         (
             ["vit_digits", "--device", "cpu", "--against", "timm", "--compile", "none"],
@@ -50,6 +53,23 @@ def test_mistakes_are_one_line(capsys, words, message):
     printed = capsys.readouterr().err
     assert message in printed
     assert len(printed.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("model", "gains"), [("cait_xxs24_224", True), ("deit3_small_patch16_224", False)])
+def test_an_accelerated_model_is_raced_unless_it_gains_nothing(capsys, monkeypatch, model, gains):
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    made = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda *words, **options: made(*words, depth=1, **options))
+    # Compiling takes most of a minute, and the race is the same without it.
+    monkeypatch.setitem(TIMM_SETTINGS, "infer", Setting("fp32", "none", "eager"))
+    words = [model, "--against", "timm", "--accelerated", "--mode", "infer", "--batch-size", "1", "--json"]
+    assert main(["bench", *words, *SHORT, "--device", "cpu", "--compile", "none"]) == 0
+    printed = capsys.readouterr()
+    report = json.loads(printed.out.splitlines()[-1])
+    assert ("accelerated" in report) is gains
+    assert ("accelerated_ratio" in report) is gains
+    assert ("gains nothing: it has no talking heads" in printed.err) is not gains
+    assert report["ratio"] > 0
 
 
 def test_long_preparation_is_announced_and_a_quick_one_is_not(capsys):

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import select
 import shutil
+import signal
 import subprocess
+import time
 
 import pytest
 
@@ -14,7 +20,7 @@ from fathoms.cli.main import COMMANDS
 def complete(*words):
     """The candidates that bash offers for the last word."""
     line = " ".join(f"'{word}'" for word in ("fathoms", *words))
-    ask = f'COMP_WORDS=({line}); COMP_CWORD={len(words)}; compopt() {{ :; }}; _fathoms; echo "${{COMPREPLY[@]}}"'
+    ask = f'COMP_WORDS=({line}); COMP_CWORD={len(words)}; _fathoms; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", f"{script()}\n{ask}"], capture_output=True, text=True, check=True)
     assert not done.stderr
     return done.stdout.split()
@@ -40,10 +46,56 @@ def test_every_command_is_offered():
     assert set(complete("")) == {name.split()[0] for name in COMMANDS}
 
 
-def test_zsh_reads_the_script():
-    if shutil.which("zsh") is None:
-        pytest.skip("zsh is not installed here")
-    code = f"autoload -Uz compinit && compinit -D; autoload -Uz bashcompinit && bashcompinit\n{script()}"
-    done = subprocess.run(["zsh", "-fc", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
+def typed(shell, start, line):
+    """What a real shell has on its line after `line` was typed into a terminal."""
+    program, terminal = pty.fork()
+    if program == 0:
+        os.environ.update(TERM="dumb", PS1="ready> ")
+        os.execvp(shell[0], shell)
+    try:
+        # A prompt of its own says that the script was read, in two pieces since the terminal echoes the command; no
+        # completion has an "@", so that is the end.
+        os.write(terminal, f"{start}; PS1='now''here> '\n".encode())
+        read_until(terminal, "nowhere> ")
+        os.write(terminal, f"{line}\t @".encode())
+        return read_until(terminal, "@").rpartition("fathoms")[2]
+    finally:
+        os.close(terminal)
+        os.kill(program, signal.SIGKILL)
+        os.waitpid(program, 0)
+
+
+def read_until(terminal, end, seconds=30):
+    """What a terminal shows until `end`, without its control sequences."""
+    shown, last = "", time.monotonic() + seconds
+    while end not in shown:
+        assert time.monotonic() < last, shown
+        if select.select([terminal], [], [], 1)[0]:
+            shown += os.read(terminal, 4096).decode(errors="replace")
+            shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|[\x07\x08\r]", "", shown)
+    return shown
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("fathoms tr", "train"),
+        ("fathoms data ch", "data check"),
+        ("fathoms train --norm dy", "train --norm dyt"),
+        ("fathoms predict kit", "predict kitten.jpg"),
+    ],
+)
+def test_a_real_shell_completes_what_is_typed(shell, line, completed, tmp_path, monkeypatch):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed here")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kitten.jpg").touch()
+    (tmp_path / "script").write_text(
+        ("autoload -Uz bashcompinit && bashcompinit\n" if shell == "zsh" else "") + script()
+    )
+    words = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"]}[shell]
+    start = (
+        "source ./script" if shell == "bash" else "autoload -Uz compinit && compinit -D && source ./script"
+    )
+    assert typed(words, start, line).split() == [*completed.split(), "@"]

@@ -113,3 +113,35 @@ def test_results_and_maps_do_not_replace_a_file(digits_run, tmp_path, words, fil
     assert (tmp_path / file).read_bytes() == b"mine"
     assert main([*spoken, "--device", "cpu", "--overwrite"]) == 0
     assert (tmp_path / file).read_bytes() != b"mine"
+
+
+def test_a_timm_checkpoint_becomes_a_folded_onnx_file_in_one_command(tmp_path, capsys):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    trained = timm.create_model("test_vit", num_classes=3).eval()
+    checkpoint = tmp_path / "model_best.pth.tar.pth"
+    # As timm's train.py writes them: the weights among what training needs to go on.
+    torch.save({"epoch": 7, "arch": "test_vit", "state_dict": trained.state_dict()}, checkpoint)
+    words = ["export", str(checkpoint), "--model", "timm/test_vit", "--num-classes", "3"]
+    assert main(words) == 2
+    assert "fathoms convert" in capsys.readouterr().err
+    output = tmp_path / "model.onnx"
+    assert main([*words, "--convert", "--accelerate", "--fold", "--output", str(output), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["folded"] > 0
+    assert result["accelerated"] == 0
+    assert max(result["differences"].values()) < 1e-5
+    images = torch.randn(2, 3, 160, 160)
+    loaded = load_run(output)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(images), trained(images), atol=1e-4, rtol=1e-4)
+    # timm evaluates this model with its own numbers, which are not the defaults of a recipe.
+    card = json.loads((tmp_path / "model.onnx.json").read_text())
+    assert card["weights"] == str(checkpoint)
+    assert card["preprocessing"]["mean"] == list(trained.pretrained_cfg["mean"]) != [0.485, 0.456, 0.406]
+    assert card["preprocessing"]["crop_pct"] == trained.pretrained_cfg["crop_pct"] != 0.9
+
+
+def test_convert_is_refused_where_there_is_nothing_to_convert(digits_run, capsys):
+    assert main(["export", str(digits_run), "--convert"]) == 2
+    assert "is not a .pth, .pt or .bin file; leave it out" in capsys.readouterr().err

@@ -36,6 +36,18 @@ def test_help_shows_an_example_and_imports_no_torch(name):
     assert result.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.parametrize("words", [[], ["data"], ["--version"], ["models"]])
+def test_a_reader_that_has_gone_is_no_error(words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "fathoms", *words]
+    result = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, timeout=120
+    )
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_a_launcher_makes_a_light_command_no_heavier():
     code = "import sys; from fathoms.cli.main import command\ntry: command()\nfinally: print('torch' in sys.modules)"
     line, environment = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shlex
@@ -17,7 +16,7 @@ import pytest
 from PIL import Image
 
 import fathoms
-from fathoms.cli.main import COMMANDS, main
+from fathoms.cli.main import COMMANDS, main, module_of
 
 # Refused before torch is imported. Each is also tried in a process of its own.
 QUICK = [
@@ -114,6 +113,23 @@ SLOWER = [
     "train --initial-checkpoint weights.safetensors --depth 3",
     "train --initial-checkpoint notes.txt",
     "train --torchcompile nosuch",
+    "train --residual completep --base-depth 0",
+    "train --residual completep --base-depth 1000",
+    "train --residual none --base-depth 6",
+    "train --residual completep --base-dim 8 --opt lamb",
+    "train --residual orthogonal --residual-init 0.1",
+    "train --residual prores --residual-warmup 0",
+    "train --readout class_attention --attn-gate head",
+    "train --placement-by-depth 0-1:post,1-2:pre",
+    "train --placement-by-depth 0-99:post",
+    "train --placement-by-depth 0-1:pots",
+    "train --norm-by-depth 0-1:dyt,1:rmsnorm",
+    "train --attn-placement keel --norm none",
+    "train --residual deepnorm --attn-placement keel",
+    "train --class-token-block 99",
+    "train --readout mean --class-token-block 1",
+    "train --stem-layers 2",
+    "train --stem conv --stem-norm dual",
     "validate --checkpoint torn.safetensors --model vit_digits",
     "validate --checkpoint weights.safetensors",
     "validate photos --checkpoint weights.safetensors --model vit_digits",
@@ -261,7 +277,7 @@ def test_weights_without_a_card_give_the_number_of_classes(tmp_path):
 
 def wrong_values(command):
     """One wrong value for each type of flag that a command has."""
-    args = importlib.import_module(f"fathoms.cli.{command.replace(' ', '_')}").Args
+    args = module_of(command).Args
     seen = {}
     for name, hint in typing.get_type_hints(args).items():
         kinds = {hint, *typing.get_args(hint)}

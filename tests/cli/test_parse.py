@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from fathoms import FathomsError
-from fathoms.cli.parse import given, parse
+from fathoms.cli.flags.parse import given, parse
 
 
 def parsed(command, *words):
@@ -111,15 +111,13 @@ def test_the_words_of_other_libraries_are_known_and_nothing_far_fetched_is_propo
 
 
 def test_every_word_that_is_known_means_an_option_that_exists():
-    from fathoms.cli.main import COMMANDS
-    from fathoms.cli.parse import names_of
-    from fathoms.foreign_names import BROUGHT
+    from fathoms.cli.flags.parse import names_of
+    from fathoms.cli.main import COMMANDS, module_of
+    from fathoms.names.foreign_names import BROUGHT
 
     known = {"weights"}
     for command in COMMANDS:
-        flags, positionals = names_of(
-            importlib.import_module(f"fathoms.cli.{command.replace(' ', '_')}").Args
-        )
+        flags, positionals = names_of(module_of(command).Args)
         known |= {flag[2:].replace("-", "_") for flag in flags} | set(positionals)
     assert {option for options in BROUGHT.values() for option in options} <= known
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 from pathlib import Path
 
 import pytest
 
 import fathoms
-from fathoms.cli.main import COMMANDS
-from fathoms.cli.parse import names_of
+from fathoms.cli.flags.parse import names_of
+from fathoms.cli.main import COMMANDS, module_of
 
 SOURCE = Path(fathoms.__file__).parent
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w{-])")
@@ -23,7 +22,7 @@ OTHERS = {"--max-restarts", "--help"}
 def flags():
     known = set(OTHERS)
     for command in COMMANDS:
-        own, _ = names_of(importlib.import_module(f"fathoms.cli.{command.replace(' ', '_')}").Args)
+        own, _ = names_of(module_of(command).Args)
         known |= {*own, *(f"--no-{flag[2:]}" for flag in own)}
     return known
 
@@ -73,7 +72,7 @@ def test_every_command_in_an_error_exists():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_in_an_example_or_a_help_text_exists(command):
-    module = importlib.import_module(f"fathoms.cli.{command.replace(' ', '_')}")
+    module = module_of(command)
     known = flags() | {"--nproc-per-node"}
     text = f"{module.__doc__} {module.EXAMPLES}"
     assert [flag for flag in FLAG.findall(text) if flag not in known] == []

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from fathoms.cli import train
+from fathoms.cli.flags.parse import parse
 from fathoms.cli.main import main
-from fathoms.cli.parse import parse
 from fathoms.data.sources.splits import open_roles
 from fathoms.evaluate import metrics
 from fathoms.evaluate.load import load_run

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from fathoms.compare import folder as comparison_folder
 from tiny_comparisons import sabotage
@@ -14,9 +15,9 @@ from tiny_comparisons import sabotage
 FAULTS = """
 import os, signal, sys
 from pathlib import Path
-if "-m" in sys.orig_argv and "fathoms.compare.worker" in sys.orig_argv:
+if "-m" in sys.orig_argv and "fathoms.compare.workers.worker" in sys.orig_argv:
     import torch
-    from fathoms.train.loop import Trainer
+    from fathoms.train.trainer import Trainer
     run = Trainer.run
     def faulty(self):
         seed = self.context.job.run.seed
@@ -69,6 +70,57 @@ def test_a_crash_want_of_memory_and_divergence_are_reported_and_the_rest_finishe
     }
 
 
+# A real error of the device in the middle of seed 1: on a GPU an assertion that no later call of the process survives.
+BAD_INDEX = """
+import os, sys
+from pathlib import Path
+if "-m" in sys.orig_argv and "fathoms.compare.workers.worker" in sys.orig_argv:
+    import torch
+    from fathoms.train.loop import Loop
+    mark = Loop._mark_update
+    def faulty(self):
+        mark(self)
+        if self._updates_here == 1:
+            with Path(os.environ["ATTEMPTS"]).open("a") as file:
+                print(os.getpid(), self.context.job.run.seed, file=file)
+        if self.context.job.run.seed == 1 and self._updates_here == 5:
+            table = torch.zeros(4, 2, device=self.context.world.device)
+            torch.nn.functional.embedding(torch.tensor([9], device=table.device), table)
+    Loop._mark_update = faulty
+"""
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        ("cpu", "index out of range"),
+        pytest.param("cuda", "device-side assert", marks=[pytest.mark.gpu, NO_GPU]),
+    ],
+)
+def test_a_worker_is_renewed_after_an_error_of_the_device_and_the_rest_finishes(
+    comparisons, monkeypatch, tmp_path, device, reason
+):
+    attempts = tmp_path / "attempts"
+    monkeypatch.setenv("ATTEMPTS", str(attempts))
+    sabotage(tmp_path / "faults", monkeypatch, BAD_INDEX)
+    words = ("--arm", "a: lr=1e-3", "--arm", "b: lr=2e-3", "--seeds", "3", "--epochs", "1")
+    slots = ("--jobs", "1") if device == "cpu" else ()
+    assert comparisons.run(*words, "--device", device, *slots) == 1
+    rows = {(row["name"], row["seed"]): row for row in comparisons.rows()}
+    for arm in ("a", "b"):
+        assert rows[arm, 1]["status"] == "failed"
+        assert reason in rows[arm, 1]["reason"]
+        assert {rows[arm, seed]["status"] for seed in (0, 2)} <= {"done", "stalled"}
+    cells = [tuple(map(int, line.split())) for line in attempts.read_text().splitlines()]
+    # No process trains anything after its error; the cell that others came before was tried once more, alone.
+    for place, (process, seed) in enumerate(cells):
+        if seed == 1:
+            assert process not in {later for later, _ in cells[place + 1 :]}
+    assert sorted(seed for _, seed in cells) == [0, 0, 1, 1, 1, 2, 2]
+
+
 def test_a_full_disk_ends_the_comparison_in_one_line(comparisons, monkeypatch, capsys):
     """The results cannot be written after the first cell: an error of a thread, reported by the command."""
 
@@ -85,7 +137,7 @@ def test_a_full_disk_ends_the_comparison_in_one_line(comparisons, monkeypatch, c
 
 def test_neither_a_worker_nor_the_runner_loads_scipy_or_sklearn():
     code = (
-        "import sys, fathoms.compare.worker, fathoms.compare.runner, fathoms.train.loop\n"
+        "import sys, fathoms.compare.workers.worker, fathoms.compare.workers.runner, fathoms.train.trainer\n"
         "print([name for name in ('scipy', 'sklearn') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,10 +5,10 @@ import pytest
 
 from fathoms.compare.comparison import Options
 from fathoms.compare.folder import ComparisonFolder
-from fathoms.compare.pilot import expected
 from fathoms.compare.results import as_table, judged, row_of
-from fathoms.compare.runner import make_slots
 from fathoms.compare.session import Session
+from fathoms.compare.workers.pilot import expected
+from fathoms.compare.workers.runner import make_slots
 from fathoms.errors import ConfigError
 
 NORMS = ("--axis", "norm=layernorm,dyt", "--seeds", "5")

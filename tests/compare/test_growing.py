@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 import fathoms
-from fathoms.cli.parse import parse
+from fathoms.cli.flags.parse import parse
 from fathoms.compare import tuning
 from fathoms.compare.cells import key_of
-from fathoms.compare.worker import make_trainer
+from fathoms.compare.workers.worker import make_trainer
 from fathoms.data.sources.fingerprint import earlier_fingerprint
 from fathoms.data.sources.splits import open_roles
 from tiny_runs import stop_after_update

@@ -6,7 +6,7 @@ import select
 import sys
 import time
 
-from fathoms.cli.live_table import live_table
+from fathoms.cli.terminal.live_table import live_table
 from fathoms.compare.folder import ComparisonFolder
 from fathoms.compare.progress import Progress
 

@@ -12,8 +12,8 @@ LONG = ("--axis", "norm=layernorm,dyt", "--seeds", "1", "--jobs", "2", "--epochs
 # A worker that hears no signal and never ends its cell.
 DEAF = """
 import signal, sys, time
-if "fathoms.compare.worker" in sys.orig_argv:
-    from fathoms.train.loop import Trainer
+if "fathoms.compare.workers.worker" in sys.orig_argv:
+    from fathoms.train.trainer import Trainer
     def deaf(self):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.context.folder.open()

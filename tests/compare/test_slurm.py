@@ -19,8 +19,8 @@ from compare.one_node_slurm import CannotStartError, one_node_slurm, processes
 from fathoms.cli.main import main
 from fathoms.compare.cells import make_cell
 from fathoms.compare.folder import ComparisonFolder
-from fathoms.compare.slurm import JobBook, SlurmOptions, group, parameters, parse_slurm
-from fathoms.compare.slurm_task import Task, cell_of
+from fathoms.compare.slurm.submit import JobBook, SlurmOptions, group, parameters, parse_slurm
+from fathoms.compare.slurm.task import Task, cell_of
 from fathoms.errors import FathomsError
 
 TINY = [
@@ -93,7 +93,7 @@ def test_flags_without_effect_are_refused(flags, line, capsys):
 
 def some_cells(tmp_path):
     from fathoms.cli import compare
-    from fathoms.cli.parse import parse
+    from fathoms.cli.flags.parse import parse
 
     args = parse(compare, "compare", TINY)
     arms = compare.make_jobs(args, compare.make_plan(args), {})

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fathoms.compare import runner, worker
-from fathoms.compare.resident import ResidentData
-from fathoms.compare.runner import task_of
-from fathoms.compare.worker import answer, make_trainer
+from fathoms.compare.workers import runner, worker
+from fathoms.compare.workers.resident import ResidentData
+from fathoms.compare.workers.runner import task_of
+from fathoms.compare.workers.worker import answer, make_trainer
 
 IMAGES = ("--recipe", "digits", "--image-size", "16", "--patch-size", "4", "--batch-size", "32")
 NORMS = ("--axis", "norm=layernorm,dyt", "--seeds", "2")

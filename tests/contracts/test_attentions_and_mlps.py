@@ -7,7 +7,7 @@ import torch
 
 from fathoms import FathomsError
 from fathoms.parts import ATTENTIONS, MLPS, ClassAttention, ClassBlock, GeluMLP
-from fathoms.parts.fixup_layers import SHIFTED
+from fathoms.parts.residuals.fixup_layers import SHIFTED
 
 BRANCHES = [f"attention:{name}" for name in ATTENTIONS] + [f"mlp:{name}" for name in MLPS]
 

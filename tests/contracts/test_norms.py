@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fathoms.parts import NORMS, LearnableScaler, LearnableScaler2d, RMSNorm, ScaleNorm
-from fathoms.parts.norm import split_affine
+from fathoms.parts.norms.norm import split_affine
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -8,7 +8,7 @@ import torch
 import fathoms
 from fathoms import ViT, ViTConfig
 from fathoms.parts import ProgressiveResidual, set_progress
-from fathoms.parts.prores import Warmup
+from fathoms.parts.residuals.prores import Warmup
 from fathoms.train.precision.master_weights import ComputeCopy
 
 TINY = {

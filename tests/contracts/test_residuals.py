@@ -9,7 +9,7 @@ import torch
 
 from fathoms import FathomsError
 from fathoms.parts import RESIDUALS, Block, LayerScale
-from fathoms.parts.residual import build_residual, layerscale_start
+from fathoms.parts.residuals.residual import build_residual, layerscale_start
 
 
 def built(name, depth=12, index=3, **options):

@@ -11,7 +11,9 @@ import pytest
 import tyro
 from PIL import Image
 
-from fathoms.cli import data_check, data_info, data_pack
+from fathoms.cli.data import check as data_check
+from fathoms.cli.data import info as data_info
+from fathoms.cli.data import pack as data_pack
 from fathoms.data import DataError, choose_decoder, open_source
 from fathoms.data.tools.check import check_sources
 from fathoms.data.tools.duplicates import near_pairs, perceptual_hash

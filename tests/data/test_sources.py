@@ -377,7 +377,7 @@ def test_the_index_of_every_tar_format_is_complete(tmp_path, layout):
 
 def test_a_hub_out_of_reach_is_one_line_at_once(monkeypatch):
     datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr("fathoms.hub_reach.reachable", lambda *_: False)
+    monkeypatch.setattr("fathoms.machine.hub_reach.reachable", lambda *_: False)
     seen = []
 
     def load(name):

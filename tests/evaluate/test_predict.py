@@ -13,7 +13,7 @@ from PIL import Image
 
 from fathoms import FathomsError, create_model
 from fathoms.cli import predict as command
-from fathoms.cli.parse import parse
+from fathoms.cli.flags.parse import parse
 from fathoms.evaluate.predict import class_names, predict
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.export.export import export_model

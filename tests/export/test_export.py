@@ -12,7 +12,7 @@ import torch
 from fathoms import FathomsError, ViT, ViTConfig, load_weights, save_weights
 from fathoms.cli import convert as convert_command
 from fathoms.cli import export as export_command
-from fathoms.cli.parse import parse
+from fathoms.cli.flags.parse import parse
 from fathoms.evaluate.onnx_model import OnnxModel
 from fathoms.export.export import export_model
 
@@ -162,3 +162,23 @@ def test_a_command_module_imports_no_torch(command):
     code = f"import sys, fathoms.cli.{command}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_an_accelerated_and_folded_cait_of_timm_is_compared_with_the_model_as_it_was(tmp_path):
+    cait = pytest.importorskip("timm.models.cait")
+    torch.manual_seed(0)
+    model = cait.Cait(
+        img_size=32, patch_size=8, embed_dim=32, depth=2, depth_token_only=1, num_heads=2, num_classes=3
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    kinds = [type(module) for module in model.modules()]
+    exported = export_model(model.eval(), tmp_path / "m.onnx", accelerated=True, folded=True)
+    assert exported.accelerated == 3, "two talking heads and one class attention"
+    assert exported.folded > 6
+    assert max(exported.differences.values()) < 1e-5
+    assert [type(module) for module in model.modules()] == kinds
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert "3 modules are replaced by faster ones." in (tmp_path / "m.onnx.md").read_text()

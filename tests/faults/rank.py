@@ -15,22 +15,22 @@ import torch
 
 from fathoms.cli.main import command
 from fathoms.train.checkpoint import folder as checkpoints
-from fathoms.train.loop import Trainer
+from fathoms.train.loop import Loop
 from fathoms.train.precision import cuda_graph, machine
 from fathoms.train.precision.speed import Machine
 from fathoms.train.signals import LAUNCHED
 
 torch.set_num_threads(1)
-update, save = Trainer._update, checkpoints.save
+update, save = Loop.update, checkpoints.save
 
 
-def counted(trainer, batch):
-    here = f"{trainer.context.world.rank}:{trainer.state.updates}"
+def counted(loop, batch):
+    here = f"{loop.context.world.rank}:{loop.state.updates}"
     if here == os.environ.get("KILL") and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         os.kill(os.getpid(), signal.SIGKILL)
     if here in os.environ.get("STOP", "").split(","):
         os.kill(os.getpid(), signal.SIGTERM)
-    update(trainer, batch)
+    update(loop, batch)
 
 
 def slowly(*args):
@@ -38,7 +38,7 @@ def slowly(*args):
     save(*args)
 
 
-Trainer._update = counted
+Loop.update = counted
 if "SLOW_SAVE" in os.environ:
     os.environ.pop(LAUNCHED, None)
     checkpoints.save = slowly

@@ -39,7 +39,7 @@ def test_a_limit_in_the_middle_keeps_the_old_checkpoint_and_the_same_command_res
     tiny_runs.train(name="whole")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     trainer = tiny_runs.trainer("--recovery-interval", "2")
-    before_update(trainer, 5, lambda: (trainer.saver.close(), file_limit(100_000)))
+    before_update(trainer, 5, lambda: (trainer.loop.saver.close(), file_limit(100_000)))
     with pytest.raises(FathomsError, match=r"cannot save: File too large; make room .*last is whole"):
         trainer.run()
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -56,13 +56,13 @@ import json, shutil, sys, torch
 from pathlib import Path
 from fathoms.cli.main import main
 from fathoms.cli import train as command
-from fathoms.cli.parse import parse
+from fathoms.cli.flags.parse import parse
 from fathoms.train.distributed import World
-from fathoms.train.loop import Trainer
+from fathoms.train.trainer import Trainer
 torch.set_num_threads(1)
 root, words, report = Path(sys.argv[1]), sys.argv[2:], {}
 trainer = Trainer(command.make_job(parse(command, "train", words)), World(0, 1, torch.device("cpu")), show=False)
-update, filler = trainer._update, root / "filler"
+update, filler = trainer.loop.update, root / "filler"
 place = trainer.context.folder.checkpoints
 def fill(left):
     filler.write_bytes(b"")
@@ -70,18 +70,18 @@ def fill(left):
     with filler.open("wb") as file:
         file.write(bytes(max(free, 0)))
 def counted(batch):
-    if trainer.state.updates == 7:
+    if trainer.loop.state.updates == 7:
         # Less than one checkpoint is left: older ones must go.
-        trainer.saver.wait()
+        trainer.loop.saver.wait()
         report["before"] = sorted(path.name for path in place.iterdir())
         fill(200_000)
-    if trainer.state.updates == 9:
-        trainer.saver.wait()
+    if trainer.loop.state.updates == 9:
+        trainer.loop.saver.wait()
         report["pruned"] = sorted(path.name for path in place.iterdir())
         report["updates"] = json.loads((place / "last" / "state.json").read_text())["updates"]
         fill(0)
     update(batch)
-trainer._update = counted
+trainer.loop.update = counted
 try:
     trainer.run()
 except Exception as error:
@@ -131,7 +131,7 @@ def test_a_disk_that_fills_up_loses_older_checkpoints_first_and_never_the_last(t
 
 def test_a_folder_that_goes_away_ends_the_run_in_one_line(tiny_runs):
     trainer = tiny_runs.trainer("--recovery-interval", "2")
-    before_update(trainer, 5, lambda: (trainer.saver.close(), shutil.rmtree(tiny_runs.folder())))
+    before_update(trainer, 5, lambda: (trainer.loop.saver.close(), shutil.rmtree(tiny_runs.folder())))
     with pytest.raises(FathomsError, match="cannot save: the folder is gone; bring it back") as ended:
         trainer.run()
     assert "\n" not in str(ended.value)
@@ -147,7 +147,7 @@ def test_a_save_that_fails_while_the_run_diverges_is_reported(tiny_runs, monkeyp
 
     monkeypatch.setattr(checkpoints, "save", fail)
     trainer._end = lambda *args: (ended.set(), end(*args))[1]
-    trainer.show = True
+    trainer.loop.show = True
     poison(trainer, {(0, 4)}, trainer.model.blocks[1].mlp, lambda output: output * float("nan"))
     assert trainer.run().code == DIVERGED
     assert "checkpoints: cannot save: Permission denied; mend it" in capsys.readouterr().err

@@ -37,14 +37,14 @@ def everything(trainer):
 
 def note_before_update(trainer, number):
     """A list that receives everything as it is right before update `number` is applied."""
-    kept, step = [], trainer.stepper.conditional_step.step
+    kept, step = [], trainer.loop.stepper.conditional_step.step
 
     def noted(hold):
-        if trainer.state.updates == number:
+        if trainer.loop.state.updates == number:
             kept.append(everything(trainer))
         step(hold)
 
-    trainer.stepper.conditional_step.step = noted
+    trainer.loop.stepper.conditional_step.step = noted
     return kept
 
 
@@ -98,7 +98,7 @@ def test_a_skipped_update_is_as_if_its_batch_had_not_been_and_too_many_stop_the_
     assert all(value.isfinite().all() for value in tiny_runs.weights("skipped").values())
     # The other way to the same end: pass the two batches over without ever computing them.
     other = tiny_runs.trainer("--model-ema", "--model-ema-decay", "0.5", name="passed")
-    other.guard.passed_over = {3, 10}
+    other.loop.guard.passed_over = {3, 10}
     assert other.run().code == 0
     ours, theirs = tiny_runs.weights("skipped"), tiny_runs.weights("passed")
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
@@ -127,7 +127,7 @@ def test_a_rollback_halves_the_rate_skips_the_batch_and_ends_the_same_twice(tiny
     # Killed after the rollback, the run resumes to the same end.
     trainer = tiny_runs.trainer(*words, name="cut")
     poison(trainer, {(0, 5)}, trainer.model.blocks[0].mlp, nan_output)
-    monkeypatch.setattr(trainer, "_finish_epoch", lambda _rate: 1 / 0)
+    monkeypatch.setattr(trainer.loop, "_finish_epoch", lambda _rate: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.run()
     monkeypatch.undo()
@@ -148,12 +148,12 @@ def test_a_signal_or_a_lost_loader_right_after_a_bad_update_leaves_a_run_that_re
     for name in ("signal", "loader"):
         trainer = tiny_runs.trainer("--guard", "rollback", "--recovery-interval", "4", name=name)
         poison(trainer, {(0, 5)}, trainer.model.blocks[0].mlp, nan_output)
-        update, epochs = trainer._update, trainer.context.data.train.epoch
+        update, epochs = trainer.loop.update, trainer.context.data.train.epoch
 
         def signalled(batch, trainer=trainer, update=update):
             update(batch)
-            if trainer.state.updates == 6:
-                trainer.stop.code = 143
+            if trainer.loop.state.updates == 6:
+                trainer.loop.stop.code = 143
 
         def failing(epoch, start=0, epochs=epochs):
             for batch in epochs(epoch, start):
@@ -162,7 +162,7 @@ def test_a_signal_or_a_lost_loader_right_after_a_bad_update_leaves_a_run_that_re
                 yield batch
 
         if name == "signal":
-            trainer._update = signalled
+            trainer.loop.update = signalled
             assert trainer.run().code == 143
             assert tiny_runs.state(name)["guard"]["passed_over"] == [5]
         else:
@@ -193,7 +193,7 @@ def test_best_is_never_a_model_whose_evaluation_is_not_finite(tiny_runs):
     trainer = tiny_runs.trainer()
     trainer.model.head.register_forward_hook(
         lambda module, _inputs, output: (
-            output if module.training or trainer.state.epoch < 2 else output * float("nan")
+            output if module.training or trainer.loop.state.epoch < 2 else output * float("nan")
         )
     )
     assert trainer.run().code == 0

@@ -19,7 +19,7 @@ RANK = str(Path(__file__).with_name("rank.py"))
 
 # Separate processes, forked from one that has imported torch already: a start costs no seconds.
 RANKS = multiprocessing.get_context("forkserver")
-RANKS.set_forkserver_preload(["torch.distributed", "fathoms.cli.train", "fathoms.train.loop"])
+RANKS.set_forkserver_preload(["torch.distributed", "fathoms.cli.train", "fathoms.train.trainer"])
 START = """
 import os, runpy, sys
 os.environ.update(env)
@@ -108,9 +108,10 @@ def test_no_rank_exits_while_rank_0_still_saves(tiny_runs):
     assert (tiny_runs.folder() / "report.html").is_file()
 
 
-def test_shards_move_from_two_ranks_to_one_and_back(tiny_runs):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_shards_move_from_two_ranks_to_one_and_back(tiny_runs, precision):
     """F6 and FSDP2 2 -> 1 -> 2; a signal to one rank alone stops both after the same update, exit 143."""
-    plain = ["--crop", "whole"]
+    plain = ["--crop", "whole", "--precision", precision]
     tiny_runs.train(*plain, name="one")
     halves = tiny_runs.words(*plain, "--batch-size", "16", "--fsdp", name="moved")
     results = ends(pair(tiny_runs.root, halves, halves, STOP="1:3"))

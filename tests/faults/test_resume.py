@@ -93,13 +93,13 @@ def test_schedules_and_averages_continue_where_they_were(tiny_runs, cut):
         seen = rates.setdefault(name, {})
         for last in (True,) if name == "whole" else (False, True):
             trainer = tiny_runs.trainer(*words, name=name)
-            step = trainer.stepper.conditional_step.step
+            step = trainer.loop.stepper.conditional_step.step
 
             def noted(hold, trainer=trainer, step=step, seen=seen):
-                seen[trainer.state.updates] = trainer.learner.optimizer.param_groups[0]["lr"]
+                seen[trainer.loop.state.updates] = trainer.learner.optimizer.param_groups[0]["lr"]
                 step(hold)
 
-            trainer.stepper.conditional_step.step = noted
+            trainer.loop.stepper.conditional_step.step = noted
             if not last:
                 stop_after_update(trainer, cut)
             assert trainer.run().code == (0 if last else 143)

@@ -25,7 +25,7 @@ from fathoms.parts import (
     STEMS,
     set_progress,
 )
-from fathoms.parts.residual import PLACEMENTS
+from fathoms.parts.residuals.residual import PLACEMENTS
 
 TINY = {
     "image_size": 4,

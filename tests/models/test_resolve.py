@@ -7,7 +7,8 @@ import time
 import pytest
 
 import fathoms
-from fathoms import FathomsError, hub_reach
+from fathoms import FathomsError
+from fathoms.machine import hub_reach
 from fathoms.models import hub
 from fathoms.models.resolve import resolve, resolve_trained, resolve_weights
 

@@ -142,7 +142,7 @@ def test_blocks_of_class_attention_are_not_scaled_by_the_depth():
             {"base_dim": 8, "attention": "talking_heads"},
             "base_dim: there is no rule for the matrices that mix",
         ),
-        ({"residual_init": 0.1}, "residual 'completep' takes no init_value"),
+        ({"residual_init": 0.1}, "residual 'completep' takes no residual_init"),
     ],
 )
 @pytest.mark.plain

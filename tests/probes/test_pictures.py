@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from fathoms import FathomsError, ViT, ViTConfig
+from fathoms.drawing.colours import PALETTE
 from fathoms.probes.pictures.attention import attention_by_head
-from fathoms.probes.pictures.canvas import PALETTE, RAMP, Picture, ramp_pixels
 from fathoms.probes.pictures.depth_profile import depth_profile
-from fathoms.probes.pictures.plot import Panel, Series, grid_of, marks
+from fathoms.probes.pictures.plot import Panel, Series, grid_of
 from fathoms.probes.pictures.weights import centre_and_corners, filter_picture, scale_picture
 from fathoms.probes.signal import probe
 
@@ -50,24 +50,6 @@ def test_a_value_of_zero_on_a_logarithmic_axis_breaks_the_line():
     assert grid_of([panel], "w").svg().count(f'stroke="{PALETTE[0]}"') == 2
     empty = Panel("t", "x", [Series("", [(0, 0.0)])], log_y=True)
     assert "nothing to show" in grid_of([empty], "w").svg()
-
-
-@pytest.mark.parametrize(
-    ("low", "high"), [(0.03, 0.17), (1e-8, 1e3), (2.0, 2.0), (1.0, 10.0), (9.7e-5, 1.01e-4)]
-)
-@pytest.mark.parametrize("log", [True, False])
-def test_ticks_enclose_the_values(low, high, log):
-    found = marks(low, high, log, 5)
-    assert found[0] <= low * (1 + 1e-9)
-    assert found[-1] >= high * (1 - 1e-9)
-    assert 2 <= len(found) <= 9
-
-
-def test_colours_run_from_the_first_to_the_last_and_gaps_are_grey():
-    pixels = ramp_pixels(np.array([[0.0, 1.0, np.nan]]), 0.0, 1.0)
-    ends = [tuple(int(c[k : k + 2], 16) for k in (1, 3, 5)) for c in (RAMP[0], RAMP[-1])]
-    assert [tuple(pixels[0, 0]), tuple(pixels[0, 1])] == ends
-    assert tuple(pixels[0, 2]) == (190, 190, 190)
 
 
 def test_the_data_of_a_profile_are_those_of_the_probe(tmp_path):
@@ -125,9 +107,3 @@ def test_class_attention_is_drawn_by_head_too():
     found = attention_by_head(model(readout="class_attention"), torch.randn(1, 8, 8))
     assert found["readout.blocks.1"].shape == (3, 4, 4)
     assert found["readout.blocks.1"].sum((1, 2)).tolist() == pytest.approx([1.0] * 3)
-
-
-def test_texts_of_a_picture_are_escaped():
-    picture = Picture(10, 10)
-    picture.text((0, 0), "<script>")
-    assert "<script>" not in picture.svg()

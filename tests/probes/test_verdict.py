@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from fathoms.probes.drift import drift_verdict
-from fathoms.probes.thresholds import THRESHOLDS
+from fathoms.probes.thresholds import PRECISION, THRESHOLDS
 from fathoms.probes.verdict import start_outcome, start_verdict
+
+ROOT = Path(__file__).parents[2]
 
 SITE = {"block": "blocks.0", "branch": "attn", "ratio": 0.2, "largest": 3.0, "logit": 1.0, "entropy": 0.9}
 HEALTHY = {"gradient_factor": 1.02, "gradient_last": 0.1, "loss_rise": 0.0, "stream_max_rise": 1.5}
@@ -25,7 +30,8 @@ def test_a_healthy_start_has_no_findings():
         ({"gradient_factor": 0.4}, "stalls", "gradient vanishes"),
         ({"loss_rise": 2.0}, "diverges", "loss rises"),
         ({"nonfinite": 1.0, "loss_rise": None}, "diverges", "not finite"),
-        ({"stream_max_rise": 400.0}, "diverges", "stream rises"),
+        ({"stream_max_rise": 400.0}, "trains", "stream rises"),
+        ({"after_ratio_max": 0.9}, "stalls", "stream overwritten"),
         ({"after_token_cosine": 0.999}, "stalls", "tokens alike"),
         ({"growth_power": 3.0}, "trains", "stream grows"),
         ({"gradient_last": 0.0, "gradient_factor": None}, "trains", "no gradient yet"),
@@ -102,3 +108,8 @@ def test_the_words_on_a_trend_say_where_it_began_where_it_is_and_when_it_arrives
     (finding,) = drift_verdict(rows(logit=[20.0, 35.0, 50.0, 65.0, 80.0])).findings
     assert "20 at the start, 80 at update 500 (blocks.0 attn)" in finding.text
     assert f"{THRESHOLDS.logit:g} in 133 updates at this pace" in finding.text
+
+
+def test_the_share_of_verdicts_that_came_true_is_the_one_that_was_measured():
+    measured = json.loads((ROOT / "results" / "probe_calibration.json").read_text())["summary"]["verdicts"]
+    assert {row["verdict"]: round(row["precision"], 2) for row in measured} == PRECISION

@@ -1,10 +1,8 @@
-"""Geometry of the line charts: scale, gaps and ticks."""
+"""Geometry of the line charts: scale and gaps."""
 
 from __future__ import annotations
 
-import pytest
-
-from fathoms.report import chart
+from fathoms.report.run import chart
 
 
 def test_geometry_is_to_scale_and_gaps_stay_gaps():
@@ -20,11 +18,3 @@ def test_geometry_is_to_scale_and_gaps_stay_gaps():
     single = chart.draw("k", "t", {"a": ("train", [(1.0, 3.0)])})
     assert single is not None
     assert len(single.lines[0].dots) == 1
-
-
-@pytest.mark.parametrize("span", [1e-9, 0.03, 0.7, 1.0, 12.0, 99.0, 1234.5, 3e7])
-def test_ticks_are_few_round_and_enclose_the_values(span):
-    marks = chart.ticks(0.1 * span, 1.1 * span, 5)
-    assert 2 <= len(marks) <= 8
-    assert marks[0] <= 0.1 * span * (1 + 1e-6)
-    assert marks[-1] >= 1.1 * span * (1 - 1e-6)

@@ -16,14 +16,14 @@ import pytest
 
 import fathoms.report
 from fathoms.cli import train as train_cli
+from fathoms.cli.flags.parse import parse
 from fathoms.cli.main import main
-from fathoms.cli.parse import parse
-from fathoms.report.arms import arms_of, leading
-from fathoms.report.comparison_files import read_comparison, read_runs
+from fathoms.report.comparison.arms import arms_of, leading
+from fathoms.report.comparison.files import read_comparison, read_runs
+from fathoms.report.comparison.provenance import train_command
+from fathoms.report.comparison.strips import score_strips
 from fathoms.report.html import soft
 from fathoms.report.page import write_report
-from fathoms.report.provenance import train_command
-from fathoms.report.strips import score_strips
 from planted_comparison import GRID, write_comparison, write_run
 
 HOSTILE = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'{{7*7}}&"

@@ -14,11 +14,12 @@ import pytest
 
 from fathoms import FathomsError
 from fathoms.cli.main import main
-from fathoms.report import chart, heatmap
+from fathoms.drawing.colours import RAMP
 from fathoms.report.html import embedded
 from fathoms.report.page import write_report
 from fathoms.report.quantities import count, duration, file_size
-from fathoms.report.run_files import read_run
+from fathoms.report.run import chart, heatmap
+from fathoms.report.run.files import read_run
 from fathoms.train.record.toml import to_toml
 
 HOSTILE = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'{{7*7}}&"
@@ -143,8 +144,8 @@ def test_the_heat_map_has_a_cell_for_every_site_and_measurement(folder):
     made = heatmap.draw("gradients", "gradient", run.probes)
     assert made is not None
     assert len(made.cells) == 4 * 6
-    assert made.cells[0].colour == heatmap.RAMP[-1]
-    assert made.cells[5].colour == heatmap.RAMP[0]
+    assert made.cells[0].colour == RAMP[-1]
+    assert made.cells[5].colour == RAMP[0]
     assert (made.low, made.high) == ("1e-05", "1")
     assert [cell.colour for cell in heatmap.draw("w", "weights", run.probes).cells].count(None) == 4
     many = heatmap.draw("g", "gradient", run.probes * 100)

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from fathoms.report.page import write_report
-from fathoms.report.run_evaluation import MATRIX, evaluated, examples
-from fathoms.report.run_files import RunRecord, read_run
-from fathoms.report.run_origin import command, model_words, origin
-from fathoms.report.run_updates import MOST_POINTS, by_update, guard_events
+from fathoms.report.run.evaluation import MATRIX, evaluated, examples
+from fathoms.report.run.files import RunRecord, read_run
+from fathoms.report.run.origin import command, model_words, origin
+from fathoms.report.run.updates import MOST_POINTS, by_update, guard_events
 from fathoms.train.record.toml import to_toml
 from planted_comparison import write_run
 

@@ -334,7 +334,7 @@ def test_a_model_with_nothing_to_replace_gets_a_report_without_rows():
     for plain in (nn.Linear(3, 3), moved("deit3_small_patch16_224", img_size=32), model):
         report = accelerate(plain)
         assert (len(report), report.left, report.difference) == (0, (), 0.0)
-        assert report.table().startswith(f"{type(plain).__name__} has nothing to replace: no talking heads")
+        assert report.table().startswith(f"{type(plain).__name__} gains nothing: it has no talking heads")
 
 
 def test_a_model_whose_parts_must_stay_gets_the_reasons():

@@ -216,7 +216,7 @@ def test_a_teacher_that_is_not_there_is_refused_at_once(teacher, message):
 
 def test_a_timm_teacher_out_of_reach_is_one_line(monkeypatch):
     timm = pytest.importorskip("timm")
-    monkeypatch.setattr("fathoms.hub_reach.reachable", lambda *_: False)
+    monkeypatch.setattr("fathoms.machine.hub_reach.reachable", lambda *_: False)
 
     def unreachable(*_args, **_options):
         raise ConnectionError("no route\nto host")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fathoms.cli import train as train_command
-from fathoms.cli.parse import parse
+from fathoms.cli.flags.parse import parse
 from fathoms.train.identity import completed, config_identity, differences, recipe_identity
 from fathoms.train.recipe.recipe import Recipe
 

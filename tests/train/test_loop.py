@@ -171,18 +171,43 @@ def test_twenty_updates_on_fixed_data_give_the_stored_losses(digit_runs):
     assert losses[0] == pytest.approx(golden, abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "ddp_bf16", "fsdp", "fsdp_muon", "fsdp_everything"])
+POLICIES = [
+    pytest.param(f"{how}_{policy}", marks=pytest.mark.slow)
+    for how in ("ddp", "fsdp")
+    for policy in ("autocast", "autocast_fp32_stream")
+]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "ddp",
+        "ddp_bf16",
+        "fsdp",
+        "fsdp_bf16",
+        "fsdp_bf16_everything",
+        "fsdp_muon",
+        "fsdp_everything",
+        *POLICIES,
+    ],
+)
 def test_two_ranks_train_as_one_does(digit_runs, kind):
     """Same global batch, so the same samples in the same update; sums in another order, hence 1e-4."""
     common = ["--crop", "whole"]
     if kind == "ddp":
         common += ["--mixup", "0.4", "--cutmix", "1", "--probe-interval", "7"]
-    if kind == "ddp_bf16":
+    if kind in ("ddp_bf16", "fsdp_bf16"):
         common += ["--precision", "bf16", "--residual", "layerscale", "--readout", "class_attention"]
+    if "autocast" in kind:
+        # Each rank rounds its gradients to bfloat16, so the runs part with the length of their steps.
+        common += ["--precision", kind.partition("_")[2], "--lr", "0.001"]
     if kind == "fsdp_muon":
         common += ["--opt", "muon"]
-    if kind == "fsdp_everything":
-        common += ["--opt", "lamb", "--model-ema", "--model-ema-decay", "0.9", "--train-feature-decay", "0.1"]
+    if kind == "fsdp_bf16_everything":
+        common += ["--precision", "bf16", "--opt", "muon", "--grad-accum-steps", "2"]
+    if kind.endswith("everything"):
+        common += [] if "--opt" in common else ["--opt", "lamb"]
+        common += ["--model-ema", "--model-ema-decay", "0.9", "--train-feature-decay", "0.1"]
     digit_runs.train(*common, name="one")
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words += ["-m", "fathoms", "train", *digit_runs.words(*common, "--batch-size", "48", name=kind)]

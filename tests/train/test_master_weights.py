@@ -14,7 +14,7 @@ from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 from fathoms.parts import NORMS
 from fathoms.parts.mlp import BiasedGelu
-from fathoms.parts.residual import PLACEMENTS, RESIDUALS
+from fathoms.parts.residuals.residual import PLACEMENTS, RESIDUALS
 from fathoms.train.precision.master_weights import ComputeCopy
 
 CONFIG = ViTConfig(

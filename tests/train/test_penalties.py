@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fathoms import FathomsError, ViT, ViTConfig
-from fathoms.parts import attention as attention_module
+from fathoms.parts.attentions import attention as attention_module
 from fathoms.train.objective.penalties import (
     WithPenalties,
     attend_with_maxima,

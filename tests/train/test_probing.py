@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fathoms import FathomsError, ViT, ViTConfig
+from fathoms.cli.main import main
 from fathoms.train.record.probing import FEWEST, SHARE, Probing
 
 pytestmark = pytest.mark.plain
@@ -73,7 +74,7 @@ def test_a_line_has_every_column_the_update_ratio_and_the_worst_block():
     (row,) = own.folder.rows
     assert row["step"] == 1
     assert 0 < row["sites"][0]["update"] < 1
-    assert " at blocks." in own.live()["largest"]
+    assert " at blocks." in own.live["largest"]
     assert own.remark(3) == ""
 
 
@@ -95,3 +96,17 @@ def test_the_guard_is_told_what_the_last_probe_had_shown():
     assert own.remark(1000) == "; blocks.17's attention logits had reached 340, 200 updates before"
     own.last["sites"][1] |= {"logit": None, "largest": 5e4}
     assert own.remark(1000) == "; blocks.17's values had reached 5e+04, 200 updates before"
+
+
+FAST = ("--precision", "bf16", "--torchcompile", "inductor", "--compile-scope", "blocks", "--launch", "graph")
+
+
+@pytest.mark.gpu
+@pytest.mark.compile
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_probing_changes_no_bit_of_a_compiled_graphed_and_bf16_copied_run(digit_runs):
+    for name, every in (("plain", "0"), ("probed", "3")):
+        words = digit_runs.words("--device", "cuda", *FAST, "--probe-interval", every, name=name)
+        assert main(["train", *words]) == 0
+    assert len(digit_runs.lines("probe.jsonl", "probed")) == 9
+    assert digit_runs.same("plain", "probed")

@@ -47,7 +47,8 @@ def test_a_terminal_shows_one_line_with_the_time_left(monkeypatch, columns):
     assert "#" not in drawn + screen.getvalue(), (
         "the bar is drawn the same way from the first line to the last"
     )
-    assert " 25%  0:00 left  epoch 100/300  loss 2.345  top1 45.6" in drawn
+    # A busy machine may take a second over this.
+    assert re.search(r" 25%  0:\d\d left  epoch 100/300  loss 2\.345  top1 45\.6", drawn)
     assert "…" not in screen.getvalue()
 
 
@@ -70,10 +71,11 @@ def test_without_a_terminal_a_line_comes_whenever_it_has_been_silent(capsys):
 @pytest.mark.plain
 def test_a_long_epoch_prints_lines_between(digit_runs, capsys, monkeypatch):
     monkeypatch.setattr(progress_bar.Progress.__init__, "__defaults__", (0.001,))
-    digit_runs.train("--epochs", "1", show=True)
+    digit_runs.train("--epochs", "1", "--probe-interval", "4", show=True)
     lines = [line for line in capsys.readouterr().err.splitlines() if " left  epoch 1/1  update " in line]
     assert lines
     assert any("loss 2." in line and "images/s" in line for line in lines)
+    assert re.search(r"  grad norm [\d.]+  largest [\d.]+ at blocks\.\d", lines[-1])
 
 
 def test_interruption_and_restart_say_how_and_from_where_it_goes_on(digit_runs, capsys):

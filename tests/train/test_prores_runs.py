@@ -21,13 +21,13 @@ def factors(module):
 def test_the_warmup_follows_the_updates_and_ends_in_the_plain_network(runs):
     trainer = runs.trainer(*WARMING)
     seen = []
-    accumulate = trainer.stepper.accumulate
+    accumulate = trainer.loop.stepper.accumulate
 
     def watched(*args, **options):
-        seen.append((trainer.state.updates, factors(trainer.model), factors(trainer.learner.ema.module)))
+        seen.append((trainer.loop.state.updates, factors(trainer.model), factors(trainer.learner.ema.module)))
         return accumulate(*args, **options)
 
-    trainer.stepper.accumulate = watched
+    trainer.loop.stepper.accumulate = watched
     assert trainer.run().code == 0
     total = len(seen)
     for update, own, averaged in seen:

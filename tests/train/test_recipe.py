@@ -8,8 +8,8 @@ import pytest
 
 from fathoms import FathomsError
 from fathoms.cli import train as train_command
+from fathoms.cli.flags.parse import parse
 from fathoms.cli.main import main
-from fathoms.cli.parse import parse
 from fathoms.train.recipe.files import read_recipe, recipe_names, recipe_options
 from fathoms.train.recipe.recipe import DEFAULTS, RECIPE_FIELDS, Recipe
 from fathoms.train.recipe.unused import USES, refuse_unused, unused
@@ -152,10 +152,10 @@ def test_every_recipe_can_be_carried_out():
 
 # The training commands of the authors, with a value after every flag.
 LINES = {
-    # facebookresearch/deit, README_revenge.md; --batch 256 on 8 GPUs.
-    "deit3_800": "--batch 256 --lr 4e-3 --epochs 800 --weight-decay 0.05 --sched cosine --input-size 224 --reprob 0.0 "
-    "--gpu 8 --smoothing 0.0 --warmup-epochs 5 --opt lamb --warmup-lr 1e-6 --mixup .8 --drop-path 0.05 --cutmix 1.0 "
-    "--repeated-aug 3 --bce-loss True --color-jitter 0.3 --ThreeAugment 3a",
+    # facebookresearch/deit, README_revenge.md; --batch 256 on 8 GPUs; --eval-crop-ratio is crop-pct here.
+    "deit3_800": "--batch 256 --lr 4e-3 --epochs 800 --weight-decay 0.05 --sched cosine --input-size 224 "
+    "--crop-pct 1.0 --reprob 0.0 --gpu 8 --smoothing 0.0 --warmup-epochs 5 --opt lamb --warmup-lr 1e-6 --mixup .8 "
+    "--drop-path 0.05 --cutmix 1.0 --repeated-aug 3 --bce-loss True --color-jitter 0.3 --ThreeAugment 3a",
     # wangf3014/ViT-5, README.md; --batch 256 on 8 GPUs.
     "vit5": "--gpu 8 --input-size 224 --batch 256 --lr 4e-3 --weight-decay 0.05 --warmup-epochs 5 --crop-pct 1.0 "
     "--reprob 0.0 --smoothing 0.0 --epochs 800 --opt lamb --mixup .8 --cutmix 1.0 --repeated-aug 3 --bce-loss True "

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fathoms.cli import train as train_command
+from fathoms.cli.flags.parse import parse
 from fathoms.cli.main import main
-from fathoms.cli.parse import parse
 from fathoms.errors import ConfigError
 from fathoms.train.checkpoint.migrate import speed_before_4
 from fathoms.train.precision import machine as machine_module
@@ -72,7 +72,7 @@ def test_any_other_device_stays_eager_float32_unless_asked(machine):
         (["--grad-checkpointing"], replace(FAST, launch="eager")),
         (["--train-feature-decay", "0.1"], replace(FAST, compile_scope="model")),
         (["--attn-extra-loss", "0.1", "--attn-extra-loss-layers", "2"], replace(FAST, compile_scope="model")),
-        (["--fsdp"], Speed("autocast")),
+        (["--fsdp"], FAST),
         (["--model", "timm/vit_tiny_patch16_224"], Speed("autocast", "inductor")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -84,10 +84,12 @@ def test_what_is_asked_is_taken_and_what_cannot_be_is_left_out(words, expected):
 def test_several_ranks_launch_one_by_one_unless_a_graph_is_asked_for():
     eight = replace(H200, ranks=8)
     assert chosen(machine=eight) == replace(FAST, launch="eager")
-    assert chosen("--fsdp", machine=eight) == Speed("autocast")
+    assert chosen("--fsdp", machine=eight) == replace(FAST, launch="eager")
+    assert chosen("--launch", "graph", "--fsdp", machine=eight) == FAST
+    assert chosen("--fsdp", "--precision", "autocast", machine=eight) == Speed("autocast")
     assert chosen("--launch", "graph", machine=eight) == FAST
-    with pytest.raises(ConfigError, match="--launch graph: a graph cannot gather the shards of --fsdp"):
-        chosen("--launch", "graph", "--fsdp", machine=eight)
+    with pytest.raises(ConfigError, match="--launch graph: with --fsdp a graph needs --precision bf16"):
+        chosen("--launch", "graph", "--fsdp", "--precision", "autocast", machine=eight)
 
 
 def test_a_machine_without_a_compiler_does_not_compile():
@@ -114,8 +116,6 @@ def test_what_cannot_be_is_refused_at_the_start():
         chosen("--launch", "graph", machine=CPU)
     with pytest.raises(ConfigError, match=r"--compile-scope blocks: nothing is compiled \(on a CPU\)"):
         chosen("--compile-scope", "blocks", machine=CPU)
-    with pytest.raises(ConfigError, match="--precision bf16 copies whole weights"):
-        chosen("--precision", "bf16", "--fsdp")
 
 
 def test_the_line_says_what_was_chosen_and_why():

@@ -22,7 +22,7 @@ def batches(trainer, count):
 
 def gradients(trainer):
     found = [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]
-    trainer.stepper.clear()
+    trainer.loop.stepper.clear()
     return found
 
 
@@ -31,7 +31,7 @@ def weights(module):
 
 
 def test_accumulated_gradients_are_the_mean_of_their_batches(trainer):
-    pair, stepper = batches(trainer, 2), trainer.stepper
+    pair, stepper = batches(trainer, 2), trainer.loop.stepper
     alone = []
     for batch in pair:
         stepper.accumulate(batch, parts=1, first=True)
@@ -44,15 +44,15 @@ def test_accumulated_gradients_are_the_mean_of_their_batches(trainer):
 
 def test_a_replayed_batch_has_the_loss_it_had(trainer):
     [batch] = batches(trainer, 1)
-    trainer.stepper.accumulate(batch, parts=1, first=True)
-    first = trainer.stepper.pending[0] / trainer.stepper.pending[3]
+    trainer.loop.stepper.accumulate(batch, parts=1, first=True)
+    first = trainer.loop.stepper.pending[0] / trainer.loop.stepper.pending[3]
     torch.manual_seed(1)
-    assert float(trainer.stepper.replay(batch).detach()) == pytest.approx(float(first), abs=1e-7)
+    assert float(trainer.loop.stepper.replay(batch).detach()) == pytest.approx(float(first), abs=1e-7)
 
 
 @pytest.mark.parametrize("bad", [False, True])
 def test_an_update_is_reported_once_and_skipped_if_it_is_not_finite(trainer, bad):
-    [batch], stepper, state = batches(trainer, 1), trainer.stepper, trainer.state
+    [batch], stepper, state = batches(trainer, 1), trainer.loop.stepper, trainer.loop.state
     before, average = weights(trainer.model), weights(trainer.learner.ema.module)
     stepper.accumulate(batch, parts=1, first=True)
     norm = stepper.gradient_norm()

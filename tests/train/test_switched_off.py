@@ -8,7 +8,7 @@ import pytest
 
 from fathoms import FathomsError
 from fathoms.cli import train as train_command
-from fathoms.cli.parse import parse
+from fathoms.cli.flags.parse import parse
 from fathoms.errors import flag_of
 from fathoms.train.recipe.recipe import DEFAULTS, RECIPE_FIELDS, Recipe
 

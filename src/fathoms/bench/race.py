@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fathoms.data import Batch
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 from fathoms.train.context import TrainState
 from fathoms.train.distributed import World
 from fathoms.train.job import Job

@@ -9,23 +9,33 @@ from __future__ import annotations
 
 import functools
 import json as json_format
+import sys
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from fathoms.cli.early_checks import check_counts
-from fathoms.cli.parse import Switches, given
-from fathoms.cli.progress import announced, progress_bar
-from fathoms.devices import check_device
+from fathoms.cli.flags.early_checks import check_counts
+from fathoms.cli.flags.parse import Switches, given
+from fathoms.cli.terminal.progress import announced, progress_bar
 from fathoms.errors import ConfigError
+from fathoms.machine.devices import check_device
 from fathoms.models.zoo import model_config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fathoms.bench.race import Contender
 
 EXAMPLES = """
 fathoms bench cait_s24_224 --batch-size 256 --against timm
+fathoms bench cait_s24_224 --against timm --accelerated
 fathoms bench vit_small_patch16_224 --mode infer --json
 fathoms bench vit_digits --batch-size 32 --device cpu --compile none
 """
+
+
+ACCELERATED = "accelerated"
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,8 @@ class Args:
     against: Literal["timm"] | None = None
     """Also measure timm's model of the same name, in turns: the same update, compiled whole, under autocast, in the
     quicker of torch.compile's modes default and reduce-overhead."""
+    accelerated: bool = False
+    """With --against timm: also measure timm's model after `fathoms.accelerate`, its blocks compiled."""
     turns: int = 5
     """Measurements of each model; the median counts."""
     steps: int = 5
@@ -65,11 +77,14 @@ def run(args: Args) -> int:
     check_counts(args, ("batch_size", "turns", "steps"))
     check_device(args.device)
     config = model_config(args.model, **given(args.switches))
+    if args.accelerated and args.against is None:
+        raise ConfigError("--accelerated: measures timm's model; add --against timm")
+    if args.against is not None and given(args.switches):
+        raise ConfigError("--against timm: timm has no model with these switches; leave one of the two out")
     import torch
 
-    from fathoms.bench.beside_timm import TIMM_SETTINGS, prepare_modes, quicker
+    from fathoms.bench.beside_timm import quicker
     from fathoms.bench.race import Setting, prepare, race
-    from fathoms.models.build_timm import build_timm
     from fathoms.models.vit import ViT
     from fathoms.surgery.accelerate.accelerate import fuse_mlps
     from fathoms.train.distributed import choose_device
@@ -83,16 +98,7 @@ def run(args: Args) -> int:
     setting = Setting(args.precision, args.compile, launch, args.keep)
     contenders, failed = [], dict[str, str]()
     if args.against is not None:
-        if given(args.switches):
-            raise ConfigError(
-                "--against timm: timm has no model with these switches; leave one of the two out"
-            )
-        make = functools.partial(
-            build_timm, args.model, config.num_classes, flag="--against timm", cudnn_attention=True
-        )
-        batch, theirs = (images, labels), TIMM_SETTINGS[args.mode]
-        with announced("timm: building, compiling and warming up"):
-            contenders, failed = prepare_modes("timm", make, batch, args.mode, theirs)
+        contenders, failed = timms_side(args, config.num_classes, (images, labels), launch)
     model = ViT(config).to(device)
     if args.mode == "infer":
         fuse_mlps(model)
@@ -100,21 +106,49 @@ def run(args: Args) -> int:
         contenders.append(prepare("fathoms", model, images, labels, args.mode, setting))
     with progress_bar("measuring", args.turns) as advance:
         rows = race(contenders, args.batch_size, turns=args.turns, steps=args.steps, advance=advance)
+    ratios: dict[str, float] = {}
     if args.against is not None:
-        rows = {"timm": quicker(rows, "timm", failed), "fathoms": rows["fathoms"]}
+        own = {name: row for name, row in rows.items() if name in (ACCELERATED, "fathoms")}
+        timm = quicker(rows, "timm", failed)
+        ratios = {name: row["images_per_second"] / timm["images_per_second"] for name, row in own.items()}
+        rows = {"timm": timm, **own}
     where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    ratio = (
-        rows["fathoms"]["images_per_second"] / rows["timm"]["images_per_second"] if len(rows) > 1 else None
-    )
     if args.json:
         known = {"model": args.model, "mode": args.mode, "batch_size": args.batch_size, "device": where}
-        print(json_format.dumps({**known, "setting": vars(setting), "ratio": ratio, **rows}))
+        print(json_format.dumps({**known, "setting": vars(setting), **named(ratios), **rows}))
         return 0
     for name, row in rows.items():
         print(describe(name, args.mode, row))
-    if ratio is not None:
-        print(f"ratio    {ratio:.2f}, beside {beside(rows['timm'])}")
+    for name, ratio in ratios.items():
+        print(f"{name:<12} {ratio:.2f} times {beside(rows['timm'])}")
     return 0
+
+
+def timms_side(
+    args: Args, classes: int, batch: tuple[Tensor, Tensor], launch: str
+) -> tuple[list[Contender], dict[str, str]]:
+    """The model of timm in each mode and, if asked for, accelerated; and why a mode could not run."""
+    from fathoms.bench.accelerated import accelerated_setting, prepare_accelerated
+    from fathoms.bench.beside_timm import TIMM_SETTINGS, prepare_modes
+    from fathoms.models.build_timm import build_timm
+
+    make = functools.partial(build_timm, args.model, classes, flag="--against timm", cudnn_attention=True)
+    with announced("timm: building, compiling and warming up"):
+        contenders, failed = prepare_modes("timm", make, batch, args.mode, TIMM_SETTINGS[args.mode])
+    if args.accelerated:
+        setting = accelerated_setting(args.mode, launch, args.compile)
+        with announced("timm, accelerated: compiling and warming up"):
+            faster, report = prepare_accelerated(make, batch, args.mode, setting)
+        contenders += [] if faster is None else [faster]
+        for note in report.notes:
+            print(f"accelerate: {note}", file=sys.stderr)
+    return contenders, failed
+
+
+def named(ratios: dict[str, float]) -> dict[str, float | None]:
+    """The ratios to timm under the names of the JSON object: null where nothing was raced."""
+    own: dict[str, float | None] = {"ratio": ratios.get("fathoms")}
+    return own | ({"accelerated_ratio": ratios[ACCELERATED]} if ACCELERATED in ratios else {})
 
 
 def beside(row: dict[str, Any]) -> str:
@@ -130,6 +164,6 @@ def describe(name: str, mode: str, row: dict[str, Any]) -> str:
     memory = "" if row["peak_gib"] is None else f", peak {row['peak_gib']:.2f} GiB"
     unit = "update" if mode == "train" else "batch"
     return (
-        f"{name:<8} {mode} {row['images_per_second']:,.0f} images/s, {row['ms']:.2f} ms per {unit}{memory}, "
+        f"{name:<12} {mode} {row['images_per_second']:,.0f} images/s, {row['ms']:.2f} ms per {unit}{memory}, "
         f"ready in {row['setup_s']:.0f} s"
     )

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from fathoms.cli import train as train_command
-from fathoms.cli.early_checks import check_run
-from fathoms.cli.live_table import live_table
-from fathoms.cli.parse import Switches, given, merged, parse
+from fathoms.cli.flags.early_checks import check_run
+from fathoms.cli.flags.parse import Switches, given, merged, parse, parse_setting
+from fathoms.cli.terminal.live_table import live_table
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
-from fathoms.compare.slurm import SlurmOptions, check_installed, parse_slurm
+from fathoms.compare.slurm.submit import SlurmOptions, check_installed, parse_slurm
 from fathoms.compare.void_flags import refuse_void_flags
-from fathoms.errors import ConfigError, FathomsError, flag_of
+from fathoms.errors import ConfigError, FathomsError
 from fathoms.models.config import FIELDS
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 from fathoms.train.job import Job, RunOptions
 from fathoms.train.recipe.recipe import RECIPE_FIELDS
 
@@ -111,7 +111,7 @@ class Args:
 
 def make_plan(args: Args) -> Plan:
     """The plan that flags, preset and file describe together."""
-    from fathoms.untrusted_files import read_toml
+    from fathoms.files.untrusted import read_toml
 
     if is_demo(args):
         tune = parse_axes(args.tune, "--tune")
@@ -193,11 +193,7 @@ def check_values(plan: Plan) -> None:
     for flag, table in (("--tune", plan.tune), ("--axis", plan.axes)):
         for name, values in table.items():
             for value in values:
-                try:
-                    parse(train_command, "train", [flag_of(name), value])
-                except FathomsError as error:
-                    reason = str(error).removeprefix(f"{flag_of(name)}: ")
-                    raise ConfigError(f"{flag} {name}={value}: {reason}") from error
+                parse_setting(train_command, "train", (name, value), flag)
 
 
 def make_tuning(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> Any:

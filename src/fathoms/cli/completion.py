@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import shlex
 import typing
 from collections.abc import Iterator
@@ -33,11 +32,12 @@ _fathoms() {
   esac
   if [[ -n $values ]]; then COMPREPLY=($(compgen -W "$values" -- "$current"))
   elif [[ $current == -* ]]; then COMPREPLY=($(compgen -W "$flags" -- "$current"))
-  else compopt -o default; COMPREPLY=(); fi
+  else COMPREPLY=(); fi
 }
-complete -F _fathoms fathoms
+complete -o default -F _fathoms fathoms
 """
-# zsh runs the function above through its own emulation of bash's completion.
+# zsh runs the function above through its own emulation of bash's completion, which has no compopt: that file names
+# follow where nothing else does is said by `-o default`, which both know.
 _ZSH = "autoload -Uz bashcompinit && bashcompinit\n"
 
 
@@ -57,11 +57,11 @@ def run(args: Args) -> int:
 
 def script() -> str:
     """The completion function of bash, with every command of today."""
-    from fathoms.cli.main import COMMANDS
+    from fathoms.cli.main import COMMANDS, module_of
 
     flags, values = [], []
     for name in COMMANDS:
-        arguments = importlib.import_module(f"fathoms.cli.{name.replace(' ', '_')}").Args
+        arguments = module_of(name).Args
         options = dict(_options(arguments))
         flags.append(f"    {shlex.quote(name)}) flags={shlex.quote(' '.join([*options, '--help']))} ;;")
         values += [

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import tyro
 
-from fathoms.atomic import check_absent
-from fathoms.cli.early_checks import check_data
+from fathoms.cli.flags.early_checks import check_data
 from fathoms.errors import printable
+from fathoms.files.atomic import check_absent
 
 EXAMPLES = """
 fathoms convert S24_224.pth cait_s24_224.safetensors

@@ -13,7 +13,7 @@ from typing import Any
 
 import tyro
 
-from fathoms.cli.parse import Switches, given
+from fathoms.cli.flags.parse import Switches, given
 from fathoms.errors import ConfigError
 
 EXAMPLES = """
@@ -81,7 +81,7 @@ def measure(args: Args, recipe: dict[str, Any] | None) -> dict[str, Any]:
     count = int(plain.total("parameters"))
     saved = {"fp32": plain.total("saved"), "autocast": mixed.total("saved"), "bf16": mixed.total("saved")}
     found: dict[str, Any] = {
-        "model": target.name,
+        "model": args.target or target.name,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "parameters": count,
         "multiplications": plain.total("multiplications"),
@@ -113,7 +113,7 @@ def expected(args: Args, recipe: dict[str, Any], target: Any, device: Any) -> di
     setting = Setting(policy, "blocks" if cuda else "none", "graph" if cuda else "eager")
     size = (timed, target.in_channels, target.image_size, target.image_size)
     images = torch.randn(size, device=device)
-    labels = torch.randint(0, max(target.classes, 1), (timed,), device=device)
+    labels = torch.randint(0, max(target.num_classes, 1), (timed,), device=device)
     contender = prepare("model", target.model.train(), images, labels, "train", setting)
     speed = race([contender], timed, turns=3, steps=2)["model"]["images_per_second"]
     updates = math.ceil(epochs * math.ceil(args.images / batch) / accumulate)

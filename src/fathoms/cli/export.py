@@ -7,16 +7,17 @@ differs is not kept. A card is written next to it: config, recipe, metrics, prep
 from __future__ import annotations
 
 import json as json_format
-from dataclasses import dataclass, field
+import tempfile
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from fathoms.atomic import check_absent
-from fathoms.cli.early_checks import check_data, check_trained
-from fathoms.cli.parse import Switches, given
+from fathoms.cli.flags.early_checks import check_data, check_trained
+from fathoms.cli.flags.parse import Switches, given
 from fathoms.errors import FathomsError, printable
+from fathoms.files.atomic import check_absent
 
 if TYPE_CHECKING:
     from fathoms.evaluate.load import LoadedModel
@@ -27,6 +28,7 @@ EXAMPLES = """
 fathoms export runs/NAME --fold --output model.onnx
 fathoms export runs/NAME --int8 photos/
 fathoms export weights.safetensors --model cait_xxs24_224 --format torch-export --json
+fathoms export checkpoint.pth --convert --model timm/cait_xxs24_224 --accelerate --fold
 fathoms export runs/NAME --format safetensors --push OWNER/NAME
 """
 
@@ -46,6 +48,10 @@ class Args:
     next to the weights."""
     overwrite: bool = False
     """Replace a file, and its card, that is there already."""
+    convert: bool = False
+    """CHECKPOINT is a .pth, .pt or .bin file: read it as `fathoms convert` does, in a process of its own."""
+    accelerate: bool = False
+    """Replace talking heads and class attention of timm's and DeiT's models by faster forms first."""
     fold: bool = False
     """Fold scales and shifts into the matrices first."""
     opset: int | None = None
@@ -70,15 +76,11 @@ def run(args: Args) -> int:
             raise FathomsError(f"--{name.replace('_', '-')} needs --{needed}; give both or neither")
     check_data(args.int8, "--int8")
     checkpoint = check_trained(args.checkpoint, args.model, where="CHECKPOINT")
-    from fathoms.evaluate.exported_file import exported_file
-    from fathoms.evaluate.load import load_run
     from fathoms.export.card import card_files
     from fathoms.export.export import FORMATS, export_model
     from fathoms.export.publish import publish
 
-    if exported_file(checkpoint) is not None:
-        raise FathomsError(f"{checkpoint}: is an exported file already; give the run or the weights")
-    loaded = load_run(checkpoint, args.model, **given(args.switches))
+    loaded = load(args, checkpoint)
     ending = f".int8{FORMATS[args.format]}" if args.int8 is not None else FORMATS[args.format]
     target = args.output or default_output(args.checkpoint, loaded, ending)
     if target.resolve() == Path(loaded.source).resolve():
@@ -88,6 +90,7 @@ def run(args: Args) -> int:
         loaded.model,
         target,
         args.format,
+        accelerated=args.accelerate,
         folded=args.fold,
         opset=args.opset,
         int8=None if args.int8 is None else judge(args, loaded),
@@ -102,6 +105,26 @@ def run(args: Args) -> int:
     else:
         print("\n".join(map(printable, lines(exported, pushed))))
     return 0
+
+
+def load(args: Args, checkpoint: str) -> LoadedModel:
+    """The model of a checkpoint, which is a pickle with --convert."""
+    from fathoms.evaluate.exported_file import exported_file
+    from fathoms.evaluate.load import load_run
+
+    if exported_file(checkpoint) is not None:
+        raise FathomsError(f"{checkpoint}: is an exported file already; give the run or the weights")
+    switches = given(args.switches)
+    if not args.convert:
+        return load_run(checkpoint, args.model, **switches)
+    if not Path(checkpoint).is_file():
+        raise FathomsError(f"--convert: {checkpoint} is not a .pth, .pt or .bin file; leave it out")
+    from fathoms.export.convert import convert
+
+    with tempfile.TemporaryDirectory(prefix="fathoms-convert-") as folder:
+        weights = Path(folder) / f"{Path(checkpoint).stem}.safetensors"
+        convert(checkpoint, weights)
+        return replace(load_run(weights, args.model, **switches), source=checkpoint)
 
 
 def default_output(checkpoint: str, loaded: LoadedModel, ending: str) -> Path:
@@ -146,7 +169,11 @@ def judge(args: Args, loaded: LoadedModel) -> Judge:
 
 def lines(exported: Exported, pushed: str | None) -> list[str]:
     """The result as lines of text."""
-    report = [] if exported.folded is None else [f"{exported.folded} scales and shifts folded"]
+    report = []
+    if exported.accelerated is not None:
+        report.append(f"{exported.accelerated or 'no'} modules accelerated")
+    if exported.folded is not None:
+        report.append(f"{exported.folded} scales and shifts folded")
     report += [
         f"batch {n}: differs by {gap:.2g} of the largest output" for n, gap in exported.differences.items()
     ]

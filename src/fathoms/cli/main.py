@@ -8,13 +8,13 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from fathoms import __version__
-from fathoms.cli.streams import lost_output, make_safe
-from fathoms.cores import set_openmp
+from fathoms.cli.terminal.streams import lost_output, make_safe
 from fathoms.errors import FathomsError, printable
-from fathoms.registry import nearest
+from fathoms.machine.cores import set_openmp
+from fathoms.names.registry import nearest
+from fathoms.version import __version__
 
 COMMANDS = {
     "train": "train a model; run the same command again to resume",
@@ -75,25 +75,36 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     raise FathomsError(f"no command is called {typed!r}; {advice}")
 
 
+def module_of(command: str) -> Any:
+    """The module of a command: EXAMPLES, Args and run."""
+    return importlib.import_module(f"fathoms.cli.{command.replace(' ', '.')}")
+
+
+def front_page(words: Sequence[str]) -> str | None:
+    """What is printed without running a command: the overview, the version, the commands of a group; else None."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        return overview()
+    if words[0] == "--version":
+        return __version__
+    if words[1:2] in ([], ["-h"], ["--help"], ["help"]):
+        return commands_of(words[0]) or None
+    return None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 is success, 2 a user's mistake, 130 Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(overview())
-        return 0
-    if words[0] == "--version":
-        print(__version__)
-        return 0
-    if words[1:2] in ([], ["-h"], ["--help"], ["help"]) and commands_of(words[0]):
-        print(commands_of(words[0]))
-        return 0
     name = ""
     try:
-        name, rest = split_command(words)
-        from fathoms.cli.parse import parse
+        code = 0
+        if (page := front_page(words)) is not None:
+            print(page)
+        else:
+            name, rest = split_command(words)
+            from fathoms.cli.flags.parse import parse
 
-        module = importlib.import_module(f"fathoms.cli.{name.replace(' ', '_')}")
-        code = module.run(parse(module, name, rest))
+            module = module_of(name)
+            code = module.run(parse(module, name, rest))
         if sys.stdout is not None:
             sys.stdout.flush()
         return code

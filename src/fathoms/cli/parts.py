@@ -26,8 +26,8 @@ class Args:
 
 def run(args: Args) -> int:
     """Print each family's names with a one-line summary."""
+    from fathoms.names.registry import check_name
     from fathoms.parts import families
-    from fathoms.registry import check_name
 
     known = families()
     chosen = list(known) if args.family is None else [check_name(args.family, known, "family")]

@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from fathoms.atomic import check_absent
-from fathoms.cli.early_checks import check_counts, check_data, check_folder, check_trained, without_switches
+from fathoms.cli.flags.early_checks import (
+    check_counts,
+    check_data,
+    check_folder,
+    check_trained,
+    without_switches,
+)
 from fathoms.errors import FathomsError, printable
+from fathoms.files.atomic import check_absent
 
 if TYPE_CHECKING:
     from fathoms.evaluate.predict import Prediction
@@ -74,7 +80,7 @@ def run(args: Args) -> int:
     if args.attention is not None:
         check_folder("--attention", args.attention)
     checkpoint = check_trained(args.checkpoint, args.model, args.device)
-    from fathoms.cli.progress import progress_bar
+    from fathoms.cli.terminal.progress import progress_bar
     from fathoms.evaluate.load import load_run
     from fathoms.evaluate.predict import class_names, list_images, overlay, predict
     from fathoms.train.distributed import choose_device

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import tyro
 
-from fathoms.atomic import check_absent
-from fathoms.cli.early_checks import check_folder
-from fathoms.cli.parse import Switches, given
+from fathoms.cli.flags.early_checks import check_folder
+from fathoms.cli.flags.parse import Switches, given
 from fathoms.errors import ConfigError
+from fathoms.files.atomic import check_absent
 
 EXAMPLES = """
 fathoms probe --depth 96 --residual layerscale
@@ -115,12 +115,17 @@ def _run_one(args: Args) -> int:
     from fathoms.probes.signal import probe
 
     target = load_target(args.target, args.model, given(args.switches), args.seed)
-    size = args.batch_size or (64 if target.image_size <= SMALL else 8)
-    images, labels = load_images(target, args.data, size)
-    signal = probe(target.model, images, labels)
+    size = batch_of(args, target)
+    # Each step gets a batch of its own, as in training and in the calibration of the verdict.
+    spare = 0 if target.trained else size * max(args.steps - 1, 0)
+    images, labels = load_images(target, args.data, size, spare)
+    signal = probe(target.model, images[:size], None if labels is None else labels[:size])
     verdict = judge(args, target, signal, images, labels)
-    found = {"model": target.name, "config": None if target.config is None else target.config.to_dict()}
-    found |= {"blocks": signal.depth, "images": len(images), **verdict, **signal.to_json()}
+    found = {
+        "model": args.target or target.name,
+        "config": None if target.config is None else target.config.to_dict(),
+    }
+    found |= {"blocks": signal.depth, "images": size, **verdict, **signal.to_json()}
     if args.figures is not None:
         found["figures"] = _draw(Path(args.figures), target, images, found)
     if args.json:
@@ -132,6 +137,11 @@ def _run_one(args: Args) -> int:
     return 0
 
 
+def batch_of(args: Args, target: Any) -> int:
+    """Images in a batch."""
+    return args.batch_size or (64 if target.image_size <= SMALL else 8)
+
+
 def judge(args: Args, target: Any, signal: Any, images: Any, labels: Any) -> dict[str, Any]:
     """The verdict on the start of an untrained model, on the drift of a run, or on what a trained one shows."""
     from fathoms.probes.start_features import start_features
@@ -140,7 +150,7 @@ def judge(args: Args, target: Any, signal: Any, images: Any, labels: Any) -> dic
     sites = signal.to_json()["sites"]
     if target.trained:
         from fathoms.probes.drift import drift_verdict
-        from fathoms.report.run_files import read_lines
+        from fathoms.report.run.files import read_lines
 
         rows = [] if target.run is None else read_lines(target.run / "probe.jsonl")
         drift = drift_verdict(rows)
@@ -180,9 +190,10 @@ def _first_steps(args: Args, target: Any, images: Any, labels: Any) -> Any:
     from fathoms.probes.first_steps import take_first_steps
 
     if labels is None:
-        labels = torch.randint(target.classes, (len(images),), generator=torch.Generator().manual_seed(0))
+        labels = torch.randint(target.num_classes, (len(images),), generator=torch.Generator().manual_seed(0))
+    size = batch_of(args, target)
     return take_first_steps(
-        target.model, images, labels, optimizer_of(args), steps=args.steps, batch_size=len(images)
+        target.model, images, labels, optimizer_of(args), steps=args.steps, batch_size=size
     )
 
 
@@ -220,6 +231,8 @@ def _number(value: float | None) -> str:
 
 def words(found: dict[str, Any]) -> list[str]:
     """The verdict in sentences, each with what usually helps."""
+    from fathoms.probes.thresholds import PRECISION
+
     lines = []
     start, steps = found["start"], found.get("steps")
     if found["trained"]:
@@ -234,7 +247,8 @@ def words(found: dict[str, Any]) -> list[str]:
         basis = (
             "from the initialisation alone"
             if steps is None
-            else (f"{steps['opt']} at lr {steps['lr']:g}, {len(steps['losses'])} steps, loss {_loss(steps)}")
+            else f"{steps['opt']} at lr {steps['lr']:g}, {len(steps['losses'])} steps, loss {_loss(steps)}; "
+            f"{PRECISION[start['outcome']]:.0%} of such verdicts came true"
         )
         lines.append(f"Start: {SAYS[start['outcome']]} ({basis})")
         findings = start["findings"]
@@ -252,7 +266,7 @@ def _loss(steps: dict[str, Any]) -> str:
 
 def _draw(folder: Path, target: Any, images: Any, found: dict[str, Any]) -> list[str]:
     from fathoms.report.probe_page import write_probe_page
-    from fathoms.report.run_files import read_lines
+    from fathoms.report.run.files import read_lines
 
     rows = [] if target.run is None else read_lines(target.run / "probe.jsonl")
     return write_probe_page(folder, target.model, images[0], found, rows, words(found))

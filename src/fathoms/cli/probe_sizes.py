@@ -6,7 +6,7 @@ import json as json_format
 from pathlib import Path
 from typing import Any
 
-from fathoms.cli.parse import given
+from fathoms.cli.flags.parse import given, parse_setting
 from fathoms.errors import ConfigError
 
 SEEDS = 3
@@ -27,7 +27,7 @@ def run_sweep(args: Any) -> int:
     name, switches = args.target or args.model or DEFAULT, given(args.switches)
     if axis == "depth" or "depth" in switches:
         raise ConfigError("--depths gives the depths; leave depth out elsewhere")
-    options = {value: {} if not axis else {axis: typed(value)} for value in values}
+    options = {value: settings_of(axis, value) if axis else {} for value in values}
     # Every config is checked before the first model is built.
     for given_options in options.values():
         model_config(name, **{**switches, **given_options, "depth": depths[0]})
@@ -130,16 +130,14 @@ def whole_numbers(text: str, flag: str) -> list[int]:
     return [int(piece) for piece in pieces]
 
 
-def typed(text: str) -> Any:
-    """A value of an option as its kind: a number, true or false, or a word."""
-    if text in ("True", "False", "true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+def settings_of(axis: str, value: str) -> dict[str, Any]:
+    """The field of ViTConfig that one value of --axis sets, parsed as its own flag is."""
+    from fathoms.cli import probe as command
+
+    found = given(parse_setting(command, "probe", (axis, value), "--axis").switches)
+    if not found:
+        raise ConfigError(f"--axis {axis}: is not an option of a model; see `fathoms parts`")
+    return found
 
 
 def save_all(picture: Any, folder: Path, name: str) -> list[str]:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import tyro
 
-from fathoms.atomic import check_absent
-from fathoms.cli.early_checks import check_data
+from fathoms.cli.flags.early_checks import check_data
 from fathoms.errors import ConfigError, printable
+from fathoms.files.atomic import check_absent
 
 EXAMPLES = """
 fathoms report runs/vit_digits-digits-1a2b3c4d

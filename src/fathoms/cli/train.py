@@ -17,8 +17,9 @@ from typing import Any
 
 import tyro
 
-from fathoms.cli.early_checks import check_run
-from fathoms.cli.parse import Switches, given, optional
+from fathoms.cli.flags.early_checks import check_run
+from fathoms.cli.flags.parse import Switches, given, optional
+from fathoms.cli.quick_start import import_compiler_for, open_meanwhile, without_collection
 from fathoms.errors import printable
 from fathoms.models.build_timm import TIMM
 from fathoms.models.resolve import refuse_weights
@@ -102,10 +103,12 @@ def run(args: Args) -> int:
     if alone:
         check_run(args.run, args.data, given(args.training).get("teacher"))
     job = make_job(args)
-    from fathoms.train.distributed import gather_objects, join_world, leave_world, naming_lost_ranks
-    from fathoms.train.loop import Trainer
+    with without_collection():
+        from fathoms.train.distributed import gather_objects, join_world, leave_world, naming_lost_ranks
+        from fathoms.train.trainer import Trainer
 
-    start.mark("imports")
+        roles = open_meanwhile(job)
+        start.mark("imports")
     world = join_world(job.run.device)
     start.mark("device")
     if job.run.profile_start:
@@ -114,7 +117,10 @@ def run(args: Args) -> int:
         with naming_lost_ranks(world):
             if not alone:
                 check_run(args.run, args.data, given(args.training).get("teacher"))
-            outcome = Trainer(job, world, start=start).run()
+            with without_collection():
+                import_compiler_for(job, world)
+            start.mark("compiler")
+            outcome = Trainer(job, world, roles=roles(), start=start).run()
             if world.is_main:
                 from fathoms.report.page import write_report
 

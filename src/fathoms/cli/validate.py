@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from fathoms.atomic import check_absent
-from fathoms.cli.early_checks import check_counts, check_data, check_trained, without_switches
+from fathoms.cli.flags.early_checks import check_counts, check_data, check_trained, without_switches
 from fathoms.errors import ConfigError, printable
+from fathoms.files.atomic import check_absent
 
 if TYPE_CHECKING:
     from fathoms.models.overrides import AllFields

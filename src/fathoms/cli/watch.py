@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tyro
 
-from fathoms.cli.early_checks import check_data
+from fathoms.cli.flags.early_checks import check_data
 from fathoms.errors import ConfigError
 
 EXAMPLES = """

@@ -13,14 +13,14 @@ from fathoms.compare.cells import Cell, key_of, make_cell
 from fathoms.compare.contradictions import refuse_contradictions
 from fathoms.compare.folder import VERSION, ComparisonFolder, Settings, stale
 from fathoms.compare.progress import Show, span
-from fathoms.compare.runner import make_slots
 from fathoms.compare.session import UNFINISHED as UNFINISHED
 from fathoms.compare.session import Session
-from fathoms.compare.slurm import SlurmOptions
+from fathoms.compare.slurm.submit import SlurmOptions
 from fathoms.compare.tuning import FIRST_SEED, Trial, Tuning
+from fathoms.compare.workers.runner import make_slots
 from fathoms.data.sources.splits import check_split, open_roles
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 from fathoms.train.job import Job
 
 ASSUMED_ERROR = 0.25
@@ -190,7 +190,7 @@ class Comparison:
 
     def estimate(self) -> str:
         """Expected time and disk of what is missing, from a pilot: a few timed updates of each architecture."""
-        from fathoms.compare.pilot import expected, run_pilot
+        from fathoms.compare.workers.pilot import expected, run_pilot
 
         slots = self.slots()
         missing = stale([*(trial.cell for trial in self.trials()), *self.cells()], self.folder)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fathoms.atomic import write_atomic
 from fathoms.compare.cells import ENDED, Cell
 from fathoms.errors import ConfigError
-from fathoms.untrusted_files import read_json
+from fathoms.files.atomic import write_atomic
+from fathoms.files.untrusted import read_json
 
 VERSION = 1
 MAX_FILE = 64 << 20

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 
 VERSION = 1
 MAX_CELLS = 10_000

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from fathoms.compare.cells import Cell
 from fathoms.compare.folder import VERSION, ComparisonFolder
-from fathoms.csv_cells import inert
 from fathoms.errors import ConfigError
-from fathoms.untrusted_files import read_json, read_plain
+from fathoms.files.csv_cells import inert
+from fathoms.files.untrusted import read_json, read_plain
 
 if TYPE_CHECKING:
     import numpy as np
@@ -210,6 +210,10 @@ def load_results(folder: str | Path) -> list[dict[str, Any]]:
     """The cells of a comparison as plain rows, for pandas or a loop.
 
     Each has its arm's options by name, and `arm_name`, `seed`, `status`, `split`, `top1`, `loss`, `reason` and `run`.
+
+    >>> rows = load_results("results/compare/stem_patch8")
+    >>> len(rows), rows[0]["stem_norm"], rows[0]["seed"], round(rows[0]["top1"], 2)
+    (25, 'none', 0, 63.29)
     """
     path = Path(folder) / "results.json"
     if not path.is_file():

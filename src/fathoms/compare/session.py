@@ -10,11 +10,11 @@ from fathoms.compare.cells import Cell
 from fathoms.compare.folder import stale
 from fathoms.compare.progress import Progress, Show
 from fathoms.compare.results import gather, judged, write_results
-from fathoms.compare.runner import Runner, order
-from fathoms.compare.signals import PassSignals
-from fathoms.compare.slurm import Submission
-from fathoms.compare.slurm_task import Task
+from fathoms.compare.slurm.submit import Submission
+from fathoms.compare.slurm.task import Task
 from fathoms.compare.tuning import choose, tuning_file, tuning_lines
+from fathoms.compare.workers.runner import Runner, order
+from fathoms.compare.workers.signals import PassSignals
 
 if TYPE_CHECKING:
     from fathoms.compare.comparison import Comparison

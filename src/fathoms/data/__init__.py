@@ -13,6 +13,7 @@ _MODULES = {
     "augment.mix": ("MixOptions", "soft_targets"),
     "augment.pipeline": ("IMAGENET_MEAN", "IMAGENET_STD", "Augment", "AugmentOptions"),
     "batch": ("Batch",),
+    "crop.image_transform": ("ImageTransform",),
     "crop.random_crop": ("CropOptions",),
     "crop.transforms": ("EvalTransform", "TrainTransform"),
     "decode.decode": ("Decoder", "choose_decoder"),
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from fathoms.data.augment.pipeline import Augment as Augment
     from fathoms.data.augment.pipeline import AugmentOptions as AugmentOptions
     from fathoms.data.batch import Batch as Batch
+    from fathoms.data.crop.image_transform import ImageTransform as ImageTransform
     from fathoms.data.crop.random_crop import CropOptions as CropOptions
     from fathoms.data.crop.transforms import EvalTransform as EvalTransform
     from fathoms.data.crop.transforms import TrainTransform as TrainTransform

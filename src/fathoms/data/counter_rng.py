@@ -24,6 +24,7 @@ _WORD = {value: np.uint64(value) for value in (11, 27, 30, 31, _GOLDEN, _MULTIPL
 # Each use of randomness has a stream of its own, so that switching one augmentation on or off
 # leaves the numbers of the others as they were.
 STREAMS = {"crop": 1, "policy": 2, "jitter": 3, "erase": 4, "mix": 5, "replace": 6, "noise": 7, "order": 8}
+STREAMS["own"] = 9
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fathoms.cores import usable_cores
 from fathoms.data.augment.pipeline import Augment
 from fathoms.data.batch import Batch
 from fathoms.data.crop.decode_crops import most_bytes
+from fathoms.data.crop.image_transform import ImageTransform
 from fathoms.data.crop.pixel_buffer import as_words, join_layouts
 from fathoms.data.crop.transforms import Chunk, EvalTransform, TrainTransform
 from fathoms.data.decode.decode import DECODERS, choose_decoder
@@ -29,7 +29,8 @@ from fathoms.data.workers.processes import Processes
 from fathoms.data.workers.task import Task, TaskRunner
 from fathoms.data.workers.threads import Threads
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.machine.cores import usable_cores
+from fathoms.names.registry import check_name
 
 # Samples of one task, at most: the time a task holds the GIL is shared by this many.
 CHUNK = 32
@@ -99,7 +100,8 @@ class Loader:
     Args:
         source: the images.
         sampler: their order; also says which rank this is.
-        transform: training crops or evaluation crops.
+        transform: training crops, evaluation crops, or `ImageTransform` around a transform of your own, such as
+            torchvision's.
         augment: what follows on the device; None yields uint8 images.
         options: workers, limits and decoder.
         device: where batches go.
@@ -109,7 +111,7 @@ class Loader:
         self,
         source: Source,
         sampler: Sampler,
-        transform: TrainTransform | EvalTransform,
+        transform: TrainTransform | EvalTransform | ImageTransform,
         augment: Augment | None = None,
         options: LoaderOptions | None = None,
         device: torch.device | str = "cpu",
@@ -118,6 +120,8 @@ class Loader:
             raise ConfigError(
                 f"data: the sampler is for {sampler.size} samples, the source has {len(source)}"
             )
+        if isinstance(transform, ImageTransform):
+            _check_own(augment, options)
         self.source, self.sampler, self.transform, self.augment = source, sampler, transform, augment
         self.options = options or LoaderOptions()
         self.device = torch.device(device)
@@ -156,6 +160,8 @@ class Loader:
         """The kind of worker in use: "threads" or "processes"."""
         if self.options.worker_kind != "auto":
             return self.options.worker_kind
+        if isinstance(self.transform, ImageTransform):
+            return "processes"
         feeds_a_loop = self.device.type == "cuda" and isinstance(self.transform, TrainTransform)
         return "processes" if feeds_a_loop and CAN_FORK and self.options.count > 1 else "threads"
 
@@ -246,3 +252,11 @@ class Loader:
         if self._processes is not None:
             self._processes[1].close()
             self._processes = None
+
+
+def _check_own(augment: Augment | None, options: LoaderOptions | None) -> None:
+    """Refuse what does not go with a transform of the user's own."""
+    if augment is not None:
+        raise ConfigError("augment: a transform of your own gives the model's input; leave augment out")
+    if not CAN_FORK or (options is not None and options.worker_kind == "threads"):
+        raise ConfigError("worker_kind: a transform of your own needs processes, on Linux; leave threads out")

@@ -15,7 +15,7 @@ import numpy as np
 from fathoms.data.counter_rng import generator
 from fathoms.data.errors import DataError
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 
 ORDERS = ("shuffled", "sequential")
 

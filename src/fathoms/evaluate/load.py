@@ -15,11 +15,12 @@ from fathoms.evaluate.exported_file import exported_file, open_exported
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.evaluate.training_record import TrainingRecord, record_of_card, record_of_run
 from fathoms.models import hub
-from fathoms.models.build_timm import TIMM, build_timm, timm_size
+from fathoms.models.build_timm import TIMM, build_timm, timm_classes, timm_preprocessing, timm_size
 from fathoms.models.config import ViTConfig
 from fathoms.models.overrides import AllFields
 from fathoms.models.resolve import resolve_trained
 from fathoms.models.safetensors_header import check_ending, check_header
+from fathoms.models.vit import ViT
 from fathoms.models.weights import build_for, check_size, load_weights, put_weights, read_tensors
 from fathoms.models.zoo import model_config
 from fathoms.surgery.inputs import image_shape
@@ -27,7 +28,7 @@ from fathoms.surgery.inputs import image_shape
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in evaluation mode, with the record of its training.
+    """A model in evaluation mode, with the record of its training; of a new one the record is empty.
 
     Args:
         model: A fathoms or a timm model, or an exported file as a model.
@@ -36,13 +37,15 @@ class LoadedModel:
         image_size: Side of its images.
         in_channels: Channels of its images; further channels of the data are dropped.
         num_classes: Number of its outputs.
-        preprocessing: Resize, crop and normalisation of its images, as recorded; the defaults where they are not.
+        preprocessing: Resize, crop and normalisation of its images, as recorded; where they are not, timm's for
+            its models, else the defaults.
         classes: Names of the outputs; None where they are not recorded.
         recipe: How it was trained; empty where that is not recorded.
         metrics: What it achieved; empty where that is not recorded.
         data: What it was trained on.
         source: The weights file, or the Hub repository with the commit that was read.
         run: Its run folder, if it has one.
+        trained: Whether its weights come from a file; `new_model` draws them.
     """
 
     model: nn.Module
@@ -58,6 +61,7 @@ class LoadedModel:
     data: str | None
     source: str
     run: Path | None
+    trained: bool = True
 
 
 def weights_file(folder: Path, ema: bool) -> Path:
@@ -119,6 +123,14 @@ def load_run(
         ema: Whether averaged weights are preferred.
         trust_program: Whether a torch.export program (.pt2) may be opened, which can run code.
         **overrides: Fields of ViTConfig, for fathoms models.
+
+    >>> import tempfile, torch
+    >>> from fathoms import create_model, save_weights
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_weights(create_model("vit_digits", num_classes=10), f"{folder}/digits.safetensors")
+    ...     loaded = load_run(f"{folder}/digits.safetensors", "vit_digits")
+    >>> loaded.model(torch.randn(2, loaded.in_channels, loaded.image_size, loaded.image_size)).shape
+    torch.Size([2, 10])
     """
     checkpoint, fields = str(checkpoint), dict(overrides)
     if (exported := exported_file(checkpoint)) is not None:
@@ -126,15 +138,51 @@ def load_run(
     weights, source, record = _locate(checkpoint, ema)
     name = model or record.name
     if name is not None and name.startswith(TIMM):
-        built, config = _load_timm(name, weights, record, fields), None
-        shape = (timm_size(name), int(getattr(built, "in_chans", 3)), int(getattr(built, "num_classes", 0)))
+        built = _load_timm(name, weights, record, fields)
     else:
         built = _load_vit(checkpoint, model, weights, record, fields)
-        config = built.config
-        shape = (config.image_size, config.in_channels, config.num_classes)
-    seen = Preprocessing.recorded(record.recipe, record.preprocessing).at(shape[0])
+    config, shape = _shape(built, name)
+    # Weights of timm without a record of their training are evaluated as timm does: mean and crop differ by model.
+    recorded = record.preprocessing or ({} if config or record.recipe else timm_preprocessing(built))
+    seen = Preprocessing.recorded(record.recipe, recorded).at(shape[0])
     kept = (seen, record.classes, record.recipe, record.metrics, record.data, source, record.run)
     return LoadedModel(built.eval(), name or "model", config, *shape, *kept)
+
+
+def new_model(
+    name: str, seed: int = 0, *, flag: str = "--model", **overrides: Unpack[AllFields]
+) -> LoadedModel:
+    """A model of the zoo or of timm with random weights, as `load_run` gives a trained one.
+
+    Args:
+        name: A name of `list_models()`, or "timm/NAME".
+        seed: Seed of the weights.
+        flag: The flag that errors about a timm name begin with.
+        **overrides: Fields of ViTConfig, for fathoms models.
+    """
+    fields = dict(overrides)
+    if name.startswith(TIMM):
+        classes = timm_classes(fields)
+        torch.manual_seed(seed)
+        built = build_timm(name, classes, flag=flag)
+    else:
+        wanted = model_config(name, **fields)
+        torch.manual_seed(seed)
+        built = ViT(wanted)
+    config, shape = _shape(built, name)
+    seen = Preprocessing.of({} if config else timm_preprocessing(built)).at(shape[0])
+    return LoadedModel(
+        built.eval(), name, config, *shape, seen, None, {}, {}, None, name, None, trained=False
+    )
+
+
+def _shape(model: Any, name: str | None) -> tuple[ViTConfig | None, tuple[int, int, int]]:
+    """The config of a fathoms model, and image size, channels and outputs of any."""
+    if isinstance(model, ViT):
+        config = model.config
+        return config, (config.image_size, config.in_channels, config.num_classes)
+    outputs = int(getattr(model, "num_classes", 0))
+    return None, (timm_size(str(name)), int(getattr(model, "in_chans", 3)), outputs)
 
 
 def _load_exported(path: Path, model: str | None, overrides: dict[str, Any], trusted: bool) -> LoadedModel:
@@ -177,10 +225,7 @@ def _outputs(weights: Path, record: TrainingRecord) -> dict[str, Any]:
 
 def _load_timm(name: str, weights: Path, record: TrainingRecord, overrides: dict[str, Any]) -> nn.Module:
     """A timm model with its weights."""
-    for field in overrides.keys() - {"num_classes"}:
-        flag = field.replace("_", "-")
-        raise ConfigError(f"--{flag}: a timm model is built as its name says; leave it out")
-    classes = overrides.get("num_classes", record.config.get("num_classes"))
+    classes = timm_classes({"num_classes": record.config.get("num_classes"), **overrides})
     if classes is not None and (not isinstance(classes, int) or not 0 < classes <= 1_000_000):
         raise ConfigError(f"{weights}: num_classes={classes!r} must be a whole number from 1 to 1,000,000")
     held = sum(math.prod(shape) for shape in check_header(weights, str(weights)).values())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError, WeightsError, reason
-from fathoms.untrusted_files import read_plain
+from fathoms.files.untrusted import read_plain
 
 # protobuf's own limit on one file; a larger model keeps its weights in other files, which are not read.
 _MAX_ONNX = 2 << 30

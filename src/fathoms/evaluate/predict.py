@@ -13,6 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor, nn
 
+from fathoms.data.crop.image_transform import ImageTransform
 from fathoms.data.crop.random_crop import evaluation_geometry
 from fathoms.data.decode.decode import choose_decoder
 from fathoms.data.errors import BadImageError
@@ -20,11 +21,11 @@ from fathoms.data.sources.base import MAX_FILE, is_image
 from fathoms.data.sources.image_formats import IMAGE_SUFFIXES
 from fathoms.errors import FathomsError, reason
 from fathoms.evaluate.preprocessing import Preprocessing
+from fathoms.files.untrusted import read_names, read_plain
 from fathoms.models.inference_mode import in_inference
 from fathoms.probes.attention_image import draw_attention
 from fathoms.probes.attention_maps import attention_maps
 from fathoms.surgery.inputs import image_shape
-from fathoms.untrusted_files import read_names, read_plain
 
 DEFAULT = Preprocessing()
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -88,15 +89,24 @@ def predict(
     classes: Sequence[str],
     top: int = 5,
     batch_size: int = 32,
-    preprocessing: Preprocessing = DEFAULT,
+    preprocessing: Preprocessing | ImageTransform = DEFAULT,
     attention: bool = False,
 ) -> Iterator[Prediction]:
-    """The likeliest classes of each image, in order; one that cannot be read has a `problem` instead."""
+    """The likeliest classes of each image, in order; one that cannot be read has a `problem` instead.
+
+    `preprocessing` may be an `ImageTransform` around a transform of torchvision or of your own, for three channels.
+    """
     if not 1 <= top <= len(classes):
         raise FathomsError(f"--top {top}: use 1 to {len(classes)}, the number of classes")
     decoder = choose_decoder()
     channels, size, _ = image_shape(model)
-    shift, scale = (torch.tensor(values).view(-1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
+    own = isinstance(preprocessing, ImageTransform)
+    if own and (attention or (channels, size) != (3, preprocessing.size)):
+        raise FathomsError(
+            f"preprocessing: a transform of your own needs size={size}, three channels and attention=False here"
+        )
+    normal = DEFAULT.changed(mean=(0.0,) * 3, std=(1.0,) * 3) if own else preprocessing
+    shift, scale = (torch.tensor(values).view(-1, 1, 1) for values in (normal.mean, normal.std))
     home = next(model.parameters(), torch.empty(0))
     for start in range(0, len(files), batch_size):
         seen: dict[Path, Tensor] = {}
@@ -104,7 +114,7 @@ def predict(
         for file in files[start : start + batch_size]:
             try:
                 decoded = decoder.decode(read_plain(file, MAX_FILE))
-                seen[file] = _grey(prepared(decoded, size, preprocessing).float() / 255, channels)
+                seen[file] = _pixels(decoded, size, channels, preprocessing)
             except (BadImageError, OSError) as error:
                 problems[file] = reason(error)
         rows: dict[Path, Prediction] = {}
@@ -138,6 +148,18 @@ def prepared(
     # A crop beyond the image, for a crop_pct above 1, is black there.
     cut = image.crop((left, top, left + size, top + size))
     return torch.from_numpy(np.array(cut)).permute(2, 0, 1)
+
+
+def _pixels(
+    decoded: UInt8[np.ndarray, "h w 3"],
+    size: int,
+    channels: int,
+    preprocessing: Preprocessing | ImageTransform,
+) -> Tensor:
+    """The pixels of an image before normalisation; those of a transform of the user's own are final."""
+    if isinstance(preprocessing, ImageTransform):
+        return preprocessing.pixels(Image.fromarray(np.ascontiguousarray(decoded)))
+    return _grey(prepared(decoded, size, preprocessing).float() / 255, channels)
 
 
 def _grey(pixels: Tensor, channels: int) -> Tensor:

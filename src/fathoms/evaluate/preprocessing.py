@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from fathoms.config_checks import check_choices, check_types
 from fathoms.data import IMAGENET_MEAN, IMAGENET_STD
 from fathoms.errors import ConfigError
+from fathoms.names.config_checks import check_choices, check_types
 
 WHOLE_UP_TO = 128
 """Image size in pixels up to which the whole image is evaluated by default."""

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fathoms.atomic import write_atomic
-from fathoms.csv_cells import inert
 from fathoms.errors import ConfigError
+from fathoms.files.atomic import write_atomic
+from fathoms.files.csv_cells import inert
 
 Results = dict[str, dict[str, Any]]
 

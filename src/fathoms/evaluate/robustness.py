@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fathoms.errors import ConfigError, reason
-from fathoms.registry import nearest
+from fathoms.names.registry import nearest
 
 # Class names that an error lists.
 SHOWN = 6

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import ConfigError
+from fathoms.files.untrusted import check_names, read_json, read_toml
 from fathoms.models.config import FIELDS
-from fathoms.registry import check_name
-from fathoms.untrusted_files import check_names, read_json, read_toml
+from fathoms.names.registry import check_name
 
 # A card holds the names of all classes; a summary names every image that could not be read.
 MAX_CARD = 64 << 20

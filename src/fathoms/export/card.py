@@ -6,21 +6,21 @@ import json
 import math
 import platform
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fathoms.atomic import write_atomic
 from fathoms.evaluate.preprocessing import Preprocessing
-from fathoms.untrusted_files import sha256_of
+from fathoms.files.atomic import write_atomic
+from fathoms.files.untrusted import sha256_of
+from fathoms.version import __version__
 
 
 def facts(path: Path, entries: dict[str, Any]) -> dict[str, Any]:
     """The card as plain data: the given entries with the file's hash and the versions."""
     versions = {
-        "fathoms": version("fathoms"),
+        "fathoms": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
@@ -85,15 +85,15 @@ def write_card(path: Path, entries: dict[str, Any]) -> tuple[Path, Path]:
 def markdown(card: dict[str, Any]) -> str:
     """The card as Markdown."""
     gaps = ", ".join(f"{gap:.2g} at batch {batch}" for batch, gap in card["differences"].items())
-    folded = (
-        "" if card["folded"] is None else f" {card['folded']} scales and shifts are folded into the matrices."
-    )
+    faster, folded = card.get("accelerated"), card["folded"]
+    changes = f" {faster} modules are replaced by faster ones." if faster else ""
+    changes += f" {folded} scales and shifts are folded into the matrices." if folded is not None else ""
     size = f"{card['parameters']:,} parameters, {card['bytes']:,} bytes"
     channels, height, width = card["input"]
     lines = [
         f"# {_cell(card['model'])}",
         "",
-        f"`{_cell(card['file'])}`, {card['format']}, {size}.{folded}",
+        f"`{_cell(card['file'])}`, {card['format']}, {size}.{changes}",
         f"Largest difference from the original, over its largest output: {gaps}.",
         *_int8(card.get("int8")),
         "",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fathoms.atomic import replacing
 from fathoms.errors import WeightsError
+from fathoms.files.atomic import replacing
 
 # Torch itself maps several gigabytes of address space before it has read anything.
 _TORCH_BYTES = 8 << 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,18 +13,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fathoms.atomic import replacing
 from fathoms.errors import FathomsError
 from fathoms.evaluate.onnx_model import OnnxModel
 from fathoms.export.card import write_card
 from fathoms.export.onnx import OPSET, write_onnx
 from fathoms.export.quantise import Judge, Quantised, quantise
 from fathoms.export.verify import verify
+from fathoms.files.atomic import replacing
 from fathoms.models.build_timm import TIMM, build_timm
 from fathoms.models.inference_mode import in_inference
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights, put_weights, read_tensors, save_weights, weights_of
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
+from fathoms.surgery.accelerate.accelerate import accelerate
 from fathoms.surgery.fold.fold import fold
 from fathoms.surgery.inputs import example_images, image_shape, output_tensors
 
@@ -42,6 +44,7 @@ class Exported:
         card: Its card as Markdown; the same as JSON is next to it.
         format: One of `FORMATS`.
         differences: At each batch size, the largest difference from the original over its largest output.
+        accelerated: Number of modules replaced by faster ones first; None if that was not requested.
         folded: Number of scales and shifts folded first; None if that was not requested.
         parameters: Number of parameters.
         int8: Size and accuracy before and after int8 quantisation; None if the weights are float32.
@@ -51,6 +54,7 @@ class Exported:
     card: str
     format: str
     differences: dict[int, float]
+    accelerated: int | None
     folded: int | None
     parameters: int
     int8: Quantised | None
@@ -60,11 +64,12 @@ class Exported:
         return asdict(self)
 
 
-def export_model(
+def export_model(  # noqa: PLR0913 - one argument for each flag of the command
     model: nn.Module,
     path: str | Path,
     format: str = "onnx",
     *,
+    accelerated: bool = False,
     folded: bool = False,
     opset: int | None = None,
     int8: Judge | None = None,
@@ -77,6 +82,7 @@ def export_model(
         model: A fathoms model, or any model for "onnx" and "torch-export".
         path: The file; its ending must be the format's.
         format: "onnx", "torch-export" (a .pt2 program), "safetensors" or "timm" (timm's parameter names).
+        accelerated: Replace attentions of timm's and DeiT's models by faster forms first, in a copy.
         folded: Fold scales and shifts into the matrices first.
         opset: ONNX opset; None for 18.
         int8: Quantise the matrices of an ONNX file to int8, if the accuracy on these images allows it. The
@@ -86,20 +92,24 @@ def export_model(
     """
     path = Path(path)
     _check(path, format, opset, int8)
-    subject, parts = model, None
+    subject, modules, parts = model, None, None
+    if accelerated:
+        subject = copy.deepcopy(model)
+        modules = len(accelerate(subject))
     if folded:
-        subject, report = fold(model)
+        subject, report = fold(subject)
         parts = len(report)
     with in_inference(model), replacing(path) as temporary:
         gaps = verify(model, _write(subject, temporary, format, opset or OPSET, name), f"{format} file")
         quantised = None if int8 is None else _quantise(model, temporary, int8)
     count = sum(parameter.numel() for parameter in subject.parameters())
-    entries = {"model": name, "format": format, "parameters": count, "differences": gaps, "folded": parts}
+    entries = {"model": name, "format": format, "parameters": count, "differences": gaps}
+    entries |= {"accelerated": modules, "folded": parts}
     entries |= {"input": list(image_shape(model)), "config": _config(subject), **(about or {})}
     if format == "onnx":
         entries |= {"opset": opset or OPSET, "int8": None if quantised is None else quantised.to_json()}
     _, card = write_card(path, entries)
-    return Exported(str(path), str(card), format, gaps, parts, count, quantised)
+    return Exported(str(path), str(card), format, gaps, modules, parts, count, quantised)
 
 
 def _config(model: nn.Module) -> dict[str, Any]:

@@ -6,12 +6,12 @@ Importing this file imports neither torch nor timm, so that the command line can
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fathoms.errors import ConfigError, UnknownNameError, reason
-from fathoms.hub_reach import hub_or_cache
-from fathoms.registry import check_name
+from fathoms.errors import ConfigError, UnknownNameError, flag_of, reason
+from fathoms.machine.hub_reach import hub_or_cache
+from fathoms.names.registry import check_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,10 +77,24 @@ def build_timm(
     return model
 
 
+def timm_classes(switches: Mapping[str, Any]) -> Any:
+    """The number of outputs among the switches of a timm model; any other switch is refused."""
+    for option in switches.keys() - {"num_classes"}:
+        raise ConfigError(f"{flag_of(option)}: a timm model is built as its name says; leave it out")
+    return switches.get("num_classes")
+
+
 def timm_size(name: str) -> int:
     """Side of the images that a timm model takes, in pixels."""
     config = _timm(name).get_pretrained_cfg(name.removeprefix(TIMM), allow_unregistered=False)
     return 224 if config is None else int(config.input_size[-1])
+
+
+def timm_preprocessing(model: nn.Module) -> dict[str, Any]:
+    """Crop, interpolation, mean and std that timm evaluates a model with; empty where timm does not say."""
+    config = getattr(model, "pretrained_cfg", None) or {}
+    known = ("crop_pct", "interpolation", "mean", "std")
+    return {name: config[name] for name in known if config.get(name) is not None}
 
 
 def timm_teacher(name: str, classes: int) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fathoms.errors import ConfigError
-from fathoms.parts.attention import ATTENTIONS
+from fathoms.parts.attentions.attention import ATTENTIONS
 from fathoms.parts.block import check_residual
-from fathoms.parts.position import POSITIONS
-from fathoms.parts.readout import READOUTS
-from fathoms.parts.residual import RESIDUALS
-from fathoms.parts.stem import conv_stride
+from fathoms.parts.norms.norm import NORMS
+from fathoms.parts.residuals.residual import RESIDUALS
+from fathoms.parts.tokens.position import POSITIONS
+from fathoms.parts.tokens.readout import READOUTS
+from fathoms.parts.tokens.stem import conv_stride
 
 if TYPE_CHECKING:
     from fathoms.models.config import ViTConfig
@@ -25,11 +26,21 @@ def check_combination(config: ViTConfig) -> None:
         check_residual(config.residual, norm, *placements)
     if config.placement_by_depth == "":
         raise ConfigError("placement_by_depth is empty; write for example '0-2:post', or leave it out")
+    _check_inits(config)
     _check_transfer(config)
     _check_residual_options(config)
     _check_stem(config)
     _check_attention(config)
     _check_readout(config)
+
+
+def _check_inits(config: ViTConfig) -> None:
+    """Inits under the names that the config has for them, which are not those of the parts."""
+    if config.residual_init is not None and not RESIDUALS.takes(config.residual, "init_value"):
+        raise ConfigError(f"residual {config.residual!r} takes no residual_init; leave it out")
+    for norm in config.norms() if config.norm_init is not None else ():
+        if not NORMS.takes(norm, "init"):
+            raise ConfigError(f"norm {norm!r} takes no norm_init; leave it out")
 
 
 def _check_transfer(config: ViTConfig) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from fathoms.config_checks import check_field, check_types
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.names.config_checks import check_field, check_types
+from fathoms.names.registry import check_name
 
 Norm = Literal["layernorm", "rmsnorm", "scalenorm", "learnable_scaler", "dyt", "derf", "none"]
 Placement = Literal["pre", "post", "pre_post", "res_post", "keel"]
@@ -256,7 +256,8 @@ def check_early(values: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 def _check_names(config: ViTConfig) -> None:
-    from fathoms.parts import drop_path, families
+    from fathoms.parts import families
+    from fathoms.parts.residuals import drop_path
 
     for name, family in families().items():
         family.check(getattr(config, name), name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import WeightsError, reason
-from fathoms.hub_reach import hub_or_cache
+from fathoms.machine.hub_reach import hub_or_cache
 
 FILE = "model.safetensors"
 CARD = f"{FILE}.json"

@@ -8,7 +8,7 @@ from torch import nn
 
 from fathoms.errors import ConfigError
 from fathoms.models.vit import ViT
-from fathoms.parts.transfer import Multipliers, Transfer
+from fathoms.parts.residuals.transfer import Multipliers, Transfer
 from fathoms.text_table import aligned
 
 
@@ -77,7 +77,8 @@ def param_groups(model: nn.Module, weight_decay: float, layer_decay: float | Non
 
     Parameters that are marked `_no_weight_decay` (LayerScale, class token, positions) or have one dimension take
     no decay. With `layer_decay` d, the learning rate of layer l of L + 1 is scaled by d^(L + 1 - l). Residual methods
-    that transfer over depth and width (completep) multiply all three by the rules of `fathoms.parts.transfer`.
+    that transfer over depth and width (completep) multiply all three by the rules of
+    `fathoms.parts.residuals.transfer`.
 
     >>> from fathoms.models.zoo import create_model
     >>> groups = param_groups(create_model("vit_tiny_patch16_224"), weight_decay=0.05)

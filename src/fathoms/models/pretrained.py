@@ -7,13 +7,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fathoms.atomic import write_atomic
 from fathoms.errors import ConfigError, WeightsError
+from fathoms.files.atomic import write_atomic
+from fathoms.files.untrusted import read_json
 from fathoms.models import hub
 from fathoms.models.config import ViTConfig
 from fathoms.models.resolve import resolve_trained
 from fathoms.models.weights import build_for, load_weights, save_weights
-from fathoms.untrusted_files import read_json
 
 if TYPE_CHECKING:
     from fathoms.models.vit import ViT

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import WeightsError
-from fathoms.untrusted_files import read_json, sha256_of
+from fathoms.files.untrusted import read_json, sha256_of
 
 MANIFEST = "manifest.json"
 # A manifest lists a handful of files; a card holds the names of all classes.

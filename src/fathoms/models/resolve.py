@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Literal
 
 from fathoms.errors import WeightsError
+from fathoms.files.nearest_path import missing
 from fathoms.models import hub
 from fathoms.models.build_timm import TIMM
 from fathoms.models.zoo import ALIASES, MODELS
-from fathoms.nearest_path import missing
-from fathoms.registry import nearest
+from fathoms.names.registry import nearest
 
 _PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", re.ASCII)
 _FORMS = "a run folder, a checkpoint folder, a .safetensors file or hf-hub:OWNER/NAME"

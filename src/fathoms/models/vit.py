@@ -12,20 +12,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fathoms.errors import ConfigError, ShapeError
+from fathoms.models import builder
 from fathoms.models.config import ViTConfig
+from fathoms.names.registry import check_name
 from fathoms.parts.block import Block
-from fathoms.parts.drop_path import drop_path_rates
 from fathoms.parts.init import STD, exempt_from_decay
-from fathoms.parts.linear import ScaledLinear, linear_flops
-from fathoms.parts.norm import NORMS
-from fathoms.parts.position import POSITIONS
-from fathoms.parts.protocols import Position, Readout, Stem
-from fathoms.parts.readout import READOUTS
-from fathoms.parts.residual import RESIDUALS
-from fathoms.parts.rope import Rope2d, Rotation
-from fathoms.parts.stem import STEMS
-from fathoms.parts.transfer import Transfer, transfer_of
-from fathoms.registry import check_name
+from fathoms.parts.linear import linear_flops
+from fathoms.parts.residuals.transfer import Transfer
+from fathoms.parts.tokens.readout import READOUTS
+from fathoms.parts.tokens.rope import Rope2d, Rotation
 
 
 class ViT(nn.Module):
@@ -46,32 +41,14 @@ class ViT(nn.Module):
         self.grad_checkpointing = False
         # The dtype of the residual stream; None keeps that of the stem, which under autocast is autocast's.
         self.stream_dtype: torch.dtype | None = None
-        self.stem = _build_stem(config)
-        self.position = _build_position(config)
+        self.stem = builder.build_stem(config)
+        self.position = builder.build_position(config)
         self.registers = nn.Parameter(torch.empty(config.registers, config.dim)) if config.registers else None
-        rates = drop_path_rates(config.drop_path, config.depth, config.drop_path_schedule)
-        self.blocks = nn.ModuleList(
-            Block(
-                norm=norm,
-                norm_init=config.norm_init if norm == config.norm else None,
-                attn_placement=attn,
-                mlp_placement=mlp,
-                attention=config.attention,
-                attn_gate=config.attn_gate,
-                index=index,
-                prefix=_prefix(config, index),
-                drop_path=rate,
-                **_block_options(config),
-            )
-            for index, (norm, (attn, mlp), rate) in enumerate(
-                zip(config.norms(), config.placements(), rates, strict=True)
-            )
-        )
-        self.readout = _build_readout(config)
-        final = config.final_norm or config.norm
-        self.norm = NORMS.build(final, config.dim, init=config.norm_init if final == config.norm else None)
-        self.head = _build_head(config)
-        self.head_dist = _build_head(config) if config.distill_token else None
+        self.blocks = builder.build_blocks(config)
+        self.readout = builder.build_readout(config)
+        self.norm = builder.build_final_norm(config)
+        self.head = builder.build_head(config)
+        self.head_dist = builder.build_head(config) if config.distill_token else None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -89,12 +66,12 @@ class ViT(nn.Module):
             exempt_from_decay(self.registers)
         for head in (self.head, self.head_dist):
             if isinstance(head, nn.Linear):
-                _reset_head(head, self.config)
+                builder.reset_head(head, self.config)
 
     @property
     def transfer(self) -> Transfer:
         """Ratios of depth and width to those that the learning rate was tuned at; ones for most residual methods."""
-        return _transfer(self.config)
+        return builder.config_transfer(self.config)
 
     @property
     def num_classes(self) -> int:
@@ -162,9 +139,9 @@ class ViT(nn.Module):
         """Replace the classifier by a new one of `num_classes` outputs; 0 for none."""
         self.config = self.config.replace(num_classes=num_classes)
         like = self._home()
-        self.head = _build_head(self.config).to(**like)
+        self.head = builder.build_head(self.config).to(**like)
         if self.head_dist is not None:
-            self.head_dist = _build_head(self.config).to(**like)
+            self.head_dist = builder.build_head(self.config).to(**like)
 
     def _home(self) -> dict[str, Any]:
         """Device and dtype of the model, for new modules."""
@@ -271,7 +248,7 @@ class ViT(nn.Module):
         return self.norm(self.readout.finish(tokens, self.config.registers)), taken
 
     def _intermediate(self, tokens: Tensor, index: int, output_fmt: str, with_prefix: bool) -> Any:
-        front = _prefix(self.config, index)
+        front = builder.prefix_tokens(self.config, index)
         prefix, patches = tokens[:, :front], tokens[:, front:]
         if output_fmt == "NCHW":
             patches = patches.transpose(1, 2).unflatten(2, (self.grid, self.grid)).contiguous()
@@ -292,7 +269,10 @@ class ViT(nn.Module):
         late = 0 if self.rope is None else 4 * config.dim * self.readout.travelling * self.readout.joins
         return (
             self.stem.flop_count(patches)
-            + sum(block.flop_count(patches + _prefix(config, index)) for index, block, _ in self.stages())
+            + sum(
+                block.flop_count(patches + builder.prefix_tokens(config, index))
+                for index, block, _ in self.stages()
+            )
             + self.position.flop_count(config.depth)
             - late
             + self.readout.flop_count(patches)
@@ -311,69 +291,3 @@ def take_indices(indices: int | Sequence[int] | None, depth: int) -> set[int]:
             f"forward_intermediates: indices={indices} leave the blocks 0-{depth - 1} of this model"
         )
     return {index % depth for index in chosen}
-
-
-def _block_options(config: ViTConfig) -> dict[str, Any]:
-    """Options that the blocks of both stages share."""
-    names = ("dim", "heads", "depth", "mlp_ratio", "residual", "residual_init", "residual_warmup")
-    names += ("qk_norm", "qkv_bias", "mlp", "base_depth", "base_dim")
-    return {name: getattr(config, name) for name in names}
-
-
-def _build_readout(config: ViTConfig) -> Readout:
-    if config.readout != "class_attention":
-        late = config.class_token_block or None
-        return READOUTS.build(config.readout, config.dim, queries=config.queries, joins=late)
-    return READOUTS.build(
-        config.readout,
-        queries=config.queries,
-        class_attention_depth=config.class_attention_depth,
-        norm=config.norm,
-        norm_init=config.norm_init,
-        attn_placement=config.attn_placement,
-        mlp_placement=config.mlp_placement,
-        **_block_options(config),
-    )
-
-
-def _build_stem(config: ViTConfig) -> Stem:
-    sizes = config.dim, config.patch_size, config.in_channels, config.stem_norm
-    conv = {"layers": config.stem_layers, "kernel": config.stem_kernel} if config.stem == "conv" else {}
-    return STEMS.build(config.stem, *sizes, **conv)
-
-
-def _prefix(config: ViTConfig, index: int) -> int:
-    """Tokens in front of the patches in block `index`."""
-    travels = READOUTS.metadata(config.readout).travels and index >= config.class_token_block
-    return config.registers + (config.queries if travels else 0)
-
-
-def _build_position(config: ViTConfig) -> Position:
-    if not POSITIONS.metadata(config.position).rotary:
-        return POSITIONS.build(config.position, config.dim, config.grid)
-    queries = config.queries if READOUTS.metadata(config.readout).travels else 0
-    tokens = {"queries": queries, "registers": config.registers}
-    return POSITIONS.build(config.position, config.dim, config.grid, config.heads, **tokens)
-
-
-def _transfer(config: ViTConfig) -> Transfer:
-    names = ("depth", "dim", "base_depth", "base_dim")
-    return transfer_of(config.residual, **{name: getattr(config, name) for name in names})
-
-
-def _build_head(config: ViTConfig) -> nn.Module:
-    if not config.num_classes:
-        return nn.Identity()
-    scale = _transfer(config).head
-    sizes = config.dim, config.num_classes
-    head = nn.Linear(*sizes) if scale == 1.0 else ScaledLinear(*sizes, scale)
-    _reset_head(head, config)
-    return head
-
-
-def _reset_head(head: nn.Linear, config: ViTConfig) -> None:
-    if RESIDUALS.metadata(config.residual).zero_head:
-        nn.init.zeros_(head.weight)
-    else:
-        nn.init.trunc_normal_(head.weight, std=STD)
-    nn.init.zeros_(head.bias)

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fathoms.atomic import replacing
 from fathoms.errors import WeightsError, flag_of, reason
+from fathoms.files.atomic import replacing
 from fathoms.models import hub
 from fathoms.models.config import ViTConfig
 from fathoms.models.misfit import misfits
@@ -23,7 +23,7 @@ from fathoms.models.resolve import resolve_weights
 from fathoms.models.safetensors_header import check_header
 from fathoms.models.timm_names import State, from_timm, layout_of, resize_positions, to_timm, unwrap
 from fathoms.models.vit import ViT
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 
 # Parameters that an error lists by name.
 SHOWN = 6
@@ -161,6 +161,13 @@ def load_weights(
         skip: Patterns of parameters that keep their values, for example ["head*"] for another label set.
         antialias: Whether positions are resized with antialiasing, as in timm; DeiT's own code, which fine-tuned its
             384-pixel models, does without.
+
+    >>> from fathoms.models.zoo import create_model
+    >>> old = create_model("vit_digits", depth=2)
+    >>> new = create_model("vit_digits", depth=2, image_size=16)
+    >>> report = load_weights(new, old.state_dict())
+    >>> old.position.table.shape, new.position.table.shape
+    (torch.Size([16, 64]), torch.Size([64, 64]))
     """
     name, raw = _read(source)
     state = unwrap(raw)
@@ -268,6 +275,12 @@ def save_weights(model: ViT, path: str | Path, layout: str = "fathoms") -> None:
         model: The model to save.
         path: The file; its folder must exist.
         layout: "fathoms", or "timm" for a file that loads strictly into timm's model of that kind.
+
+    >>> import tempfile
+    >>> from fathoms.models.zoo import create_model
+    >>> model = create_model("vit_tiny_patch16_224", depth=1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_weights(model, f"{folder}/for_timm.safetensors", layout="timm")
     """
     check_name(layout, ("fathoms", "timm"), "layout", "save_weights")
     path = Path(path)

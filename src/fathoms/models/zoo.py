@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from fathoms.models.config import FIELDS, ViTConfig, check_early
 from fathoms.models.overrides import Overrides
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 
 if TYPE_CHECKING:
     from fathoms.models.vit import ViT

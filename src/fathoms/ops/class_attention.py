@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from fathoms.names.registry import check_name
 from fathoms.ops.autocast import as_written, product_dtype
 from fathoms.ops.dispatch import in_forward_mode
 from fathoms.ops.softmax_attention import attend
-from fathoms.registry import check_name
 
 ClassAttentionImpl = Literal["auto", "absorbed", "reference"]
 

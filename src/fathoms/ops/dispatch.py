@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fathoms.errors import BackendError
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 
 Impl = Literal["auto", "triton", "reference"]
 IMPLS = get_args(Impl)

@@ -1,34 +1,32 @@
-"""The parts a Vision Transformer is made of, each usable alone."""
+"""The parts a Vision Transformer is made of, each usable alone.
+
+>>> import torch
+>>> from fathoms.parts import DyT, LayerScale, SelfAttention
+>>> x = torch.randn(2, 197, 192)
+>>> (x + LayerScale(192)(SelfAttention(192, heads=3)(DyT(192)(x)))).shape
+torch.Size([2, 197, 192])
+"""
 
 from typing import Any
 
-from fathoms.parts.attention import ATTENTIONS, ClassAttention, SelfAttention, TalkingHeadsAttention
+from fathoms.names.registry import Registry
+from fathoms.parts.attentions.attention import (
+    ATTENTIONS,
+    ClassAttention,
+    SelfAttention,
+    TalkingHeadsAttention,
+)
+from fathoms.parts.attentions.gate import GATES, ChannelGate, HeadGate
 from fathoms.parts.block import Block, ClassBlock, Join
 from fathoms.parts.describe import describe, prints_nothing
-from fathoms.parts.drop_path import DropPath
-from fathoms.parts.dyt import Derf, DyT
-from fathoms.parts.gate import GATES, ChannelGate, HeadGate
 from fathoms.parts.mlp import MLPS, GeluMLP, SwiGLU
-from fathoms.parts.norm import NORMS, LayerNorm, NoNorm, RMSNorm, ScaleNorm
-from fathoms.parts.placement import PLACEMENTS
-from fathoms.parts.position import (
-    POSITIONS,
-    LearnedPosition,
-    LearnedRotaryPosition,
-    NoPosition,
-    RotaryPosition,
-    SinCosPosition,
-)
-from fathoms.parts.prores import ProgressiveResidual, set_progress
-from fathoms.parts.readout import (
-    READOUTS,
-    ClassAttentionReadout,
-    ClassToken,
-    MeanBesideClassToken,
-    MeanToken,
-    SequencePool,
-)
-from fathoms.parts.residual import (
+from fathoms.parts.norms.dyt import Derf, DyT
+from fathoms.parts.norms.norm import NORMS, LayerNorm, NoNorm, RMSNorm, ScaleNorm
+from fathoms.parts.norms.scaler import LearnableScaler, LearnableScaler2d
+from fathoms.parts.residuals.drop_path import DropPath
+from fathoms.parts.residuals.placement import PLACEMENTS
+from fathoms.parts.residuals.prores import ProgressiveResidual, set_progress
+from fathoms.parts.residuals.residual import (
     RESIDUALS,
     DeepNorm,
     DepthTransfer,
@@ -38,11 +36,25 @@ from fathoms.parts.residual import (
     ReZero,
     SkipInit,
 )
-from fathoms.parts.rope import Rope2d
-from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
-from fathoms.parts.stem import STEM_NORMS, STEMS, ConvStem, DualPatchNorm, PatchEmbed, patchify
-from fathoms.parts.update_rules import MeanVarianceSplit, OrthogonalUpdate
-from fathoms.registry import Registry
+from fathoms.parts.residuals.update_rules import MeanVarianceSplit, OrthogonalUpdate
+from fathoms.parts.tokens.position import (
+    POSITIONS,
+    LearnedPosition,
+    LearnedRotaryPosition,
+    NoPosition,
+    RotaryPosition,
+    SinCosPosition,
+)
+from fathoms.parts.tokens.readout import (
+    READOUTS,
+    ClassAttentionReadout,
+    ClassToken,
+    MeanBesideClassToken,
+    MeanToken,
+    SequencePool,
+)
+from fathoms.parts.tokens.rope import Rope2d
+from fathoms.parts.tokens.stem import STEM_NORMS, STEMS, ConvStem, DualPatchNorm, PatchEmbed, patchify
 
 __all__ = [
     "ATTENTIONS",
@@ -105,7 +117,11 @@ __all__ = [
 
 
 def families() -> dict[str, Registry[Any, Any]]:
-    """Each registry under the name of the ViTConfig field that picks from it."""
+    """Each registry under the name of the ViTConfig field that picks from it.
+
+    >>> list(families()["mlp"])
+    ['gelu', 'swiglu']
+    """
     return {
         "norm": NORMS,
         "attn_placement": PLACEMENTS,

@@ -9,15 +9,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
-from fathoms.parts.attention import ATTENTIONS
-from fathoms.parts.drop_path import DropPath
+from fathoms.parts.attentions.attention import ATTENTIONS
 from fathoms.parts.mlp import MLPS
-from fathoms.parts.norm import NORMS
-from fathoms.parts.placement import PLACEMENTS, Site
+from fathoms.parts.norms.norm import NORMS
 from fathoms.parts.protocols import Part
-from fathoms.parts.residual import RESIDUALS, ConstantScale, Unscaled, build_residual
-from fathoms.parts.rope import Rotation
-from fathoms.parts.transfer import transfer_of
+from fathoms.parts.residuals.drop_path import DropPath
+from fathoms.parts.residuals.placement import PLACEMENTS, Site
+from fathoms.parts.residuals.residual import RESIDUALS, ConstantScale, Unscaled, build_residual
+from fathoms.parts.residuals.transfer import transfer_of
+from fathoms.parts.tokens.rope import Rotation
 
 Scale = Callable[..., Tensor]
 
@@ -60,6 +60,12 @@ class Join(nn.Module):
         drop_path: Probability of dropping the branch in training.
         branch: Number of this branch among all of the network, from 0.
         branches: How many the network has.
+
+    >>> import torch
+    >>> from fathoms.parts.residual import LayerScale
+    >>> join, x = Join(192, LayerScale(192)), torch.randn(2, 197, 192)
+    >>> join(x, torch.nn.Linear(192, 192)(join.enter(x))).shape
+    torch.Size([2, 197, 192])
     """
 
     def __init__(
@@ -238,6 +244,10 @@ class ClassBlock(Block):
     """One block of CaiT's second stage: only the queries are written, the context is read.
 
     Options as for `Block`, but for the attention, which is class attention.
+
+    >>> import torch
+    >>> ClassBlock(192, heads=4)(torch.randn(2, 1, 192), torch.randn(2, 196, 192)).shape
+    torch.Size([2, 1, 192])
 
     Paper: Touvron et al. 2021, arXiv:2103.17239.
     """

@@ -26,8 +26,9 @@ class ScaledLinear(nn.Linear):
 
 
 def linear_flops(linear: nn.Linear, num_tokens: int) -> int:
-    """Multiplications of a linear on `num_tokens` tokens."""
-    return num_tokens * linear.in_features * linear.out_features
+    """Multiplications of a linear on `num_tokens` tokens, its constant factor included."""
+    scaled = int(isinstance(linear, ScaledLinear))
+    return num_tokens * linear.in_features * (linear.out_features + scaled)
 
 
 def is_bare(linear: nn.Module) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fathoms.names.registry import Registry
 from fathoms.ops.gelu import bias_gelu
-from fathoms.parts.fixup_layers import PLAIN, Layers
 from fathoms.parts.linear import linear_flops
 from fathoms.parts.protocols import Branch
-from fathoms.registry import Registry
+from fathoms.parts.residuals.fixup_layers import PLAIN, Layers
 
 MLPS: Registry[Branch, None] = Registry("mlp")
 
@@ -17,6 +17,10 @@ MLPS: Registry[Branch, None] = Registry("mlp")
 @MLPS.add("gelu")
 class GeluMLP(nn.Module):
     """y = W2 gelu(W1 x), hidden width mlp_ratio * dim.
+
+    >>> import torch
+    >>> GeluMLP(192)(torch.randn(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
 
     Paper: Hendrycks & Gimpel 2016, arXiv:1606.08415.
     """
@@ -64,6 +68,10 @@ class SwiGLU(nn.Module):
 
     The hidden width is two thirds of mlp_ratio * dim, rounded up to a multiple of 8, so that the MLP
     has as many weights as its GELU form.
+
+    >>> import torch
+    >>> SwiGLU(192)(torch.randn(2, 197, 192)).shape
+    torch.Size([2, 197, 192])
 
     Paper: Shazeer 2020, arXiv:2002.05202.
     """

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from fathoms.parts.rope import Rope2d
+from fathoms.parts.tokens.rope import Rope2d
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from fathoms.models.hooks import hooked
 from fathoms.models.inference_mode import in_inference
 from fathoms.models.vit import ViT
 from fathoms.ops.talking_heads import attention_probabilities, mix_heads
-from fathoms.parts.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
+from fathoms.parts.attentions.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
 
 
 def _self_map(attention: SelfAttention, x: Tensor, rotation: Any) -> Tensor:

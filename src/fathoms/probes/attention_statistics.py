@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fathoms.ops.talking_heads import mix_heads
-from fathoms.parts.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
-from fathoms.parts.heads import split_heads
+from fathoms.parts.attentions.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
+from fathoms.parts.attentions.heads import split_heads
 from fathoms.probes.tensor_statistics import Values, precise
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fathoms.parts.attention import ClassAttention, SelfAttention
+from fathoms.parts.attentions.attention import ClassAttention, SelfAttention
 from fathoms.parts.block import Block
-from fathoms.parts.dyt import Derf, DyT
 from fathoms.parts.mlp import BiasedGelu
+from fathoms.parts.norms.dyt import Derf, DyT
 from fathoms.probes.attention_statistics import attention_statistics, own_logits
 from fathoms.probes.stream_tracer import StreamTracer, is_foreign_dyt, output_of
 from fathoms.probes.tensor_statistics import (

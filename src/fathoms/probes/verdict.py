@@ -56,11 +56,14 @@ def start_outcome(features: Features, limits: Thresholds = THRESHOLDS) -> str:
 
     if features.get("nonfinite") or above("loss_rise", limits.loss_rise):
         return "diverges"
-    if above("stream_max_rise", limits.stream_rise) or above("gradient_factor", limits.gradient_factor):
+    if above("gradient_factor", limits.gradient_factor):
         return "diverges"
-    if below("gradient_factor", limits.vanish_factor) or above("after_token_cosine", limits.token_cosine):
-        return "stalls"
-    return "trains"
+    stalls = (
+        below("gradient_factor", limits.vanish_factor),
+        above("after_token_cosine", limits.token_cosine),
+        above("after_ratio_max", limits.branch_ratio),
+    )
+    return "stalls" if any(stalls) else "trains"
 
 
 def start_verdict(features: Features, sites: Sites, limits: Thresholds = THRESHOLDS) -> Verdict:
@@ -101,6 +104,7 @@ def _of_steps(features: Features, limits: Thresholds) -> list[Finding]:
     """Findings of the first ten steps."""
     found = []
     lower = "a lower --lr, a warm-up, or a residual scale that starts small (layerscale, rezero)"
+    gentler = "a lower --lr, pre-norm, or a residual scale that starts small"
     rise, stream = features.get("loss_rise"), features.get("stream_max_rise")
     if features.get("nonfinite"):
         found.append(Finding("not finite", True, "within ten steps a number is no longer finite", lower))
@@ -108,12 +112,14 @@ def _of_steps(features: Features, limits: Thresholds) -> list[Finding]:
         found.append(Finding("loss rises", True, f"the loss rises by {rise:.3g} within ten steps", lower))
     if stream is not None and stream > limits.stream_rise:
         text = f"the stream grows by x{stream:.3g} within ten steps"
-        found.append(Finding("stream rises", True, text, lower))
-    cosine = features.get("after_token_cosine")
+        found.append(Finding("stream rises", False, text, lower))
+    cosine, ratio = features.get("after_token_cosine"), features.get("after_ratio_max")
     if cosine is not None and cosine > limits.token_cosine:
         text = f"after ten steps all tokens of an image are alike (mean cosine {cosine:.3g})"
-        helps = "a lower --lr, pre-norm, or a residual scale that starts small"
-        found.append(Finding("tokens alike", True, text, helps))
+        found.append(Finding("tokens alike", True, text, gentler))
+    if ratio is not None and ratio > limits.branch_ratio:
+        text = f"after ten steps a branch adds x{ratio:.3g} of the stream, and so overwrites it"
+        found.append(Finding("stream overwritten", True, text, gentler))
     return found
 
 

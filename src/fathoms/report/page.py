@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fathoms.atomic import write_atomic
 from fathoms.errors import ConfigError
-from fathoms.report.comparison_files import is_comparison, read_comparison, read_runs
-from fathoms.report.comparison_page import render_comparison
-from fathoms.report.figures import write_figures
-from fathoms.report.run_files import read_run
-from fathoms.report.run_page import render_run
+from fathoms.files.atomic import write_atomic
+from fathoms.report.comparison.figures import write_figures
+from fathoms.report.comparison.files import is_comparison, read_comparison, read_runs
+from fathoms.report.comparison.page import render_comparison
+from fathoms.report.run.files import read_run
+from fathoms.report.run.page import render_run
 
 FILE = "report.html"
 

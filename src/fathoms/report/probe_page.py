@@ -9,9 +9,9 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor, nn
 
-from fathoms.atomic import write_atomic
+from fathoms.drawing.picture import Picture
+from fathoms.files.atomic import write_atomic
 from fathoms.probes.pictures.attention import attention_picture, shown_pixels
-from fathoms.probes.pictures.canvas import Picture
 from fathoms.probes.pictures.depth_profile import depth_profile
 from fathoms.probes.pictures.names import OF_A_MODEL, PAGE, picture_files
 from fathoms.probes.pictures.over_time import trajectory_picture
@@ -68,7 +68,7 @@ def _pictures(
 
 def render_probe(found: dict[str, Any], pictures: dict[str, Picture], words: Sequence[str]) -> str:
     """The page as HTML. Pictures of lines are in it; those with pixels are linked, since a page loads no images."""
-    drawn = {name: Markup(made.svg()) for name, made in pictures.items() if not _has_pixels(made)}
+    drawn = {name: Markup(made.svg()) for name, made in pictures.items() if not made.has_pixels}
     linked = [name for name in pictures if name not in drawn]
     columns = [name for name in found["sites"][0] if any(site[name] is not None for site in found["sites"])]
     outcome = (found.get("drift") or {}).get("outcome") if found["trained"] else found["start"]["outcome"]
@@ -87,7 +87,3 @@ def render_probe(found: dict[str, Any], pictures: dict[str, Picture], words: Seq
         linked=linked,
         columns=columns,
     )
-
-
-def _has_pixels(picture: Picture) -> bool:
-    return any(kind == "pixels" for kind, _ in picture.shapes)

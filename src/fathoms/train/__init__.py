@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from fathoms.train.distributed import World, join_world
     from fathoms.train.guard.policy import DivergedError
     from fathoms.train.job import Job, RunOptions
-    from fathoms.train.loop import Trainer
     from fathoms.train.recipe.files import read_recipe
     from fathoms.train.recipe.recipe import Recipe
     from fathoms.train.record.run_folder import Outcome
+    from fathoms.train.trainer import Trainer
 
 __all__ = [
     "DivergedError",
@@ -36,7 +36,7 @@ _HOMES = {
     "Outcome": "record.run_folder",
     "Recipe": "recipe.recipe",
     "RunOptions": "job",
-    "Trainer": "loop",
+    "Trainer": "trainer",
     "World": "distributed",
     "join_world": "distributed",
     "read_recipe": "recipe.files",

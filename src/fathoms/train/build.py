@@ -33,6 +33,7 @@ from fathoms.errors import ConfigError
 from fathoms.evaluate.load import weights_file
 from fathoms.evaluate.loader import AnyLoader, check_crop, eval_loader
 from fathoms.evaluate.preprocessing import Preprocessing
+from fathoms.files.untrusted import read_toml
 from fathoms.models.build_timm import build_timm
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights
@@ -40,7 +41,6 @@ from fathoms.train.distributed import World
 from fathoms.train.job import Job
 from fathoms.train.optim.schedule import Schedule
 from fathoms.train.recipe.recipe import Recipe
-from fathoms.untrusted_files import read_toml
 
 
 @dataclass(frozen=True)

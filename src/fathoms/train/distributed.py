@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fathoms.devices import check_device
 from fathoms.errors import ConfigError, FathomsError, reason
+from fathoms.machine.devices import check_device
 from fathoms.train.rank_watch import watching
 
 if TYPE_CHECKING:
@@ -163,12 +163,13 @@ def sum_over_ranks(world: World, values: Tensor) -> Tensor:
     return values
 
 
-def shard(model: nn.Module, by_block: bool = True) -> None:
+def shard(model: nn.Module, by_block: bool = True, free_root: bool = False) -> None:
     """Shard a model's parameters over all ranks in place (FSDP2).
 
     Args:
         model: The module that is called in training; its call gathers the shards.
         by_block: Gather one block at a time, which needs each block to be called as a module.
+        free_root: Free also what lies outside of blocks after a forward pass, and not only after a backward pass.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -179,7 +180,7 @@ def shard(model: nn.Module, by_block: bool = True) -> None:
     for module in model.modules():
         if by_block and isinstance(module, Block):
             fully_shard(module)
-    fully_shard(model)
+    fully_shard(model, reshard_after_forward=True if free_root else None)
     # Sharding replaces the parameters, and their marks are lost.
     for name, parameter in model.named_parameters():
         if name in exempt:

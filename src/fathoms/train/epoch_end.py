@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from fathoms.data import LoaderStats
 from fathoms.evaluate.examples import COUNT, choose, examples, spread
 from fathoms.evaluate.loader import AnyLoader
 from fathoms.evaluate.metrics import Evaluation, FewerChannels, evaluate
@@ -24,7 +23,7 @@ from fathoms.train.learner import Learner
 from fathoms.train.record.run_folder import FORMAT
 
 
-def live_numbers(state: TrainState, epochs: int, rate: float, stats: LoaderStats) -> dict[str, str]:
+def live_numbers(state: TrainState, epochs: int, rate: float) -> dict[str, str]:
     """The numbers of the progress bar; reading them waits for the device."""
     loss, top1, _, count = state.sums.tolist()
     return {
@@ -32,7 +31,6 @@ def live_numbers(state: TrainState, epochs: int, rate: float, stats: LoaderStats
         "loss": f"{loss / max(count, 1):.3f}",
         "top1": f"{100 * top1 / max(count, 1):.1f}",
         "images/s": f"{rate:,.0f}",
-        "data wait": f"{stats.wait_share:.0%}",
     }
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fathoms.devices import check_device
 from fathoms.errors import ConfigError, flag_of
+from fathoms.machine.devices import check_device
 from fathoms.models.config import ViTConfig
 from fathoms.train.identity import config_identity, recipe_identity
 from fathoms.train.recipe.image_sizes import ImageSizes
@@ -61,7 +61,7 @@ class RunOptions:
     on_spike: Literal["log", "rollback"] = "log"
     """Log a spike in guard.jsonl, or also roll back as --guard rollback does."""
     fsdp: bool = False
-    """Shard parameters over the ranks of torchrun (FSDP2) instead of copying them."""
+    """Shard weights, moments and EMA over the ranks of torchrun (FSDP2); under bf16 each computes with a whole copy."""
     profile_start: bool = False
     """Print how long each phase of the start takes, from the command to the report, and keep it in start.json."""
     log: str | None = None

@@ -14,10 +14,10 @@ from fathoms.train.job import Job
 from fathoms.train.objective.objective import Objective
 from fathoms.train.optim.build import build_optimizer
 from fathoms.train.optim.ema import Ema
-from fathoms.train.precision.compile import check_backend, compile_blocks, keep_lean
-from fathoms.train.precision.compile_cache import compile_repeatably, keep_compiled_code
+from fathoms.train.precision.compile import check_backend, compile_blocks, prepare_compiler
 from fathoms.train.precision.gradient_buckets import GradientBuckets
 from fathoms.train.precision.master_weights import ComputeCopy
+from fathoms.train.precision.sharded_masters import ShardedCopy, ShardedMasters, replica_of
 from fathoms.train.precision.speed import Speed
 
 
@@ -35,8 +35,30 @@ class Learner(NamedTuple):
     scaler: torch.amp.GradScaler
     speed: Speed
     """Precision, compilation and launch."""
-    buckets: GradientBuckets | None = None
+    buckets: GradientBuckets | ShardedMasters | None = None
     """Averages gradients over ranks instead of DDP: for a CUDA graph, and in float32 for a bfloat16 copy."""
+
+
+def _computed(
+    job: Job, world: World, model: nn.Module, objective: Objective, precision: str
+) -> tuple[nn.Module, ComputeCopy | None, ShardedMasters | None]:
+    """Shard the model under --fsdp; what runs the forward pass, its bfloat16 copy, and what moves between shards."""
+    compute_model = objective.model
+    if not job.run.fsdp:
+        copy = ComputeCopy(compute_model) if precision == "bf16" else None
+        return compute_model if copy is None else copy.module, copy, None
+    if world.size == 1:
+        raise ConfigError("--fsdp shards over several ranks; start them with torchrun")
+    if precision != "bf16":
+        # A wrapper calls the parts of blocks and not the blocks, so it is sharded as one.
+        shard(compute_model, by_block=compute_model is model)
+        return compute_model, None, None
+    replica = replica_of(compute_model)
+    # No backward pass follows that would free what the forward pass of an evaluation has gathered.
+    shard(model, free_root=True)
+    masters = ShardedMasters(compute_model, replica, world.size)
+    sharded = ShardedCopy(replica, masters)
+    return sharded.module, sharded, masters
 
 
 def build_learner(job: Job, world: World, model: nn.Module, objective: Objective, speed: Speed) -> Learner:
@@ -46,30 +68,19 @@ def build_learner(job: Job, world: World, model: nn.Module, objective: Objective
     """
     recipe = job.recipe
     ema = Ema(model, recipe.model_ema_decay, recipe.model_ema_warmup) if recipe.model_ema else None
-    compute_model: nn.Module = objective.model
-    if job.run.fsdp:
-        if world.size == 1:
-            raise ConfigError("--fsdp shards over several ranks; start them with torchrun")
-        # A wrapper calls the parts of blocks and not the blocks, so it is sharded as one.
-        shard(compute_model, by_block=compute_model is model)
-        if ema is not None:
-            shard(ema.module)
-    compute_copy = None
-    if speed.precision == "bf16":
-        compute_copy = ComputeCopy(compute_model)
-        compute_model = compute_copy.module
+    compute_model, compute_copy, masters = _computed(job, world, model, objective, speed.precision)
+    if job.run.fsdp and ema is not None:
+        shard(ema.module)
     options: dict[str, Any] = {}
     if speed.compiles:
         check_backend(speed.torchcompile)
-        keep_lean()
-        keep_compiled_code()
-        compile_repeatably()
+        prepare_compiler()
         options = {"backend": speed.torchcompile, "dynamic": False}
     if speed.compiles and speed.compile_scope == "blocks":
         compile_blocks(compute_model, **options)
-    buckets = None
-    if world.size > 1 and (compute_copy is not None or speed.launch == "graph"):
-        buckets = GradientBuckets(model, world.size)
+    averaged: GradientBuckets | ShardedMasters | None = masters
+    if world.size > 1 and not job.run.fsdp and (compute_copy is not None or speed.launch == "graph"):
+        averaged = GradientBuckets(model, world.size)
     elif world.size > 1 and not job.run.fsdp:
         ids = [world.device.index] if world.device.type == "cuda" else None
         compute_model = nn.parallel.DistributedDataParallel(compute_model, device_ids=ids)
@@ -80,4 +91,4 @@ def build_learner(job: Job, world: World, model: nn.Module, objective: Objective
     optimizer = build_optimizer(groups, recipe.opt, lr=recipe.lr, **own)
     half = speed.precision != "fp32" and recipe.amp_dtype == "float16"
     scaler = torch.amp.GradScaler(world.device.type, enabled=half)
-    return Learner(model, compute_model, compute_copy, ema, optimizer, scaler, speed, buckets)
+    return Learner(model, compute_model, compute_copy, ema, optimizer, scaler, speed, averaged)

@@ -7,233 +7,119 @@ if it had never stopped.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from fathoms.data import Batch, LoaderError
-from fathoms.data.sources.splits import Roles, check_split
-from fathoms.errors import ConfigError, FathomsError
-from fathoms.models.build_timm import timm_size
 from fathoms.models.vit import ViT
-from fathoms.parts.prores import Warmup
-from fathoms.text_table import plural
-from fathoms.train.build import build_data, build_model, build_schedule
+from fathoms.parts.residuals.prores import Warmup
 from fathoms.train.checkpoint.async_saver import AsyncSaver
-from fathoms.train.checkpoint.disk_space import check_room, file_sizes
-from fathoms.train.checkpoint.resume import recorded_speed, resume, roll_back
+from fathoms.train.checkpoint.resume import roll_back
 from fathoms.train.checkpoint.state_dict import counters, gather
 from fathoms.train.context import RunContext, TrainState
-from fathoms.train.distributed import World, check_agreement, naming_lost_ranks, raise_on_all
-from fathoms.train.epoch_end import EpochEnd, host_numbers, live_numbers, write_summary
+from fathoms.train.epoch_end import EpochEnd, host_numbers, live_numbers
 from fathoms.train.guard.actions import act_on
-from fathoms.train.guard.policy import DivergedError, Guard, RollBack
-from fathoms.train.job import Job
-from fathoms.train.learner import build_learner
-from fathoms.train.objective.objective import Objective
+from fathoms.train.guard.policy import Guard, RollBack
+from fathoms.train.learner import Learner
+from fathoms.train.optim.schedule import Schedule
 from fathoms.train.precision.cuda_graph import WARMUP
-from fathoms.train.precision.machine import device_name, settle
-from fathoms.train.precision.policy import set_stream
-from fathoms.train.record.environment import describe_device
 from fathoms.train.record.probing import Probing
 from fathoms.train.record.progress_bar import Progress
-from fathoms.train.record.run_folder import DIVERGED, FAILED, Outcome, RunFolder, dumps
 from fathoms.train.record.start_profile import StartProfile
-from fathoms.train.record.trackers import RunInfo, Trackers, parse_trackers
 from fathoms.train.record.updates import UpdateLog
 from fathoms.train.signals import StopRequest
 from fathoms.train.step import Stepper
 
 
-class Trainer:
-    """One run from its job to its summary: `Trainer(job, world).run()`.
+class Loop:
+    """Trains epoch after epoch from where `state` stands: `begin`, then `run`.
 
     Args:
-        job: The run.
-        world: Its ranks.
+        context: The constants of the run.
+        schedule: Its learning rates.
+        learner: The model, its optimizer and what else trains it.
+        stepper: Computes and applies the updates.
+        start: The profile of the start, which notes the first updates.
         show: Whether progress is printed.
-        roles: The data by its roles, where it is open already; None opens it.
-        start: The profile of the start, from the command on.
     """
 
     def __init__(
         self,
-        job: Job,
-        world: World,
-        show: bool = True,
-        roles: Roles | None = None,
-        start: StartProfile | None = None,
+        context: RunContext,
+        schedule: Schedule,
+        learner: Learner,
+        stepper: Stepper,
+        start: StartProfile,
+        show: bool,
     ) -> None:
-        self.start = StartProfile() if start is None else start
-        self.tracker_names = parse_trackers(job.run.log) if world.is_main else ()
-        self.schedule, self.sizes = build_schedule(job), job.image_sizes
-        size = timm_size(job.model) if job.config is None else job.config.image_size
-        data = build_data(job, size, world, roles)
-        self.start.mark("data")
-        folder = RunFolder(job.folder, writes=world.is_main)
-        self.context = RunContext(job, world, data, folder)
-        self.channels = 3 if job.config is None else job.config.in_channels
-        self.model = build_model(job, len(data.classes)).to(world.device)
-        self.start.mark("model")
-        if job.run.probe_interval and job.run.fsdp:
-            raise ConfigError("--probe-interval works on models that are not sharded; leave it out")
-        batches = math.ceil(self.schedule.total_epochs) * self.context.batches_per_epoch
-        speed, self.speed_lines = settle(job, world, batches, recorded_speed(folder.checkpoints))
-        set_stream(self.model, speed.precision)
-        objective = Objective(job.recipe, self.model, data.classes, world.device)
-        self.learner = build_learner(job, world, self.model, objective, speed)
-        self.stepper = Stepper(job, world, self.learner, objective, self.channels)
-        averaged = [] if self.learner.ema is None else [self.learner.ema.module]
-        # The bfloat16 copy has the model's own buffers.
-        self.warmup = Warmup(self.model, *averaged)
-        self.start.mark("optimizer and copies")
+        job, world, _, folder = context
+        self.context, self.schedule, self.learner, self.stepper = context, schedule, learner, stepper
+        self.start, self.show, self.sizes = start, show and world.is_main, job.image_sizes
         self.state = TrainState(torch.zeros(4, dtype=torch.float64, device=world.device))
-        self.guard = Guard(job.run, scaled=self.learner.scaler.is_enabled())
-        self.show = show and world.is_main
-        self._updates_here = 0
-        self.progress = Progress(0, 0, show=False)
+        averaged = [] if learner.ema is None else [learner.ema.module]
+        # The bfloat16 copy has the model's own buffers.
+        self.warmup = Warmup(learner.model, *averaged)
+        self.guard = Guard(job.run, scaled=learner.scaler.is_enabled())
         self.updates = UpdateLog(folder)
         every = 0 if job.run.fsdp else job.run.probe_interval
-        self.probing = Probing(folder, self.model, every, self.epochs * self.context.updates_per_epoch)
-        self.saver = AsyncSaver(folder, job.run.checkpoint_hist, world.device, self._warn)
+        self.probing = Probing(folder, learner.model, every, self.epochs * context.updates_per_epoch)
+        self.saver = AsyncSaver(folder, job.run.checkpoint_hist, world.device, self.warn)
         self.stop = StopRequest()
-
-    def _warn(self, line: str) -> None:
-        self.progress.say(f"warning: {line}")
+        self.progress = Progress(0, 0, show=False)
+        self._updates_here = 0
 
     @property
     def epochs(self) -> int:
         """Epochs of the whole run."""
         return math.ceil(self.schedule.total_epochs)
 
-    def run(self) -> Outcome:
-        """Train to the end, or until a signal or a non-finite number ends the run."""
-        job, world, data, folder = self.context
-        speed = {**vars(self.learner.speed), "device": device_name(world.device)}
-        identity = dumps({"job": job.identity(), "data": data.fingerprint, "speed": speed})
-        check_agreement(world, hashlib.sha256(identity.encode()).hexdigest())
-        state = self.state
-        try:
-            with raise_on_all(world):
-                folder.open()
-                self._check_room()
-            notices = resume(self.context, self.learner, state, self.guard)
-            check_agreement(world, f"{state.epoch}/{state.batch}/{state.updates}", "another checkpoint")
-            notices = [*self._resumed(), *notices]
-            if not {"data", "val_share"} & set(job.run.allow_change or ()):
-                with raise_on_all(world):
-                    check_split(folder.path / "split.json", data.roles.split())
-            known = {"classes": list(data.classes), "roles": data.roles.sizes(), "speed": speed}
-            table = {**job.table(), **known, "preprocessing": data.preprocessing.to_dict()}
-            folder.write_config(table, resumed=state.updates > 0)
-            folder.write_split(data.roles.split())
-            self.start.mark("run folder")
-            return self._train(notices)
-        except FathomsError:
-            self.saver.close()
-            folder.discard()
-            raise
-        finally:
-            self.saver.close()
-            folder.close()
-
-    def _resumed(self) -> list[str]:
-        """A line on where a run resumes; none for a new one."""
-        state, name = self.state, self.context.folder.path
-        if state.epoch >= self.epochs:
-            return [
-                f"{name} holds this run, done after {plural(state.epoch, 'epoch')}; nothing is left to train"
-            ]
-        if state.updates == 0:
-            return []
-        return [f"resumes in epoch {state.epoch + 1} of {self.epochs}, after update {state.updates}"]
-
-    def _check_room(self) -> None:
-        job, folder = self.context.job, self.context.folder
-        if folder.writes:
-            sizes = file_sizes(self.model, job.recipe.opt, self.learner.ema is not None)
-            check_room(folder.checkpoints, sizes, job.run.checkpoint_hist)
-            self.saver.staging.reserve(sum(sizes.values()) + (1 << 22))
-
     @property
     def _batches_done(self) -> int:
         return self.state.epoch * self.context.batches_per_epoch + self.state.batch
 
-    def _train(self, notices: list[str]) -> Outcome:
-        job, world, data, folder = self.context
+    def warn(self, line: str) -> None:
+        """Print a warning beside the progress."""
+        self.progress.say(f"warning: {line}")
+
+    def begin(self) -> None:
+        """Show progress from where the run stands, which is known once it has resumed."""
         total = self.epochs * self.context.batches_per_epoch
-        self.progress = progress = Progress(total, self._batches_done, self.show)
-        info = RunInfo(folder.path, job.table(), self.state.updates)
-        trackers = Trackers(self.tracker_names, info, progress.say)
-        self.epoch_end = EpochEnd(
-            self.context,
-            self.learner,
-            self.state,
-            self.channels,
-            self.stepper.amp_dtype,
-            progress.say,
-            trackers.log,
-        )
-        about = (
-            f"run folder: {folder.path}",
-            data.train.describe(),
-            f"splits: {data.roles.describe()}",
-            f"device: {describe_device(world.device)}",
-        )
-        for line in (*about, *self.speed_lines, *data.notices, *notices):
-            progress.say(line)
-        try:
-            with naming_lost_ranks(world), self.stop:
-                self._prepare_rollback()
-                while self.state.epoch < self.epochs:
-                    try:
-                        self._run_epoch()
-                    except RollBack:
-                        self._roll_back()
-                    except LoaderError:
-                        self._save_finished_updates()
-                        raise
-                    if self.stop_code is not None and self.state.epoch < self.epochs:
-                        progress.say("a signal came: saving, then ending; the same command resumes")
-                        self.save()
-                        self.saver.wait()
-                        return self._end("interrupted", self.stop_code)
+        self.progress = Progress(total, self._batches_done, self.show)
+
+    def run(self, track: Callable[[dict[str, Any]], None]) -> int | None:
+        """Train the epochs that are left; None, or the exit code that a signal asks for, once all is saved.
+
+        Args:
+            track: Takes every row of metrics.jsonl, for the trackers.
+        """
+        amp_dtype, channels = self.stepper.amp_dtype, self.stepper.channels
+        say = self.progress.say
+        self.epoch_end = EpochEnd(self.context, self.learner, self.state, channels, amp_dtype, say, track)
+        self._prepare_rollback()
+        while self.state.epoch < self.epochs:
+            try:
+                self._run_epoch()
+            except RollBack:
+                self._roll_back()
+            except LoaderError:
+                self._save_finished_updates()
+                raise
+            if self.stop_code is not None and self.state.epoch < self.epochs:
+                say("a signal came: saving, then ending; the same command resumes")
+                self.save()
                 self.saver.wait()
-                progress.activity = "evaluating"
-                test = self.epoch_end.test(self._lr(back=1e-9))
-            return self._end("done", 0, test=test)
-        except DivergedError as error:
-            progress.close()
-            progress.say(f"diverged: {error}")
-            return self._end("diverged", DIVERGED, str(error))
-        except FathomsError as error:
-            progress.close()
-            # A disk that could not take a checkpoint may still take a summary; the first error is what counts.
-            with contextlib.suppress(FathomsError):
-                self._end("failed", FAILED, str(error))
-            raise
-        finally:
-            trackers.finish()
-            progress.close()
-            self._report_last_save()
+                return self.stop_code
+        self.saver.wait()
+        return None
 
-    def _report_last_save(self) -> None:
-        """A run that ends for another reason still reports that its last checkpoint was not written."""
-        try:
-            self.saver.wait()
-        except FathomsError as error:
-            self._warn(str(error))
-
-    def _end(
-        self, status: str, code: int, reason: str | None = None, test: dict[str, Any] | None = None
-    ) -> Outcome:
-        self.updates.flush()
-        guard = self.guard.summary()
-        summary = write_summary(self.context, self.state, self.model, guard, status, reason, test)
-        return Outcome(summary, code)
+    def test(self) -> dict[str, Any] | None:
+        """Evaluate the last weights on the test split; None without one."""
+        self.progress.activity = "evaluating"
+        return self.epoch_end.test(self._lr(back=1e-9))
 
     @property
     def stop_code(self) -> int | None:
@@ -290,14 +176,17 @@ class Trainer:
             if state.batch % accumulate and state.batch < batches:
                 continue
             self.saver.check()
-            self._update(batch)
+            self.update(batch)
             self._mark_update()
             since = state.add_time(since)
+            inside = {**self.updates.live(), **self.probing.live}
             if progress.live and (state.updates % 10 == 0 or state.batch == batches):
-                numbers = live_numbers(state, self.epochs, rate(), data.train.stats)
-                progress.advance(0, {**numbers, **self.probing.live()})
+                numbers = live_numbers(state, self.epochs, rate())
+                wait = f"{data.train.stats.wait_share:.0%}"
+                progress.advance(0, {**numbers, **inside, "data wait": wait})
             elif self.show and not progress.live:
-                progress.advance(0, host_numbers(state, self.epochs, rate(), self.updates.recent()))
+                numbers = host_numbers(state, self.epochs, rate(), self.updates.recent())
+                progress.advance(0, {**numbers, **inside})
             progress.advance(parts)
             if interval and state.updates % interval == 0 and state.batch < batches:
                 self.save()
@@ -321,14 +210,14 @@ class Trainer:
 
     def _set_size(self, epoch: int) -> None:
         """Set the image size of this epoch (--progressive-size)."""
-        if self.sizes is not None and isinstance(self.model, ViT):
+        if self.sizes is not None and isinstance(self.learner.model, ViT):
             # The compute model may be a bfloat16 copy, which has a size of its own.
-            for part in {self.model, *self.learner.compute_model.modules()}:
+            for part in {self.learner.model, *self.learner.compute_model.modules()}:
                 if isinstance(part, ViT):
                     part.set_image_size(self.sizes.at(epoch))
             self.context.data.train.set_size(self.sizes.at(epoch))
 
-    def _update(self, batch: Batch) -> None:
+    def update(self, batch: Batch) -> None:
         """Apply the accumulated gradients, unless the guard passes over this update."""
         state = self.state
         if state.updates in self.guard.passed_over:
@@ -363,10 +252,10 @@ class Trainer:
 
     def _probe(self, batch: Batch) -> None:
         place = {"epoch": self.state.epoch + 1, "step": self.state.updates}
-        images = batch.images[:, : self.channels]
+        images = batch.images[:, : self.stepper.channels]
         warning = self.probing.measure(images, batch.labels, self.learner.optimizer, place)
         if warning is not None:
-            self._warn(warning)
+            self.warn(warning)
 
     def _finish_epoch(self, rate: float) -> None:
         self.progress.activity = "evaluating"

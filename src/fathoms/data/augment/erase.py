@@ -17,7 +17,7 @@ from fathoms.data.augment.masks import inside_boxes
 from fathoms.data.counter_rng import device_uniforms, sample_keys, uniforms
 from fathoms.data.to_device import to_device
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 
 MODES = ("const", "rand", "pixel")
 _TRIES = 10

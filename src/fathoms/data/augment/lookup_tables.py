@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from fathoms.registry import Registry
+from fathoms.names.registry import Registry
 
 Images = UInt8[Tensor, "B 3 H W"]
 Factors = Float[np.ndarray, " B"]

@@ -19,7 +19,7 @@ from torch import Tensor
 from fathoms.data.augment.masks import inside_boxes
 from fathoms.data.to_device import to_device
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 
 MIX_MODES = ("batch", "pair", "elem")
 

@@ -18,7 +18,7 @@ from fathoms.data.augment.policy import Layer, draw_layers, parse_policy
 from fathoms.data.counter_rng import generators, sample_keys
 from fathoms.data.sampler import Refs
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 
 FILTERS = ("random", "bilinear", "bicubic")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

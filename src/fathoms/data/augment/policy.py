@@ -18,7 +18,7 @@ import numpy as np
 from fathoms.data.augment.autoaugment import PAIRS, Entry
 from fathoms.data.counter_rng import normals, uniforms
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 
 _STANDARD = (
     "AutoContrast",

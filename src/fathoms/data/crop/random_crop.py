@@ -12,7 +12,7 @@ import numpy as np
 
 from fathoms.data.counter_rng import uniforms
 from fathoms.errors import ConfigError
-from fathoms.registry import Registry, check_name
+from fathoms.names.registry import Registry, check_name
 
 # Random numbers of a key: ten areas, ten aspects, then top, left, flip and filter.
 TRIES = 10

@@ -19,7 +19,7 @@ from fathoms.data.decode.sample_reader import SampleReader
 from fathoms.data.errors import BadImageError
 from fathoms.data.sampler import Refs
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 
 
 @dataclass

@@ -29,7 +29,7 @@ from fathoms.data.decode.turbojpeg import HOW_TO_GET, TurboJpeg, load_turbojpeg
 from fathoms.data.errors import BadImageError
 from fathoms.data.sources.image_formats import formats_here
 from fathoms.errors import BackendError, reason
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 
 Box = tuple[int, int, int, int]
 DECODERS = ("auto", "turbojpeg", "simplejpeg", "pillow")

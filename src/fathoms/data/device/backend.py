@@ -16,8 +16,8 @@ from fathoms.data.augment.policy import Layer
 from fathoms.data.crop.pixel_buffer import PixelLayout
 from fathoms.data.device.resize import resize_boxes
 from fathoms.errors import ConfigError
+from fathoms.names.registry import check_name
 from fathoms.ops.dispatch import why_not_triton
-from fathoms.registry import check_name
 
 IMPLS = ("auto", "torch", "triton")
 

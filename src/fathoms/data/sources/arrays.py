@@ -10,7 +10,7 @@ from jaxtyping import UInt8
 
 from fathoms.data.errors import DataError
 from fathoms.data.sources.left_out import LeftOut
-from fathoms.untrusted_files import check_names
+from fathoms.files.untrusted import check_names
 
 # Arrays are unpacked into memory; this bounds what an untrusted archive can take.
 MAX_BYTES = 8 << 30

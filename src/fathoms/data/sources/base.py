@@ -11,7 +11,7 @@ import numpy as np
 
 from fathoms.data.errors import DataError
 from fathoms.data.sources.image_formats import IMAGE_SUFFIXES
-from fathoms.untrusted_files import check_names
+from fathoms.files.untrusted import check_names
 
 # Bytes of one encoded image: 16 bits in four channels of the largest that is decoded, uncompressed.
 MAX_FILE = 1 << 29

@@ -12,7 +12,7 @@ import numpy as np
 from fathoms.data.errors import DataError
 from fathoms.data.sources.arrays import MAX_BYTES, ArraySource
 from fathoms.data.sources.left_out import beside
-from fathoms.untrusted_files import read_names, read_plain
+from fathoms.files.untrusted import read_names, read_plain
 
 _TEN = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
 _HUNDRED = {"train": ["train.bin"], "test": ["test.bin"]}

@@ -17,7 +17,7 @@ from fathoms.data.sources.npz import npz_splits, open_npz
 from fathoms.data.sources.pack import INDEX_NAME, open_pack, pack_splits
 from fathoms.data.sources.shards import open_shards, open_tar_folder, shard_splits, tar_splits
 from fathoms.data.sources.tar_index import read_index
-from fathoms.registry import Registry
+from fathoms.names.registry import Registry
 
 AnySource = Source | ArraySource
 READERS: Registry[AnySource, None] = Registry("data source")

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
-from fathoms.atomic import write_atomic
 from fathoms.data.sources.base import Source, describe, digest_lines
+from fathoms.files.atomic import write_atomic
 
 EDGE = 4096
 """Bytes at the start and at the end of a file that count; all of a file of up to twice as many."""

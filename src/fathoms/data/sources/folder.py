@@ -17,7 +17,7 @@ from fathoms.data.sources.base import (
 )
 from fathoms.data.sources.fingerprint import by_content, edges_of
 from fathoms.data.sources.left_out import MANIFEST_NAME, OUTSIDE_OF_CLASSES, LeftOut
-from fathoms.untrusted_files import read_plain
+from fathoms.files.untrusted import read_plain
 
 _SPLITS = {name for names in SPLIT_NAMES.values() for name in names}
 

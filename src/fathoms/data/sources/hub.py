@@ -10,8 +10,8 @@ from fathoms.data.errors import BadImageError, DataError
 from fathoms.data.sources.base import MAX_FILE, SPLIT_NAMES, digest_lines, pick_split
 from fathoms.data.sources.left_out import LeftOut
 from fathoms.errors import reason
-from fathoms.hub_reach import hub_or_cache
-from fathoms.untrusted_files import MAX_CLASSES, check_names, read_plain
+from fathoms.files.untrusted import MAX_CLASSES, check_names, read_plain
+from fathoms.machine.hub_reach import hub_or_cache
 
 PREFIX = "hfds/"
 

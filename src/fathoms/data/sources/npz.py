@@ -11,12 +11,12 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from fathoms.config_checks import MAX_TEXT
 from fathoms.data.errors import DataError
 from fathoms.data.sources.arrays import MAX_BYTES, SMALL, ArraySource, as_rgb
 from fathoms.data.sources.left_out import LeftOut
 from fathoms.errors import reason
-from fathoms.untrusted_files import MAX_CLASSES
+from fathoms.files.untrusted import MAX_CLASSES
+from fathoms.names.config_checks import MAX_TEXT
 
 # Pixels never pack much better than this.
 MAX_RATIO = 200

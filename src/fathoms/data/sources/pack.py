@@ -13,7 +13,7 @@ from fathoms.data.sources.base import digest_lines, pick_split, training_first
 from fathoms.data.sources.left_out import LeftOut, beside
 from fathoms.data.sources.shards import CLASS_LIST, ShardSource
 from fathoms.data.sources.tar_index import Member
-from fathoms.untrusted_files import check_names, read_json
+from fathoms.files.untrusted import check_names, read_json
 
 INDEX_NAME = "index.json"
 INDEX_FORMAT = "fathoms-pack-1"

@@ -20,7 +20,7 @@ from fathoms.data.sources.fingerprint import by_content, edges_at
 from fathoms.data.sources.image_formats import IMAGE_SUFFIXES
 from fathoms.data.sources.left_out import OUTSIDE_OF_CLASSES, LeftOut, beside
 from fathoms.data.sources.tar_index import Member, read_at, read_index
-from fathoms.untrusted_files import MAX_CLASSES, read_names
+from fathoms.files.untrusted import MAX_CLASSES, read_names
 
 CLASS_LIST = "classes.txt"
 # More open files would hit the usual limit of 1,024; further shards are opened per read.

@@ -24,7 +24,7 @@ from fathoms.data.sources.detect import AnySource, list_splits, open_source
 from fathoms.data.sources.fingerprint import earlier_fingerprint
 from fathoms.data.sources.subset import ArraySubset, SourceSubset, stratified, subset
 from fathoms.errors import ConfigError
-from fathoms.untrusted_files import read_json
+from fathoms.files.untrusted import read_json
 
 SPLIT_SEED = 0
 """Seed of the val split; apart from the run's, so that all seeds of a comparison share it."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fathoms.atomic import write_atomic
 from fathoms.data.errors import DataError
 from fathoms.data.sources.arrays import ArraySource
 from fathoms.data.sources.base import Source
 from fathoms.data.sources.fingerprint import earlier_fingerprint
 from fathoms.data.sources.left_out import MANIFEST_NAME
-from fathoms.untrusted_files import read_json
+from fathoms.files.atomic import write_atomic
+from fathoms.files.untrusted import read_json
 
 MANIFEST_FORMAT = "fathoms-manifest-1"
 _BEGIN = b'{"format": "fathoms-manifest-'

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from fathoms.atomic import sync_folder, write_atomic
 from fathoms.data.counter_rng import generator
 from fathoms.data.crop.resize import resize
 from fathoms.data.decode.decode import Decoder, choose_decoder
@@ -29,7 +28,8 @@ from fathoms.data.sources.pack import INDEX_FORMAT, INDEX_NAME, shard_file, shar
 from fathoms.data.sources.shards import CLASS_LIST
 from fathoms.data.tools.ordered_map import ordered_map
 from fathoms.errors import ConfigError
-from fathoms.untrusted_files import read_json, sha256_of
+from fathoms.files.atomic import sync_folder, write_atomic
+from fathoms.files.untrusted import read_json, sha256_of
 
 # Index, bytes read, bytes to store or None, and why there are none.
 Repacked = tuple[int, int, bytes | None, str]

@@ -13,7 +13,7 @@ from fathoms.data.sources.base import Source
 from fathoms.data.sources.pack import INDEX_NAME, shard_file
 from fathoms.data.sources.shards import CLASS_LIST
 from fathoms.data.tools.pack import PackOptions, class_list
-from fathoms.untrusted_files import read_json, read_plain
+from fathoms.files.untrusted import read_json, read_plain
 
 
 def check_pack_target(folder: Path, sources: Sequence[Source], options: PackOptions) -> None:

@@ -52,9 +52,9 @@ class Processes:
         ) -> tuple[Chunk, dict[str, Any], list[tuple[str, str]]]:
             bad: list[tuple[str, str]] = []
             chunk = run(task, status.begin, lambda name, reason: bad.append((name, reason)), allocate)
-            # The pixels are in the slot already; only their shapes travel.
+            # The pixels are in the slot already; only their shape in bytes and their type travel.
             shapes = {
-                name: tuple(pixels.shape)
+                name: (tuple(pixels.view(torch.uint8).shape), pixels.dtype)
                 for name, pixels in (("images", chunk.images), ("pixels", chunk.pixels))
                 if pixels is not None
             }
@@ -76,7 +76,9 @@ class Processes:
         for name, reason in bad:
             self._stats.note_bad(name, reason, self._allowed_bad)
         view = self._pool.arena.allocator(slot)
-        return number, dataclasses.replace(chunk, **{name: view(shape) for name, shape in shapes.items()})
+        return number, dataclasses.replace(
+            chunk, **{name: view(shape).view(dtype) for name, (shape, dtype) in shapes.items()}
+        )
 
     def reuse(self, numbers: Iterable[int], event: torch.cuda.Event | None) -> None:
         """Use the memory of some tasks again, once the device has completed `event`."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fathoms.data.augment.pipeline import Augment
+from fathoms.data.crop.image_transform import ImageTransform
 from fathoms.data.crop.pixel_buffer import Allocate
 from fathoms.data.crop.transforms import Chunk, EvalTransform, TrainTransform
 from fathoms.data.decode.decode import Decoder
@@ -20,7 +21,7 @@ class Task:
 
     refs: Refs
     epoch: int
-    transform: TrainTransform | EvalTransform
+    transform: TrainTransform | EvalTransform | ImageTransform
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fathoms.drawing.colours import SOFT, ramp_pixels
+from fathoms.drawing.picture import Picture
 from fathoms.models.hooks import hooked
 from fathoms.models.inference_mode import in_inference
 from fathoms.probes.blocks import find_blocks
-from fathoms.probes.pictures.canvas import SOFT, Picture, ramp_pixels
 from fathoms.probes.recorder import Recorder
 
 SIDE = 132.0
@@ -78,8 +79,9 @@ def attention_picture(model: nn.Module, image: Tensor, pixels: np.ndarray, block
     most = max(len(maps) for maps in chosen.values())
     shown = min(most, 8)
     step = SIDE + _GAP
-    picture = Picture(16 + (shown + 2) * step, 62 + len(chosen) * (step + 16))
-    picture.text((16, 22), "Attention over the image, by head", size=14, bold=True)
+    title = "Attention over the image, by head"
+    picture = Picture(16 + (shown + 2) * step, 62 + len(chosen) * (step + 16), title)
+    picture.text((16, 22), title, size=14, bold=True)
     picture.text((16, 40), "each map from its lowest (dark) to its highest share (bright)", colour=SOFT)
     for row, (name, maps) in enumerate(chosen.items()):
         y = 66 + row * (step + 16)

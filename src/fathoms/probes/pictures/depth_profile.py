@@ -1,12 +1,12 @@
-"""Signal and gradient by depth: four panels of one model, or of several together."""
+"""Signal and gradient by depth: six panels of one model, or of several together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fathoms.drawing.picture import Picture
 from fathoms.probes.blocks import main_stack
-from fathoms.probes.pictures.canvas import Picture
 from fathoms.probes.pictures.plot import Panel, Series, grid_of
 
 Sites = Sequence[dict[str, Any]]

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fathoms.probes.pictures.canvas import SOFT, Picture, Point, ramp_pixels
-from fathoms.probes.pictures.plot import number
+from fathoms.drawing.colours import SOFT, ramp_pixels
+from fathoms.drawing.picture import Picture
+from fathoms.drawing.shapes import Point
+from fathoms.drawing.ticks import short_number
 
 GAP, HEAD, FOOT = 24.0, 40.0, 40.0
 
@@ -43,7 +45,7 @@ def row_of(maps: Sequence[HeatMap], title: str, note: str = "", columns: int | N
     ]
     width = GAP + max(sum(_slot(m) for m in line) for line in lines)
     wide = max(width, 8.0 * len(title) + 2 * GAP, 6.0 * len(note) + 2 * GAP)
-    picture = Picture(wide, sum(heights) + (48 if note else 30))
+    picture = Picture(wide, sum(heights) + (48 if note else 30), title)
     picture.text((GAP, 24), title, size=14, bold=True)
     if note:
         picture.text((GAP, 42), note, colour=SOFT)
@@ -76,8 +78,8 @@ def _draw(picture: Picture, heat: HeatMap, at: Point) -> None:
     below = y + heat.size[1]
     scale = np.linspace(low, high, 32)[None]
     picture.pixels((x, below + 6), (heat.size[0], 7), ramp_pixels(scale, low, high))
-    picture.text((x, below + 25), number(low), size=10, colour=SOFT)
-    picture.text((x + heat.size[0], below + 25), number(high), size=10, anchor="end", colour=SOFT)
+    picture.text((x, below + 25), short_number(low), size=10, colour=SOFT)
+    picture.text((x + heat.size[0], below + 25), short_number(high), size=10, anchor="end", colour=SOFT)
     for row, words in enumerate(heat.notes):
         picture.text((x, below + 40 + 14 * row), words, size=10)
     if heat.rows is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fathoms.drawing.picture import Picture
 from fathoms.probes.coordinates import Coordinates
-from fathoms.probes.pictures.canvas import Picture
 from fathoms.probes.pictures.plot import Panel, Series, grid_of
 from fathoms.probes.start_features import depth_features
 

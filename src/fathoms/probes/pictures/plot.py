@@ -6,11 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fathoms.probes.pictures.canvas import INK, PALETTE, RULE, SOFT, Picture, Point
+from fathoms.drawing.colours import INK, PALETTE, RULE, SOFT
+from fathoms.drawing.picture import Picture
+from fathoms.drawing.shapes import Dash, Point
+from fathoms.drawing.ticks import log_ticks, short_number, tick_label, ticks
 
-LEFT, RIGHT, TOP, BOTTOM = 56.0, 14.0, 34.0, 40.0
+LEFT, RIGHT, TOP, BOTTOM = 56.0, 22.0, 34.0, 40.0
 DOTS = 12
 """Most points of a line that is drawn with a dot on each."""
+DASH = (4.0, 3.0)
 
 Points = Sequence[tuple[float, float | None]]
 
@@ -23,6 +27,11 @@ class Series:
     points: Points
     colour: int = 0
     dashed: bool = False
+
+    @property
+    def dash(self) -> Dash:
+        """How the line is drawn."""
+        return DASH if self.dashed else None
 
 
 @dataclass(frozen=True)
@@ -43,12 +52,12 @@ def grid_of(panels: Sequence[Panel], title: str, columns: int = 2, size: Point =
     """Panels side by side under one title and one legend."""
     rows = math.ceil(len(panels) / columns)
     names = list(
-        dict.fromkeys((s.name, s.colour, s.dashed) for panel in panels for s in panel.series if s.name)
+        dict.fromkeys((s.name, s.colour, s.dash) for panel in panels for s in panel.series if s.name)
     )
     width = columns * size[0]
     lines = _legend_lines(names, width)
     head = 34 + 16 * lines
-    picture = Picture(width, rows * size[1] + head)
+    picture = Picture(width, rows * size[1] + head, title)
     picture.text((16, 22), title, size=14, bold=True)
     _legend(picture, names, width)
     for number, panel in enumerate(panels):
@@ -57,7 +66,7 @@ def grid_of(panels: Sequence[Panel], title: str, columns: int = 2, size: Point =
     return picture
 
 
-def _legend_lines(names: Sequence[tuple[str, int, bool]], width: float) -> int:
+def _legend_lines(names: Sequence[tuple[str, int, Dash]], width: float) -> int:
     return 0 if len(names) < 2 else math.ceil(sum(_key_width(name) for name, _, _ in names) / (width - 32))
 
 
@@ -65,14 +74,14 @@ def _key_width(name: str) -> float:
     return 6.2 * len(name) + 44
 
 
-def _legend(picture: Picture, names: Sequence[tuple[str, int, bool]], width: float) -> None:
+def _legend(picture: Picture, names: Sequence[tuple[str, int, Dash]], width: float) -> None:
     if len(names) < 2:
         return
     x, y = 16.0, 40.0
-    for name, colour, dashed in names:
+    for name, colour, dash in names:
         if x + _key_width(name) > width and x > 16:
             x, y = 16.0, y + 16
-        picture.line([(x, y - 4), (x + 20, y - 4)], PALETTE[colour % len(PALETTE)], 2, dashed)
+        picture.line([(x, y - 4), (x + 20, y - 4)], PALETTE[colour % len(PALETTE)], 2, dash)
         picture.text((x + 26, y), name, colour=SOFT)
         x += _key_width(name)
 
@@ -120,18 +129,19 @@ def _draw_axes(picture: Picture, panel: Panel, corner: Point, size: Point) -> _A
     xs = [x for s in panel.series for x, _ in s.points]
     ys = [y for s in panel.series for _, y in s.points if y is not None and shown(y, panel.log_y)]
     low, high = panel.y_range or (min(ys), max(ys))
-    y_marks = marks(low, high, panel.log_y, 5)
+    y_ticks = _ticks(low, high, panel.log_y, 5)
     if panel.y_range is None:
-        low, high = min(low, y_marks[0]), max(high, y_marks[-1])
+        low, high = min(low, min(y_ticks)), max(high, max(y_ticks))
     across = _scale(min(xs), max(xs), (left, right), panel.log_x)
     up = _scale(low, high, (bottom, top), panel.log_y)
-    for value in y_marks:
+    for value, label in y_ticks.items():
         if low <= value <= high:
             picture.line([(left, up(value)), (right, up(value))], RULE, 0.8)
-            picture.text((left - 6, up(value) + 3.5), number(value), size=10, anchor="end", colour=SOFT)
-    for value in panel.x_ticks or marks(min(xs), max(xs), panel.log_x, 6):
+            picture.text((left - 6, up(value) + 3.5), label, size=10, anchor="end", colour=SOFT)
+    chosen = None if panel.x_ticks is None else {value: short_number(value) for value in panel.x_ticks}
+    for value, label in (chosen or _ticks(min(xs), max(xs), panel.log_x, 6)).items():
         if min(xs) <= value <= max(xs):
-            picture.text((across(value), bottom + 15), number(value), size=10, anchor="middle", colour=SOFT)
+            picture.text((across(value), bottom + 15), label, size=10, anchor="middle", colour=SOFT)
     picture.line([(left, bottom), (right, bottom)], SOFT, 0.8)
     picture.text((right, bottom + 30), panel.x_label, size=10, anchor="end", colour=SOFT)
     return _Axes(left, right, top, bottom, low, high, across, up)
@@ -148,7 +158,7 @@ def _draw_series(picture: Picture, panel: Panel, series: Series, axes: _Axes) ->
                 picture.dot(run[-1], colour)
             continue
         if len(run) > 1:
-            picture.line(run, colour, 1.8, series.dashed)
+            picture.line(run, colour, 1.8, series.dash)
         run = []
 
 
@@ -159,34 +169,9 @@ def _scale(low: float, high: float, ends: Point, log: bool) -> Callable[[float],
     return lambda value: ends[0] + ((math.log(value) if log else value) - a) / span * (ends[1] - ends[0])
 
 
-def marks(low: float, high: float, log: bool, count: int) -> list[float]:
-    """Round numbers for the ticks of an axis, from at most `low` to at least `high`."""
+def _ticks(low: float, high: float, log: bool, count: int) -> dict[float, str]:
+    """Ticks that enclose the values, each with its text."""
     if log:
-        return _log_marks(low, high, count)
-    if high - low < 1e-12 * max(abs(low), abs(high), 1e-300):
-        pad = 0.1 * abs(high) or 1.0
-        low, high = low - pad, high + pad
-    raw = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
-    return [index * step for index in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
-
-
-def _log_marks(low: float, high: float, count: int) -> list[float]:
-    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
-    if last - first > 2:
-        step = max(1, math.ceil((last - first) / count))
-        return [10.0**power for power in range(first, last + step, step)]
-    fine = [float(f"{factor}e{power}") for power in range(first - 1, last + 1) for factor in (1, 2, 5)] + [
-        10.0**last
-    ]
-    begin = max((value for value in fine if value <= low * (1 + 1e-9)), default=fine[0])
-    end = min((value for value in fine if value >= high * (1 - 1e-9) and value > begin), default=fine[-1] * 2)
-    return [value for value in fine if begin <= value <= end]
-
-
-def number(value: float) -> str:
-    """A tick's text."""
-    if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
-        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
-    return f"{value:.4g}"
+        return {value: short_number(value) for value in log_ticks(low, high, count)}
+    values = ticks(low, high, count)
+    return {value: tick_label(value, values[1] - values[0]) for value in values}

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fathoms.parts.attention import TalkingHeadsAttention
-from fathoms.parts.stem import PatchEmbed
+from fathoms.drawing.colours import SOFT
+from fathoms.drawing.picture import Picture
+from fathoms.parts.attentions.attention import TalkingHeadsAttention
+from fathoms.parts.tokens.stem import PatchEmbed
 from fathoms.probes.blocks import find_blocks, scales_of
-from fathoms.probes.pictures.canvas import Picture
 from fathoms.probes.pictures.heat_maps import HeatMap, row_of
 
 _COLOURS = ("red", "green", "blue")
@@ -65,7 +66,7 @@ def pixel_scale_picture(model: nn.Module) -> Picture | None:
         notes = [f"centre {centre:.3f}, corners {corner:.3f}", f"centre / corners {centre / corner:.3f}"]
         maps.append(HeatMap(name, values, limits=limits, notes=notes))
         data.append({"channel": name, "centre": centre, "corners": corner, "scale": values.tolist()})
-    picture = row_of(maps, f"Scale of each pixel of a {side} x {side} patch (ln0 of Dual PatchNorm)")
+    picture = row_of(maps, f"Scale of each pixel in patches of {side} x {side} (ln0 of Dual PatchNorm)")
     picture.data = data
     return picture
 
@@ -91,16 +92,12 @@ def filter_picture(model: nn.Module, most: int = 48) -> Picture | None:
     low, high = float(chosen.min()), float(chosen.max())
     reach = max(abs(low), abs(high)) or 1.0
     columns = 12
-    picture = Picture(columns * 52.0 + 28, math.ceil(len(chosen) / columns) * 52.0 + 60)
+    title = f"Filters of the patch projection ({len(chosen)} of {len(filters)}, by norm)"
+    picture = Picture(columns * 52.0 + 28, math.ceil(len(chosen) / columns) * 52.0 + 60, title)
     channels = chosen.shape[1]
     colours = "colours as the weights" if channels == 3 else "mean over the channels"
-    picture.text(
-        (16, 22),
-        f"Filters of the patch projection ({len(chosen)} of {len(filters)}, by norm)",
-        size=14,
-        bold=True,
-    )
-    picture.text((16, 40), f"grey is zero, the range is +-{reach:.3g}; {colours}", colour="#5c6570")
+    picture.text((16, 22), title, size=14, bold=True)
+    picture.text((16, 40), f"grey is zero, the range is +-{reach:.3g}; {colours}", colour=SOFT)
     for place, one in enumerate(chosen):
         image = one if channels == 3 else one.mean(0, keepdim=True).expand(3, -1, -1)
         pixels = ((image / reach + 1) * 127.5).round().clamp(0, 255).permute(1, 2, 0).numpy()

@@ -41,10 +41,10 @@ _PASSED: dict[type[nn.Module], set[str]] = {
 _NOTHING = nn.Identity()
 
 NOTHING = (
-    "has nothing to replace: no talking heads or class attention as timm and DeiT write them, no MLP that a kernel "
+    "gains nothing: it has no talking heads or class attention as timm and DeiT write them, and no MLP that a kernel "
     "serves here"
 )
-LEFT = "is as it was, for these reasons"
+LEFT = "gains nothing; it is as it was, for these reasons"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class AccelerateReport:
         rows: Path, old class and new class of each module that was replaced.
         left: Path of each that was recognised but left, and the reason.
         difference: Largest difference of the output over its largest value.
-        notes: What the comparison did not prove, or why nothing was replaced.
+        notes: What gains nothing, and what the comparison did not prove.
     """
 
     rows: tuple[tuple[str, str, str], ...]
@@ -90,7 +90,13 @@ def accelerate(model: nn.Module, *, images: Tensor | None = None) -> AccelerateR
 
     Args:
         model: Any module.
-        images: A batch for the comparison of the output; None makes random ones of the model's size.
+        images: A batch (B, C, H, W) for the comparison of the output; None makes random ones of the model's size.
+
+    >>> import timm
+    >>> cait = timm.create_model("cait_xxs24_224", depth=1)
+    >>> report = accelerate(cait)
+    >>> len(report), cait(torch.randn(2, 3, 224, 224)).shape
+    (3, torch.Size([2, 1000]))
     """
     found, left = _candidates(model)
     if not found:
@@ -103,7 +109,17 @@ def accelerate(model: nn.Module, *, images: Tensor | None = None) -> AccelerateR
     zeros = zero_parameters(model)
     with zeros_at_random(zeros, model):
         proved = depends_on_images(model, images)
-    return AccelerateReport(rows, tuple(left), gap, proof_notes(zeros, proved))
+    notes = (*_without_gain({new for _, _, new in found}, images.device), *proof_notes(zeros, proved))
+    return AccelerateReport(rows, tuple(left), gap, notes)
+
+
+def _without_gain(kinds: set[type[InPlaceOf]], device: torch.device) -> list[str]:
+    """Lines about what the replacements do not make faster."""
+    if kinds == {FusedMLP}:
+        return ["training gains nothing: the MLPs run in one kernel in inference alone"]
+    if FusedTalkingHeads in kinds and device.type != "cuda":
+        return [f"talking heads gain nothing on {device.type}: their kernels need a CUDA device"]
+    return []
 
 
 def fuse_mlps(model: nn.Module) -> int:

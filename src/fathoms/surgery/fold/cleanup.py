@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
 from fathoms.models.vit import ViT
-from fathoms.parts.norm import NoNorm, split_affine
-from fathoms.parts.residual import RESIDUALS, LayerScale, ReZero, Scalar, Unscaled
-from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
+from fathoms.parts.norms.norm import NoNorm, split_affine
+from fathoms.parts.norms.scaler import LearnableScaler, LearnableScaler2d
+from fathoms.parts.residuals.residual import RESIDUALS, LayerScale, ReZero, Scalar, Unscaled
 from fathoms.surgery.fold.affine_parts import AffinePart
 from fathoms.surgery.fold.arithmetic import Weights
 from fathoms.surgery.fold.graph import shape_of

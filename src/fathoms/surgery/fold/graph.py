@@ -12,8 +12,8 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fathoms.errors import FathomsError
-from fathoms.parts.attention import ClassAttention
-from fathoms.parts.dyt import Derf, DyT
+from fathoms.parts.attentions.attention import ClassAttention
+from fathoms.parts.norms.dyt import Derf, DyT
 from fathoms.surgery.accelerate.modules import InPlaceOf
 from fathoms.surgery.inputs import output_tensors
 

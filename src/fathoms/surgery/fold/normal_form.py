@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from fathoms.parts.linear import ScaledLinear
-from fathoms.parts.prores import ProgressiveResidual
-from fathoms.parts.residual import DepthTransfer, LayerNormScaling, ReZero
+from fathoms.parts.residuals.prores import ProgressiveResidual
+from fathoms.parts.residuals.residual import DepthTransfer, LayerNormScaling, ReZero
 from fathoms.surgery.inputs import home_of
 from fathoms.surgery.replace import replace_module
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
 from fathoms.models.hooks import hooked
-from fathoms.parts.dyt import Derf, DyT
-from fathoms.parts.norm import NoNorm, ScaleNorm
-from fathoms.parts.scaler import LearnableScaler
+from fathoms.parts.norms.dyt import Derf, DyT
+from fathoms.parts.norms.norm import NoNorm, ScaleNorm
+from fathoms.parts.norms.scaler import LearnableScaler
 from fathoms.surgery.inputs import run
 from fathoms.surgery.swap.sites import Layout
 

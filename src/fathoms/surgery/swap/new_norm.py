@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
-from fathoms.parts.norm import NORMS
-from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
+from fathoms.parts.norms.norm import NORMS
+from fathoms.parts.norms.scaler import LearnableScaler, LearnableScaler2d
 from fathoms.surgery.inputs import home_of
 from fathoms.surgery.replace import ChannelsFirst, ThenActivation
 from fathoms.surgery.swap.sites import NormSite

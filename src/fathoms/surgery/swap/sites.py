@@ -11,10 +11,10 @@ from typing import Literal
 from torch import nn
 
 from fathoms.errors import FathomsError
-from fathoms.parts.dyt import Derf, DyT
-from fathoms.parts.norm import ScaleNorm
-from fathoms.parts.scaler import LearnableScaler, LearnableScaler2d
-from fathoms.registry import hint
+from fathoms.names.registry import hint
+from fathoms.parts.norms.dyt import Derf, DyT
+from fathoms.parts.norms.norm import ScaleNorm
+from fathoms.parts.norms.scaler import LearnableScaler, LearnableScaler2d
 
 Layout = Literal["last", "first"]
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
 from fathoms.models.vit import ViT
-from fathoms.parts.norm import NORMS
-from fathoms.parts.scaler import LearnableScaler2d
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
+from fathoms.parts.norms.norm import NORMS
+from fathoms.parts.norms.scaler import LearnableScaler2d
 from fathoms.surgery.inputs import as_batches, difference, example_images, run
 from fathoms.surgery.replace import replace_module
 from fathoms.surgery.report import SwapReport, SwapRow

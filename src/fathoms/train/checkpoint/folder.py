@@ -22,13 +22,13 @@ import safetensors
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fathoms.atomic import sync_folder
 from fathoms.errors import WeightsError, reason
+from fathoms.files.atomic import sync_folder
+from fathoms.files.untrusted import read_json, sha256_of
 from fathoms.train.checkpoint.migrate import VERSION, migrate
 from fathoms.train.checkpoint.safetensors_writer import write_tensors
 from fathoms.train.checkpoint.validate import check_state, read_manifest
 from fathoms.train.record.run_folder import dumps
-from fathoms.untrusted_files import read_json, sha256_of
 
 MANIFEST = "manifest.json"
 FRESH, FRESH_BEST, TRASH = ".last.tmp", ".best.tmp", ".trash-"

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from fathoms.errors import ConfigError, FathomsError
-from fathoms.registry import check_name
+from fathoms.files.untrusted import read_json
+from fathoms.names.registry import check_name
 from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.checkpoint.folder import Checkpoint
 from fathoms.train.checkpoint.migrate import migrate
@@ -23,7 +24,6 @@ from fathoms.train.identity import completed, differences
 from fathoms.train.job import Job
 from fathoms.train.learner import Learner
 from fathoms.train.precision.speed import Speed
-from fathoms.untrusted_files import read_json
 
 
 def resume(context: RunContext, learner: Learner, state: TrainState, guard: Guard) -> list[str]:

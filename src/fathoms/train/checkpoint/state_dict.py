@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fathoms.errors import WeightsError
 from fathoms.models.weights import put_weights, weights_of
-from fathoms.registry import nearest
+from fathoms.names.registry import nearest
 from fathoms.train.checkpoint.folder import Checkpoint
 from fathoms.train.context import RunContext, TrainState
 from fathoms.train.distributed import spread_like, sum_over_ranks, whole

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import WeightsError
+from fathoms.files.untrusted import read_json
 from fathoms.train.checkpoint.migrate import RENAMED_IN_3, check_version
 from fathoms.train.guard.policy import GUARD_COUNTS
 from fathoms.train.precision.speed import LAUNCHES, PRECISIONS, SCOPES
-from fathoms.untrusted_files import read_json
 
 NEEDED = ("state.json", "model.safetensors")
 # Above any count of a run, below what would overflow a tensor's index.

@@ -13,7 +13,7 @@ from fathoms.errors import ConfigError, ShapeError
 from fathoms.models.build_timm import timm_teacher
 from fathoms.models.weights import load_weights
 from fathoms.models.zoo import create_model
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 from fathoms.train.recipe.names import teacher_kind
 from fathoms.train.recipe.recipe import Recipe
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError, ShapeError
-from fathoms.registry import Registry, check_name
+from fathoms.names.registry import Registry, check_name
 
 LOSSES: Registry[nn.Module, None] = Registry("loss")
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fathoms.errors import ConfigError
 from fathoms.models.vit import ViT
 from fathoms.ops.talking_heads import attention_probabilities, mix_heads
-from fathoms.parts.attention import SelfAttention, TalkingHeadsAttention
+from fathoms.parts.attentions.attention import SelfAttention, TalkingHeadsAttention
 from fathoms.parts.block import Block
-from fathoms.parts.rope import Rotation
+from fathoms.parts.tokens.rope import Rotation
 
 FEATURE_LIMIT = 200.0
 SHARP = 0.5

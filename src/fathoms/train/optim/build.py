@@ -8,9 +8,10 @@ import torch
 
 from fathoms.errors import ConfigError
 from fathoms.models.param_groups import ParamGroups
-from fathoms.registry import Registry
+from fathoms.names.registry import Registry
 from fathoms.train.optim.lamb import Lamb
 from fathoms.train.optim.muon import MuonWithAdamW, split_for_muon
+from fathoms.train.optim.plain import SGD, AdamW
 
 OPTIMIZERS: Registry[torch.optim.Optimizer, None] = Registry("optimizer")
 
@@ -108,7 +109,7 @@ def adamw(
 ) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay, torch's; fused on CUDA."""
     fused = _all_on_cuda(groups) or None if fused is None else fused
-    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused)
+    return AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused)
 
 
 @OPTIMIZERS.add("muon")
@@ -133,10 +134,10 @@ def sgd(groups: Groups, lr: float, momentum: float = 0.9) -> torch.optim.Optimiz
         raise ConfigError(
             f"--momentum {momentum}: sgd uses Nesterov momentum; raise it or use --opt momentum"
         )
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=True)
+    return SGD(groups, lr=lr, momentum=momentum, nesterov=True)
 
 
 @OPTIMIZERS.add("momentum")
 def heavy_ball(groups: Groups, lr: float, momentum: float = 0.9) -> torch.optim.Optimizer:
     """Stochastic gradient descent with classical momentum; zero is plain descent."""
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum)
+    return SGD(groups, lr=lr, momentum=momentum)

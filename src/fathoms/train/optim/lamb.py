@@ -11,9 +11,10 @@ from torch import Tensor
 from fathoms.errors import ConfigError
 from fathoms.train.optim.closure import loss_of
 from fathoms.train.optim.conditional_step import hold_of, zero_
+from fathoms.train.optim.plain import PlainOptimizer
 
 
-class Lamb(torch.optim.Optimizer):
+class Lamb(PlainOptimizer):
     """LAMB: Adam whose step on each matrix W has the length lr * |W|.
 
     With m, v Adam's moments of the clipped gradient and u = m^ / (sqrt v^ + eps) + weight_decay * W:

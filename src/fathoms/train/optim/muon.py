@@ -11,12 +11,13 @@ from torch import Tensor
 from fathoms.errors import ConfigError
 from fathoms.train.optim.closure import loss_of
 from fathoms.train.optim.conditional_step import hold_of, step_unless
+from fathoms.train.optim.plain import AdamW, PlainOptimizer
 from fathoms.train.optim.stacked_muon import StackedMuon
 
 ALGORITHMS = ("muon", "adamw")
 
 
-class MuonWithAdamW(torch.optim.Optimizer):
+class MuonWithAdamW(PlainOptimizer):
     """Stacked Muon on groups whose "algorithm" is "muon", torch's AdamW on those where it is "adamw".
 
     Both use this optimizer's groups and state, so that a learning rate set here applies to both, and `state_dict`
@@ -62,7 +63,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 mine["muon"], lr, weight_decay, momentum, adjust_lr_fn="match_rms_adamw"
             )
         if mine["adamw"]:
-            self._parts["adamw"] = torch.optim.AdamW(mine["adamw"], lr, betas, eps, weight_decay, fused=fused)
+            self._parts["adamw"] = AdamW(mine["adamw"], lr, betas, eps, weight_decay, fused=fused)
         filled = {name: iter(part.param_groups) for name, part in self._parts.items()}
         self.param_groups = [next(filled[group["algorithm"]]) for group in self.param_groups]
         self._share()

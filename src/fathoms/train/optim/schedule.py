@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from fathoms.errors import ConfigError, flag_of
-from fathoms.registry import Registry
+from fathoms.names.registry import Registry
 
 Epochs = int | float
 

@@ -15,6 +15,7 @@ from fathoms.errors import ConfigError
 from fathoms.train.distributed import is_sharded, own_part
 from fathoms.train.optim.closure import loss_of
 from fathoms.train.optim.conditional_step import hold_of, put_back_
+from fathoms.train.optim.plain import PlainOptimizer
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -52,7 +53,7 @@ class Matrix(NamedTuple):
     rate: float
 
 
-class StackedMuon(torch.optim.Muon):
+class StackedMuon(PlainOptimizer, torch.optim.Muon):
     """torch's Muon, with the same groups, settings and state, one stack of matrices at a time.
 
     With G the gradient, B <- B + (1 - momentum) (G - B) and O the Newton-Schulz iterate of G + momentum (B - G)

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from fathoms.parts.block import Block, Join
 from fathoms.parts.linear import has_hooks, is_bare
-from fathoms.parts.norm import split_affine
+from fathoms.parts.norms.norm import split_affine
 from fathoms.parts.protocols import Branch, Part
-from fathoms.parts.residual import RESIDUALS, ConstantScale
+from fathoms.parts.residuals.residual import RESIDUALS, ConstantScale
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ class Stack:
         self.shifts = _there(each.shift for each in absorbing)
         self.scales = _there(each.scale for each in absorbing)
         trained = any(parameter.requires_grad for parameter in self.parameters())
+        self.adopted = False
         # The matrices at the last push, where the gradients are evaluated.
         self.wide = torch.stack([weight.detach() for weight in self.weights])
         self.narrow = torch.empty_like(self.wide, dtype=dtype)
@@ -135,10 +136,17 @@ class Stack:
         """The master parameters of the copies."""
         return [*self.weights, *self.biases, *self.gains, *self.shifts, *self.scales]
 
+    def adopt_weights(self) -> None:
+        """Let the weights be rows of the stack, which saves their memory, if they change right before a push alone."""
+        for weight, row in zip(self.weights, self.wide, strict=True):
+            weight.data = row
+        self.adopted = True
+
     @torch.no_grad()
     def push(self) -> None:
         """Compute W' and c' from the master parameters."""
-        torch.stack([weight.detach() for weight in self.weights], out=self.wide)
+        if not self.adopted:
+            torch.stack([weight.detach() for weight in self.weights], out=self.wide)
         gain, shift, scale = self._factors()
         if gain is None:
             torch.mul(self.wide, 1.0 if scale is None else scale, out=self.narrow)

@@ -10,14 +10,28 @@ import torch._functorch.config
 from torch import nn
 
 from fathoms.errors import ConfigError
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
+from fathoms.train.precision.compile_cache import compile_repeatably, keep_compiled_code
 
 KEEPS = ("all", "lean")
+DEFAULT_BACKEND = "inductor"
 
 
 def check_backend(name: str) -> str:
     """Return the name of a backend of torch.compile; an unknown one is an error."""
+    # Listing them imports them all, which takes a second or more.
+    if name == DEFAULT_BACKEND:
+        return name
     return check_name(name, torch._dynamo.list_backends(None), "backend", "--torchcompile")
+
+
+def prepare_compiler() -> None:
+    """Import torch's compiler, which takes seconds, and set it up for this process: its caches, rules and savings."""
+    keep_compiled_code()
+    compile_repeatably()
+    keep_lean()
+    import torch._dynamo
+    import torch._inductor.compile_fx  # noqa: F401
 
 
 def compile_blocks(model: nn.Module, **options: Any) -> None:

@@ -19,6 +19,15 @@ BUCKET = 64 << 20
 """Bytes of a bucket: large enough for the full rate of a link, and several for a model that matters."""
 
 
+def check_statistics(model: nn.Module) -> None:
+    """Refuse a model whose statistics the ranks would have to share in the forward pass."""
+    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
+        raise ConfigError(
+            "--precision, --launch: BatchNorm's statistics are shared over ranks under autocast and eager only; "
+            "use --precision autocast --launch eager"
+        )
+
+
 class GradientBuckets:
     """The gradients of a model's parameters, averaged over all ranks by `reduce`.
 
@@ -32,11 +41,7 @@ class GradientBuckets:
     """
 
     def __init__(self, model: nn.Module, ranks: int, size: int = BUCKET) -> None:
-        if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
-            raise ConfigError(
-                "--precision, --launch: BatchNorm's statistics are shared over ranks under autocast and eager only; "
-                "use --precision autocast --launch eager"
-            )
+        check_statistics(model)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.ranks, self.size = ranks, size
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from fathoms.errors import ConfigError
 from fathoms.models.vit import ViT
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 from fathoms.train.precision.speed import PRECISIONS
 
 

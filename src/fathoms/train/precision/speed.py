@@ -100,20 +100,20 @@ def choose(job: Job, machine: Machine, batches: int) -> Choice:
     """
     precision, of_precision = _precision(job, machine)
     scope, scope_asked = _scope(job)
-    backend, of_compile = _backend(job, machine, scope, batches)
+    # Under bf16 each rank computes with a whole copy; else a batch gathers the shards, block by block.
+    gathers = job.run.fsdp and precision != "bf16"
+    backend, of_compile = _backend(job, machine, scope, batches, gathers)
     if backend == "none" and scope_asked:
         raise ConfigError(
             f"--compile-scope {scope}: nothing is compiled ({of_compile}); add --torchcompile inductor"
         )
-    launch, of_launch = _launch(job, machine)
+    launch, of_launch = _launch(job, machine, gathers)
     speed = Speed(precision, backend, scope if backend != "none" else "model", launch)
     return Choice(speed, (of_precision, of_compile, of_launch))
 
 
 def _precision(job: Job, machine: Machine) -> tuple[str, str | None]:
     recipe = job.recipe
-    if recipe.precision == "bf16" and job.run.fsdp:
-        raise ConfigError("--precision bf16 copies whole weights; with --fsdp use autocast")
     if recipe.precision != "auto":
         return recipe.precision, "as asked"
     if recipe.amp is False:
@@ -129,8 +129,6 @@ def _why_not_absorbed(job: Job) -> str | None:
     """Why the weights are not kept in bfloat16 between updates."""
     if job.recipe.amp_dtype != "bfloat16":
         return f"--amp-dtype {job.recipe.amp_dtype}"
-    if job.run.fsdp:
-        return "--fsdp shards the weights"
     return "a foreign model" if job.config is None else None
 
 
@@ -143,7 +141,7 @@ def _scope(job: Job) -> tuple[str, bool]:
     return "model" if penalised or job.config is None else "blocks", False
 
 
-def _backend(job: Job, machine: Machine, scope: str, batches: int) -> tuple[str, str | None]:
+def _backend(job: Job, machine: Machine, scope: str, batches: int, gathers: bool) -> tuple[str, str | None]:
     asked = job.recipe.torchcompile
     if asked != "auto":
         return asked, "as asked"
@@ -151,7 +149,7 @@ def _backend(job: Job, machine: Machine, scope: str, batches: int) -> tuple[str,
         return "none", reason
     if machine.no_compiler is not None:
         return "none", machine.no_compiler
-    if job.run.fsdp:
+    if gathers:
         return "none", "--fsdp"
     if not _pays(job, scope, batches):
         return "none", "the run is too short for it to pay"
@@ -182,13 +180,15 @@ def training_operations(config: ViTConfig) -> float:
     return 6.0 * (config.depth * (matrices + maps) + stem)
 
 
-def _launch(job: Job, machine: Machine) -> tuple[str, str | None]:
+def _launch(job: Job, machine: Machine, gathers: bool) -> tuple[str, str | None]:
     recipe = job.recipe
     if recipe.launch == "graph":
         if machine.kind != "cuda":
             raise ConfigError("--launch graph: needs a CUDA device; use eager")
-        if job.run.fsdp:
-            raise ConfigError("--launch graph: a graph cannot gather the shards of --fsdp; use eager")
+        if gathers:
+            raise ConfigError(
+                "--launch graph: with --fsdp a graph needs --precision bf16, under which a batch gathers no shards"
+            )
     if recipe.launch != "auto":
         return recipe.launch, "as asked"
     if reason := machine.why_conservative() or _why_not_captured(job, machine):
@@ -201,7 +201,6 @@ def _why_not_captured(job: Job, machine: Machine) -> str | None:
     recipe = job.recipe
     reasons = {
         f"{machine.ranks} ranks": machine.ranks > 1,
-        "--fsdp": job.run.fsdp,
         "a foreign model": job.config is None,
         "--teacher": recipe.teacher is not None,
         "--progressive-size": recipe.progressive_size is not None,

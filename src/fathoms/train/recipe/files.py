@@ -8,13 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fathoms.config_checks import OFF_WORDS, check_field
 from fathoms.errors import ConfigError
+from fathoms.files.untrusted import read_toml
 from fathoms.models.config import FIELDS
-from fathoms.registry import check_name
+from fathoms.names.config_checks import OFF_WORDS, check_field
+from fathoms.names.registry import check_name
 from fathoms.train.recipe.recipe import DEFAULTS, RECIPE_FIELDS, Recipe
 from fathoms.train.recipe.unused import refuse_unused
-from fathoms.untrusted_files import read_toml
 
 
 def recipe_names() -> list[str]:

@@ -7,7 +7,7 @@ import os
 from fathoms.errors import ConfigError
 from fathoms.models.resolve import resolve, resolve_weights
 from fathoms.models.zoo import ALIASES, MODELS
-from fathoms.registry import check_name
+from fathoms.names.registry import check_name
 
 
 def teacher_kind(teacher: str) -> str:

@@ -7,9 +7,9 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fathoms.config_checks import check_choices, check_types, takes_off
 from fathoms.errors import ConfigError, flag_of
-from fathoms.registry import check_name
+from fathoms.names.config_checks import check_choices, check_types, takes_off
+from fathoms.names.registry import check_name
 from fathoms.train.recipe.unused import refuse_unused, without_idle
 
 

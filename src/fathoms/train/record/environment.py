@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fathoms.cores import usable_cores
+from fathoms.machine.cores import usable_cores
 from fathoms.text_table import plural
 
 if TYPE_CHECKING:

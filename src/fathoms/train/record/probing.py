@@ -49,6 +49,8 @@ class Probing:
         self.spacing = max(FEWEST, updates // MOST)
         self.spent = self.longest = 0.0
         self.last: dict[str, Any] | None = None
+        self.live: dict[str, str] = {}
+        """The worst block, for the progress line."""
 
     def due(self, updates: int, seconds: float) -> bool:
         """Whether to measure after this update; `seconds` is the time that the run has trained."""
@@ -79,19 +81,10 @@ class Probing:
         began = time.monotonic()
         signal = probe(self.model, images, labels, optimizer=optimizer)
         self.last = {**place, **signal.to_json()}
+        self.live = {"largest": _worst(self.last["sites"])}
         self.folder.append("probe.jsonl", _rounded(self.last))
         took = time.monotonic() - began
         self.spent, self.longest = self.spent + took, max(self.longest, took)
-
-    def live(self) -> dict[str, str]:
-        """The worst block for the progress line: where the largest value is."""
-        if self.last is None:
-            return {}
-        site = max(
-            self.last["sites"], key=lambda site: float("inf") if site["largest"] is None else site["largest"]
-        )
-        size = "not finite" if site["largest"] is None else f"{site['largest']:.3g}"
-        return {"largest": f"{size} at {site['block']}"}
 
     def remark(self, update: int) -> str:
         """The last measurement before a divergence, as a part of the guard's message; else nothing."""
@@ -108,6 +101,13 @@ class Probing:
             if site is not None and site[column] > limit:
                 return f"; {site['block']}'s {words.format(site[column])}, {before}"
         return ""
+
+
+def _worst(sites: list[dict[str, Any]]) -> str:
+    """The largest value of all blocks, and where it is."""
+    site = max(sites, key=lambda site: float("inf") if site["largest"] is None else site["largest"])
+    size = "not finite" if site["largest"] is None else f"{site['largest']:.3g}"
+    return f"{size} at {site['block']}"
 
 
 def _rounded(value: Any) -> Any:

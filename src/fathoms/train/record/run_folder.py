@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from fathoms.atomic import write_atomic
 from fathoms.errors import ConfigError, FathomsError
+from fathoms.files.atomic import write_atomic
+from fathoms.files.untrusted import read_json
 from fathoms.train.record.environment import environment
 from fathoms.train.record.toml import to_toml
-from fathoms.untrusted_files import read_json
 
 FORMAT = 2
 """Version of summary.json and of the rows of the .jsonl files. Version 1, without a number, counts epochs from 0."""

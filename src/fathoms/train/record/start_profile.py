@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fathoms.atomic import write_atomic
+from fathoms.files.atomic import write_atomic
 from fathoms.text_table import aligned
 
 if TYPE_CHECKING:

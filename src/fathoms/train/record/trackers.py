@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fathoms.errors import ConfigError, reason
-from fathoms.registry import Registry
+from fathoms.names.registry import Registry
 
 PATIENCE = 30.0
 """Seconds that a run waits at its end for the trackers to write their last rows."""

@@ -22,6 +22,7 @@ class UpdateLog:
         self.folder = folder
         self.first, self.losses, self.norms = 0, list[float](), list[float]()
         self._latest: deque[float] = deque(maxlen=20)
+        self._norm: float | None = None
 
     def add(self, update: int, loss: float, norm: float) -> None:
         """Note update number `update`, counted from 1."""
@@ -33,6 +34,7 @@ class UpdateLog:
         self.losses.append(float(f"{loss:.5g}"))
         self.norms.append(float(f"{norm:.5g}"))
         self._latest.append(loss)
+        self._norm = norm
 
     def flush(self) -> None:
         """Write what has been noted."""
@@ -43,6 +45,10 @@ class UpdateLog:
     def clear(self) -> None:
         """Drop what has been noted and not written: those updates are done again."""
         self.losses, self.norms = [], []
+
+    def live(self) -> dict[str, str]:
+        """The gradient norm of the latest update, before it is clipped, for the progress line."""
+        return {} if self._norm is None else {"grad norm": f"{self._norm:.3g}"}
 
     def recent(self) -> float | None:
         """Mean loss of the latest updates; None before the first."""

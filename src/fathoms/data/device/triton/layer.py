@@ -24,9 +24,9 @@ from fathoms.data.device.triton.layer_kernels import layer_kernel
 from fathoms.data.device.triton.table_kernels import table_kernel
 from fathoms.data.to_device import to_device
 from fathoms.errors import BackendError
+from fathoms.names.registry import check_name
 from fathoms.ops.dispatch import why_not_triton
 from fathoms.ops.triton.launch import launch, launch_options
-from fathoms.registry import check_name
 
 CODES: dict[str, int] = {
     **dict.fromkeys(FACTOR_LINES, codes.LINES.value),

@@ -1,0 +1,1 @@
+"""`fathoms data`: check, describe or pack a data set, one file per command."""

@@ -1,0 +1,220 @@
+"""Check a data set: decode every image, list bad files and duplicates, write a manifest.
+
+Exit status: 0 no bad files, 1 bad files were found, 2 the check could not run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from fathoms.errors import printable
+from fathoms.files.atomic import check_absent
+
+if TYPE_CHECKING:
+    from fathoms.data.sources.arrays import ArraySource
+    from fathoms.data.sources.base import Source
+    from fathoms.data.tools.check import Report
+    from fathoms.data.tools.manifest import FileRow
+
+EXAMPLES: str = """\
+fathoms data check photos/                   every split under photos/, manifest written into photos/
+fathoms data check photos.tar --json         one JSON object on the last line
+fathoms data check photos/ --near -1         skip near duplicates (faster)
+"""
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Args:
+    """Data set to check, and path of the manifest."""
+
+    path: tyro.conf.Positional[str]
+    """Folder, .tar, folder of shards, pack, .npz, IDX or CIFAR folder, or hfds/NAME."""
+    manifest: str | None = None
+    """File to write the manifest to; default: in the data set's folder, or next to its file."""
+    near: int = 4
+    """Bits by which the perceptual hashes of near duplicates may differ; -1 skips near duplicates."""
+    workers: int = 0
+    """Decoding threads; 0 means one per core."""
+    overwrite: bool = False
+    """Replace the file of --manifest; without that flag, the manifest of an earlier check is replaced anyway."""
+    json: bool = False
+    """Print one JSON object on the last line."""
+
+
+def run(args: Args) -> int:
+    """Check, print, write the manifest; returns 1 if a file is bad."""
+    from fathoms.cli.terminal.progress import progress_bar
+    from fathoms.data import ArraySource, list_splits, open_source
+    from fathoms.data.tools.check import check_sources
+    from fathoms.data.tools.manifest import default_manifest, is_manifest
+    from fathoms.data.tools.pack import verify_pack
+    from fathoms.machine.cores import usable_cores
+
+    opened = [open_source(args.path, split) for split in list_splits(args.path)]
+    target = Path(args.manifest) if args.manifest else default_manifest(args.path)
+    if args.manifest is not None or not is_manifest(target):
+        check_absent([target], args.overwrite)
+    encoded = [source for source in opened if not isinstance(source, ArraySource)]
+    if not encoded:
+        return _run_arrays([s for s in opened if isinstance(s, ArraySource)], target, args)
+    total = sum(len(source) for source in encoded)
+    with progress_bar("checking", total) as advance:
+        report = check_sources(encoded, args.workers or usable_cores(), args.near, advance)
+    damaged = verify_pack(Path(args.path)) if encoded[0].kind == "pack" else []
+    rows = {s.split: [f for f in report.files if f.split == s.split] for s in encoded}
+    facts = {
+        s.split: _facts(s, [[f.row.name, f.problem] for f in rows[s.split] if f.problem]) for s in encoded
+    }
+    _write(target, facts, {split: [file.row for file in found] for split, found in rows.items()})
+    result = _summary(encoded, report, target) | {"damaged_shards": damaged} | _remarks(encoded, report)
+    for name in damaged:
+        print(printable(f"BAD {name!r}: its sha256 differs from the index; pack again"))
+    _print(encoded, report, result)
+    if args.json:
+        print(json.dumps(result))
+    return 1 if report.bad or damaged else 0
+
+
+def _facts(source: Source | ArraySource, bad: list[list[str]]) -> dict[str, Any]:
+    """The manifest's entry of a split."""
+    return {
+        "kind": source.kind,
+        "classes": list(source.classes),
+        "fingerprint": source.fingerprint(),
+        "count": len(source),
+        "bad": bad,
+    }
+
+
+def _write(target: Path, facts: dict[str, Any], rows: dict[str, list[FileRow]]) -> None:
+    """Write the manifest."""
+    from fathoms.data.errors import DataError
+    from fathoms.data.tools.manifest import write_manifest
+
+    try:
+        write_manifest(target, facts, rows)
+    except OSError as error:
+        raise DataError(f"{target}: cannot be written ({error.strerror}); give --manifest FILE") from error
+
+
+def _summary(sources: list[Source], report: Report, target: Path) -> dict[str, Any]:
+    balance = {source.split: report.balance(source.classes, source.split) for source in sources}
+    return {
+        "files": len(report.files),
+        "bad": [{"name": f.row.name, "problem": f.problem} for f in report.bad],
+        "exact_duplicates": report.exact,
+        "near_duplicates": [[a, b, bits] for a, b, bits in report.near],
+        "across_splits": report.across,
+        "classes": {source.split: len(source.classes) for source in sources},
+        "smallest_class": {split: min(count.values()) for split, count in balance.items()},
+        "largest_class": {split: max(count.values()) for split, count in balance.items()},
+        "empty_classes": {s: [n for n, c in count.items() if not c] for s, count in balance.items()},
+        "modes": report.modes(),
+        "rotated": sum(file.rotated for file in report.files),
+        "decoder": report.decoder,
+        "manifest": str(target),
+    }
+
+
+def _remarks(sources: list[Source], report: Report) -> dict[str, Any]:
+    """Files that were left out, and notices about the good ones."""
+    from fathoms.data.sources.left_out import left_out_of
+    from fathoms.data.tools.notices import of_sizes, one_class, overlaps
+
+    good = {s.split: [f for f in report.files if f.split == s.split and not f.problem] for s in sources}
+    warnings = [
+        *one_class(sources[0].classes),
+        *of_sizes({split: Counter(file.shape for file in files) for split, files in good.items()}),
+        *overlaps({split: [file.row.sha256 for file in files] for split, files in good.items()}),
+    ]
+    return {"left_out": left_out_of(*sources).to_json(), "warnings": warnings}
+
+
+def _print_remarks(sources: Sequence[Source | ArraySource], warnings: list[str]) -> None:
+    from fathoms.data.sources.left_out import left_out_of
+
+    for line in (left_out_of(*sources).describe(), *warnings):
+        if line:
+            print(printable(line))
+
+
+def _print(sources: list[Source], report: Report, result: dict[str, Any]) -> None:
+    for source in sources:
+        low, high = result["smallest_class"][source.split], result["largest_class"][source.split]
+        print(
+            f"{printable(source.split)}: {len(source)} files ({source.kind}), {len(source.classes)} classes, "
+            f"{low} to {high} good images each"
+        )
+        empty = result["empty_classes"][source.split]
+        if empty:
+            print(f"  no good image in: {', '.join(map(repr, empty[:_SHOWN]))}")
+    print(f"decoder in use: {report.decoder}")
+    print("stored as: " + ", ".join(f"{mode} {count}" for mode, count in result["modes"].items()))
+    if result["rotated"]:
+        print(f"rotated upright by EXIF: {result['rotated']}")
+    for file in report.bad:
+        print(printable(f"BAD {file.row.name!r}: {file.problem}"))
+    _print_some("same image", [" = ".join(map(repr, group)) for group in report.exact])
+    _print_some("nearly the same", [f"{a!r} ~ {b!r} ({bits} bits)" for a, b, bits in report.near])
+    _print_some("in more than one split", [", ".join(map(repr, group)) for group in report.across])
+    _print_remarks(sources, result["warnings"])
+    print(printable(f"{len(report.bad)} bad of {len(report.files)} files; manifest: {result['manifest']}"))
+
+
+def _print_some(title: str, lines: list[str]) -> None:
+    for line in lines[:_SHOWN]:
+        print(printable(f"{title}: {line}"))
+    if len(lines) > _SHOWN:
+        print(f"{title}: {len(lines) - _SHOWN} more (all of them with --json)")
+
+
+def _run_arrays(sources: list[ArraySource], target: Path, args: Args) -> int:
+    from fathoms.data.sources.left_out import left_out_of
+    from fathoms.data.tools.check import check_arrays
+    from fathoms.data.tools.duplicates import exact_groups
+    from fathoms.data.tools.notices import of_sizes, one_class, overlaps
+
+    found = [check_arrays(source) for source in sources]
+    names = [source.where(i) for source in sources for i in range(len(source))]
+    owner = [source.split for source in sources for _ in range(len(source))]
+    digests = [digest for part in found for digest in part["digests"]]
+    groups = exact_groups(digests)
+    across = [[names[i] for i in group] for group in groups if len({owner[i] for i in group}) > 1]
+    _write(target, {s.split: _facts(s, []) for s in sources}, {s.split: [] for s in sources})
+    for source, part in zip(sources, found, strict=True):
+        low, high = min(part["balance"].values()), max(part["balance"].values())
+        print(
+            f"{printable(source.split)}: {len(source)} images ({source.kind}), "
+            f"{len(source.classes)} classes, {low} to {high} each"
+        )
+    _print_some("same image", [" = ".join(names[i] for i in group) for group in groups])
+    warnings = [
+        *one_class(sources[0].classes),
+        *of_sizes({s.split: Counter({s.images.shape[1:3]: len(s)}) for s in sources}),
+        *overlaps({s.split: part["digests"] for s, part in zip(sources, found, strict=True)}),
+    ]
+    _print_remarks(sources, warnings)
+    print(
+        printable(f"0 bad of {len(names)} images; {len(across)} in more than one split; manifest: {target}")
+    )
+    if args.json:
+        result = {
+            "files": len(names),
+            "bad": [],
+            "exact_duplicates": [[names[i] for i in group] for group in groups],
+            "across_splits": across,
+            "left_out": left_out_of(*sources).to_json(),
+            "warnings": warnings,
+            "manifest": str(target),
+        }
+        print(json.dumps(result))
+    return 0

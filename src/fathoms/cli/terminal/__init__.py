@@ -1,0 +1,1 @@
+"""The terminal: streams that never fail, progress, a live table."""

@@ -1,0 +1,1 @@
+"""A comparison as a Slurm job array: submitting it, and one of its tasks."""

@@ -1,0 +1,119 @@
+"""The parts of a ViT, built from its config: the only file that turns settings into modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from fathoms.models.config import ViTConfig
+from fathoms.parts.block import Block
+from fathoms.parts.init import STD
+from fathoms.parts.linear import ScaledLinear
+from fathoms.parts.norms.norm import NORMS
+from fathoms.parts.protocols import Part, Position, Readout, Stem
+from fathoms.parts.residuals.drop_path import drop_path_rates
+from fathoms.parts.residuals.residual import RESIDUALS
+from fathoms.parts.residuals.transfer import Transfer, transfer_of
+from fathoms.parts.tokens.position import POSITIONS
+from fathoms.parts.tokens.readout import READOUTS
+from fathoms.parts.tokens.stem import STEMS
+
+
+def build_stem(config: ViTConfig) -> Stem:
+    """The stem, which turns an image into tokens."""
+    sizes = config.dim, config.patch_size, config.in_channels, config.stem_norm
+    conv = {"layers": config.stem_layers, "kernel": config.stem_kernel} if config.stem == "conv" else {}
+    return STEMS.build(config.stem, *sizes, **conv)
+
+
+def build_position(config: ViTConfig) -> Position:
+    """The positions: a table that is added, or rotations of q and k."""
+    if not POSITIONS.metadata(config.position).rotary:
+        return POSITIONS.build(config.position, config.dim, config.grid)
+    queries = config.queries if READOUTS.metadata(config.readout).travels else 0
+    tokens = {"queries": queries, "registers": config.registers}
+    return POSITIONS.build(config.position, config.dim, config.grid, config.heads, **tokens)
+
+
+def build_blocks(config: ViTConfig) -> nn.ModuleList:
+    """The main stack: norm, placement and drop-path rate may differ by block."""
+    rates = drop_path_rates(config.drop_path, config.depth, config.drop_path_schedule)
+    by_depth = zip(config.norms(), config.placements(), rates, strict=True)
+    return nn.ModuleList(
+        Block(
+            norm=norm,
+            norm_init=config.norm_init if norm == config.norm else None,
+            attn_placement=attn,
+            mlp_placement=mlp,
+            attention=config.attention,
+            attn_gate=config.attn_gate,
+            index=index,
+            prefix=prefix_tokens(config, index),
+            drop_path=rate,
+            **_block_options(config),
+        )
+        for index, (norm, (attn, mlp), rate) in enumerate(by_depth)
+    )
+
+
+def _block_options(config: ViTConfig) -> dict[str, Any]:
+    """Options that the blocks of both stages share."""
+    names = ("dim", "heads", "depth", "mlp_ratio", "residual", "residual_init", "residual_warmup")
+    names += ("qk_norm", "qkv_bias", "mlp", "base_depth", "base_dim")
+    return {name: getattr(config, name) for name in names}
+
+
+def prefix_tokens(config: ViTConfig, index: int) -> int:
+    """Tokens in front of the patches in block `index`."""
+    travels = READOUTS.metadata(config.readout).travels and index >= config.class_token_block
+    return config.registers + (config.queries if travels else 0)
+
+
+def build_readout(config: ViTConfig) -> Readout:
+    """The read-out; class attention has blocks of its own, with the options of the main stack."""
+    if config.readout != "class_attention":
+        late = config.class_token_block or None
+        return READOUTS.build(config.readout, config.dim, queries=config.queries, joins=late)
+    return READOUTS.build(
+        config.readout,
+        queries=config.queries,
+        class_attention_depth=config.class_attention_depth,
+        norm=config.norm,
+        norm_init=config.norm_init,
+        attn_placement=config.attn_placement,
+        mlp_placement=config.mlp_placement,
+        **_block_options(config),
+    )
+
+
+def build_final_norm(config: ViTConfig) -> Part:
+    """The norm before the head; it starts as those of the blocks do where it is one of them."""
+    name = config.final_norm or config.norm
+    return NORMS.build(name, config.dim, init=config.norm_init if name == config.norm else None)
+
+
+def build_head(config: ViTConfig) -> nn.Module:
+    """A classifier; the identity for 0 classes."""
+    if not config.num_classes:
+        return nn.Identity()
+    scale = config_transfer(config).head
+    sizes = config.dim, config.num_classes
+    head = nn.Linear(*sizes) if scale == 1.0 else ScaledLinear(*sizes, scale)
+    reset_head(head, config)
+    return head
+
+
+def reset_head(head: nn.Linear, config: ViTConfig) -> None:
+    """Initialise a classifier: zeros where the residual method asks for them."""
+    if RESIDUALS.metadata(config.residual).zero_head:
+        nn.init.zeros_(head.weight)
+    else:
+        nn.init.trunc_normal_(head.weight, std=STD)
+    nn.init.zeros_(head.bias)
+
+
+def config_transfer(config: ViTConfig) -> Transfer:
+    """Ratios of depth and width to those that the learning rate was tuned at."""
+    names = ("depth", "dim", "base_depth", "base_dim")
+    return transfer_of(config.residual, **{name: getattr(config, name) for name in names})

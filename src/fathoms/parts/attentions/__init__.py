@@ -1,0 +1,1 @@
+"""Attentions with their heads and gates."""

@@ -1,0 +1,98 @@
+"""ProRes: residual branches warm up one after the other, from the first block to the last."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fathoms.parts.residuals.residual import RESIDUALS, Method
+
+# Share of a run by which the last block counts in full, where none is given.
+SHARE = 0.2
+
+
+@RESIDUALS.add("prores", Method(takes=("depth", "index", "warmup")))
+class ProgressiveResidual(nn.Module):
+    """y = min(t / (T l), 1) x in block l = 1 … L at update t, and y = x after the warm-up of T L updates.
+
+    `set_progress` sets the factor; until it is called, and so in every model that is not being trained, the factor is
+    one. It is a tensor on the device, so that graphs, compiled code and copies of the model read it anew, and it
+    follows from the number of updates, so nothing is saved.
+
+    Args:
+        dim: Width of a token.
+        depth: Number of blocks L.
+        index: The block's index l - 1.
+        warmup: T L as a share of the whole run; the paper has T = 1000 updates at 24 blocks.
+
+    >>> rule = ProgressiveResidual(192, depth=12, index=0)
+    >>> rule(torch.ones(2, 197, 192)).shape, rule.factor_at(progress=0.0), rule.factor_at(progress=0.5)
+    (torch.Size([2, 197, 192]), 0.0, 1.0)
+
+    Paper: Chen et al. 2026, arXiv:2603.05369.
+    """
+
+    factor: Tensor
+
+    def __init__(self, dim: int, depth: int, index: int, warmup: float = SHARE) -> None:
+        super().__init__()
+        self.dim, self.depth, self.index, self.warmup = dim, depth, index, warmup
+        self.register_buffer("factor", torch.ones(1), persistent=False)
+
+    def reset_parameters(self) -> None:
+        """The factor of a model that is not being trained."""
+        self.factor.fill_(1.0)
+
+    def factor_at(self, progress: float) -> float:
+        """The factor at a share of the whole run."""
+        return min(progress * self.depth / (self.warmup * (self.index + 1)), 1.0)
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Scale x."""
+        return (x * self.factor).to(x.dtype)
+
+    def flop_count(self, num_tokens: int) -> int:
+        """Nothing: the factor is one in inference."""
+        return 0 * num_tokens
+
+
+class Warmup:
+    """Sets the factors of all ProRes modules of some models; does nothing where there are none.
+
+    Args:
+        models: The models; modules that share a factor are set once.
+    """
+
+    def __init__(self, *models: nn.Module) -> None:
+        found = (module for model in models for module in model.modules())
+        own = {id(m.factor): m for m in found if isinstance(m, ProgressiveResidual)}
+        self.modules = list(own.values())
+        self.done = not self.modules
+
+    @torch.no_grad()
+    def set(self, progress: float) -> None:
+        """Set every factor to that of a share of the whole run, in two launches."""
+        values = [module.factor_at(progress) for module in self.modules]
+        finished = all(value == 1.0 for value in values)
+        if self.done and finished:
+            return
+        factors = [module.factor for module in self.modules]
+        torch._foreach_zero_(factors)
+        torch._foreach_add_(factors, values)
+        self.done = finished
+
+
+def set_progress(model: nn.Module, progress: float) -> None:
+    """Set the factors of a model's ProRes modules before an update of your own training loop.
+
+    Args:
+        model: The model.
+        progress: Share of the whole run: updates done over all updates.
+
+    >>> rule = ProgressiveResidual(192, depth=12, index=11)
+    >>> set_progress(rule, progress=0.1)
+    >>> rule(torch.ones(2, 197, 192))[0, 0, 0]
+    tensor(0.5000)
+    """
+    Warmup(model).set(progress)

@@ -1,0 +1,1 @@
+"""Tokens from pixels to the heads: stems, positions, read-outs."""

@@ -1,0 +1,138 @@
+"""Provenance of a comparison: the command of its best arm, what differs, versions, hardware, data."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from fathoms.report.comparison.arms import Arm
+from fathoms.report.comparison.files import Comparison
+from fathoms.report.comparison.tuning import arms_of
+from fathoms.report.quantities import clipped, file_size, shown
+from fathoms.report.run.files import listed, number, table
+
+Rows = list[tuple[str, str]]
+
+# Flags of `fathoms compare` that `fathoms train` does not take, or that belong to the comparison's folder.
+WITH_VALUE = {
+    *("--axis", "--arm", "--preset", "--plan", "--seeds", "--tune", "--tune-epochs"),
+    *("--baseline", "--metric", "--smallest-difference"),
+    *("--budget", "--jobs", "--per-gpu", "--shard", "--slurm", "--keep", "--output", "--experiment"),
+}
+WITHOUT_VALUE = ("--paired", "--dry-run", "--json", "--wait", "--no-pilot")
+
+
+def train_command(arm: Arm, comparison: Comparison) -> str:
+    """The command that trains an arm alone, quoted for a shell; empty for runs that no comparison made."""
+    words = [str(word) for word in listed(comparison.plan.get("command"))]
+    if words[:1] != ["compare"]:
+        return ""
+    kept, skip = list[str](), False
+    for word in words[1:]:
+        flag = word.partition("=")[0].replace("_", "-") if word.startswith("--") else word
+        if skip or flag in WITHOUT_VALUE:
+            skip = False
+        elif flag in WITH_VALUE:
+            skip = "=" not in word
+        else:
+            kept.append(word)
+    options = dict(arm.options)
+    tuned = table(arms_of(comparison.tuning).get(arm.name, {}).get("best"))
+    options |= {str(name): shown(value) for name, value in tuned.items()}
+    recipe = table(table(comparison.plan.get("base")).get("recipe"))
+    # The demonstration is shorter than the recipe, and a comparison takes its val from the training set.
+    for name in ("epochs", "val_share"):
+        flag, value = f"--{name.replace('_', '-')}", number(recipe.get(name))
+        if value is not None and name not in options and not any(w.partition("=")[0] == flag for w in kept):
+            options[name] = f"{value:g}"
+    kept += [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    return shlex.join(["fathoms", "train", *kept])
+
+
+def made_by(comparison: Comparison) -> Rows:
+    """Command, data and rules of a comparison."""
+    plan = comparison.plan
+    rows: Rows = []
+    if command := [str(word) for word in listed(plan.get("command"))]:
+        rows.append(("command", clipped(shlex.join(["fathoms", *command]), 4000)))
+    names = {
+        "data": "data",
+        "fingerprint": "data fingerprint",
+        "images": "held-out images",
+        "classes": "classes",
+        "metric": "metric",
+        "margin": "smallest difference of interest",
+        "floor": "noise floor",
+        "baseline": "baseline",
+        "paired": "paired by seed",
+        "version": "version of the plan",
+    }
+    for key, name in names.items():
+        if plan.get(key) is not None:
+            # The rest of a fingerprint is in plan.json.
+            rows.append((name, clipped(shown(plan[key]), 33 if key == "fingerprint" else 400)))
+    return rows
+
+
+def growth(comparison: Comparison) -> list[str]:
+    """Sentences on what later commands added to the plan."""
+    made = []
+    for row in map(table, listed(comparison.plan.get("grown"))):
+        arms = [clipped(str(name), 80) for name in listed(row.get("arms"))]
+        added = f"arms {', '.join(arms)}" if arms else "no arms"
+        made.append(
+            f"A later command added {added}; the plan then had {shown(row.get('seeds', '?'))} seeds per arm."
+        )
+    return made
+
+
+def machines(arms: Sequence[Arm]) -> tuple[Rows, list[str]]:
+    """Versions and hardware, and a sentence for each entry that is not the same in all cells."""
+    values: dict[str, dict[str, int]] = {}
+    for cell in (cell for arm in arms for cell in arm.cells):
+        environment = cell.record.environment
+        # Starts, commands and the version of the file differ by nature.
+        flat = {
+            key: file_size(value) if key.endswith("memory") and number(value) is not None else value
+            for key, value in environment.items()
+            if not isinstance(value, dict | list) and key != "version"
+        }
+        for key, value in (flat | table(environment.get("versions"))).items():
+            if value is not None:
+                found = values.setdefault(clipped(str(key), 60), {})
+                text = clipped(shown(value))
+                found[text] = found.get(text, 0) + 1
+    rows = [(key, "; ".join(list(found)[:4])) for key, found in values.items()]
+    mixed = [key for key, found in values.items() if len(found) > 1]
+    return rows, [f"{key} is not the same in all runs" for key in mixed]
+
+
+def differing(arms: Sequence[Arm]) -> tuple[list[str], list[tuple[Arm, list[str]]]]:
+    """Options that differ between arms, and each arm's values."""
+    names = list(dict.fromkeys(name for arm in arms for name in arm.options))
+    kept = [name for name in names if len({arm.options.get(name) for arm in arms}) > 1]
+    rows = [(arm, [clipped(arm.options.get(name, "–")) for name in kept]) for arm in arms]
+    return [clipped(name, 60) for name in kept], rows
+
+
+def shared(comparison: Comparison) -> list[tuple[str, Rows]]:
+    """Settings that all arms have in common, by section."""
+    base = table(comparison.plan.get("base"))
+    plain = {key: value for key, value in base.items() if not isinstance(value, dict) and value is not None}
+    sections: list[tuple[str, dict[str, Any]]] = [("Shared by all arms", plain)]
+    sections += [
+        (f"Shared: {clipped(key, 40)}", value) for key, value in base.items() if isinstance(value, dict)
+    ]
+    return [
+        (
+            name,
+            [
+                (clipped(str(key), 60), clipped(shown(value)))
+                for key, value in rows.items()
+                if value is not None
+            ],
+        )
+        for name, rows in sections
+        if rows
+    ]

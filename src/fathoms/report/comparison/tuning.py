@@ -1,0 +1,89 @@
+"""Tuning curves: the score of every arm by the tuned value."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fathoms.drawing.ticks import ticks
+from fathoms.report.comparison.arms import Arm
+from fathoms.report.comparison.scatter import Dot, Scatter, axis_labels, share
+from fathoms.report.quantities import clipped, score
+from fathoms.report.run.files import listed, number, table
+
+Trials = dict[float, list[float]]
+
+
+def tuning_curves(
+    arms: Sequence[Arm], tuning: dict[str, Any], metric: str
+) -> tuple[Scatter | None, list[str]]:
+    """Mean score by tuned value, a line an arm, and remarks on values chosen at the edge of the grid.
+
+    A grid over more than one option has no curve.
+    """
+    grid = list(table(tuning.get("grid")))
+    if len(grid) != 1:
+        return None, []
+    option, found = clipped(str(grid[0]), 40), arms_of(tuning)
+    tried: list[tuple[Arm, Trials]] = []
+    remarks = []
+    for arm in arms:
+        own = found.get(arm.name, {})
+        trials = _trials(own, metric, grid[0])
+        if not trials:
+            continue
+        tried.append((arm, trials))
+        best = tuned_value(table(own.get("best")).get(grid[0]))
+        if len(trials) > 1 and best in (min(trials), max(trials)):
+            remarks.append(f"{arm.label}: the best {option}, {best:g}, is at the edge of the grid; extend it")
+    return (_curves(option, tried, metric) if tried else None), remarks
+
+
+def arms_of(tuning: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The entry of each arm in tuning.json, by its name: `best`, its values by option, and `trials`."""
+    return {str(own.get("name")): own for own in map(table, listed(tuning.get("arms")))}
+
+
+def _trials(own: dict[str, Any], metric: str, option: str) -> Trials:
+    """Scores by tuned value."""
+    found: Trials = {}
+    for trial in map(table, listed(own.get("trials"))):
+        value, reached = tuned_value(table(trial.get("choice")).get(option)), number(trial.get(metric))
+        if value is not None and reached is not None:
+            found.setdefault(value, []).append(reached)
+    return found
+
+
+def _curves(option: str, tried: Sequence[tuple[Arm, Trials]], metric: str) -> Scatter:
+    means = [{x: sum(ys) / len(ys) for x, ys in sorted(trials.items())} for _, trials in tried]
+    grid = sorted({x for own in means for x in own})
+    heights = [y for own in means for y in own.values()]
+    up = ticks(min(heights), max(heights), 5)
+    low, span = math.log(grid[0]), math.log(grid[-1] / grid[0]) or 1.0
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return round(3 + 94 * (math.log(x) - low) / span, 2), 100 - share(y, up)
+
+    dots, lines = [], []
+    for (arm, trials), own in zip(tried, means, strict=True):
+        lines.append(
+            (arm.style, [(*a, *b) for a, b in itertools.pairwise(place(x, y) for x, y in own.items())])
+        )
+        for x, y in own.items():
+            text = f"{arm.label}, {option} {x:g}: {score(y, metric)} over {len(trials[x])} trials"
+            dots.append(Dot(*place(x, y), arm.style, text))
+    marks = [(place(x, up[0])[0], f"{x:g}") for x in grid]
+    return Scatter(
+        option, "logarithmic", dots, marks, [(100 - at, text) for at, text in axis_labels(up)], lines
+    )
+
+
+def tuned_value(value: Any) -> float | None:
+    """A tuned value, which may be written as text, if it has a logarithm."""
+    try:
+        found = number(float(value)) if isinstance(value, str) else number(value)
+    except ValueError:
+        return None
+    return found if found is not None and found > 0 else None

@@ -1,0 +1,119 @@
+"""Read the files of a run folder as plain values, for its report page. The files are untrusted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fathoms.errors import ConfigError, reason
+from fathoms.evaluate.training_record import DO_WITHOUT, current_summary
+from fathoms.files.untrusted import MAX_JSON, read_json, read_plain, read_toml
+
+Row = dict[str, Any]
+
+MOST = 1e300
+"""Largest number that is drawn: sums and differences of such numbers are still finite."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The files of a run folder; those that do not exist yet are empty."""
+
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    metrics: list[Row] = field(default_factory=list)
+    probes: list[Row] = field(default_factory=list)
+    updates: list[Row] = field(default_factory=list)
+    guard: list[Row] = field(default_factory=list)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    examples: dict[str, Any] = field(default_factory=dict)
+    files: list[tuple[str, int]] = field(default_factory=list)
+    folder: Path | None = None
+
+    @property
+    def status(self) -> str:
+        """The status at the end of the run; "running" where no end is recorded."""
+        status = self.summary.get("status")
+        return status if isinstance(status, str) else "running"
+
+    def series(self, split: str, field: str) -> list[tuple[float, float | None]]:
+        """(epochs done, value) of one metric of one split; None where it is not finite."""
+        rows = [row for row in self.metrics if row.get("split") == split and field in row]
+        return [(epoch_of(row, 1.0), number(row[field])) for row in rows]
+
+
+def number(value: Any, otherwise: Any = None) -> Any:
+    """The value if it is a number that can be drawn, else `otherwise`."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if plain and abs(value) <= MOST else otherwise
+
+
+def epoch_of(row: Row, otherwise: float = 0.0) -> float:
+    """The epoch of a row of a .jsonl file, counted from 1; rows without a version count from 0."""
+    epoch = number(row.get("epoch"))
+    return otherwise if epoch is None else epoch + ("version" not in row)
+
+
+def table(value: Any) -> dict[str, Any]:
+    """The value if it is a table, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def listed(value: Any) -> list[Any]:
+    """The value if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def read_run(folder: Path, light: bool = False) -> RunRecord:
+    """Read a run folder; a light record has what is compared between runs."""
+    if not (folder / "config.toml").is_file():
+        raise ConfigError(f"{folder}: is not a run folder, it has no config.toml; give a run folder")
+    hidden = (".", "report.html")
+    every = () if light else folder.rglob("*")
+    files = sorted(path for path in every if path.is_file() and not path.name.startswith(hidden))
+    return RunRecord(
+        name=folder.resolve().name,
+        config=read_toml(folder / "config.toml", ConfigError),
+        summary=current_summary(read_json_file(folder / "summary.json")),
+        environment=read_json_file(folder / "environment.json"),
+        metrics=read_lines(folder / "metrics.jsonl"),
+        probes=[] if light else read_lines(folder / "probe.jsonl"),
+        updates=[] if light else read_lines(folder / "updates.jsonl"),
+        guard=[] if light else read_lines(folder / "guard.jsonl"),
+        evaluation={} if light else read_json_file(folder / "evaluation.json"),
+        examples={} if light else read_json_file(folder / "examples.json"),
+        files=[(str(path.relative_to(folder)), path.stat().st_size) for path in files],
+        folder=folder,
+    )
+
+
+def read_json_file(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where there is no file."""
+    return read_json(path, ConfigError, remedy=DO_WITHOUT) if path.is_file() else {}
+
+
+def read_lines(path: Path) -> list[Row]:
+    """The objects of a .jsonl file; a last line without a newline is still being written."""
+    if not path.is_file():
+        return []
+    try:
+        whole = read_plain(path, MAX_JSON).decode("utf-8", errors="replace").split("\n")[:-1]
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({reason(error)})") from error
+    return [
+        _object(line, f"{path}: line {index}") for index, line in enumerate(whole, start=1) if line.strip()
+    ]
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not readable as JSON ({reason(error)})") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: is not a JSON object")
+    return value

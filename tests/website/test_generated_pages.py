@@ -1,0 +1,96 @@
+"""Generated pages of docs/: they say what the registries, the parsers, the imports and results/ say."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fathoms.cli.main import COMMANDS
+from fathoms.cli.parse import names_of, parse
+from fathoms.parts import families
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+ALL_FLAGS = {
+    flag
+    for name in COMMANDS
+    for flag in names_of(importlib.import_module(f"fathoms.cli.{name.replace(' ', '_')}").Args)[0]
+}
+
+
+def test_the_committed_pages_are_those_that_the_generator_writes(script):
+    generate = script("generate")
+    assert generate.stale(DOCS, generate.made(ROOT)) == []
+
+
+def test_an_edited_page_and_one_that_nothing_writes_are_found(script, tmp_path):
+    generate = script("generate")
+    texts = {"recipes.md": "a", "families/norms.md": "b"}
+    for name, text in {**texts, "families/old.md": "c"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "recipes.md").write_text("edited")
+    assert generate.stale(tmp_path, texts) == ["families/old.md", "recipes.md"]
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_flag_that_the_help_names_is_documented(name, capsys):
+    module = importlib.import_module(f"fathoms.cli.{name.replace(' ', '_')}")
+    with pytest.raises(SystemExit):
+        parse(module, name, ["--help"])
+    # A flag begins a line of the help.
+    told = set(re.findall(r"^[│\s]*(--[a-z0-9][a-z0-9-]*)", capsys.readouterr().out, re.MULTILINE))
+    assert len(told) >= len(names_of(module.Args)[0])
+    page = (DOCS / "commands" / f"{name.replace(' ', '_')}.md").read_text()
+    train = (DOCS / "commands" / "train.md").read_text()
+    for group in re.findall(r"train\.md#(options-[a-z-]+)", page):
+        heading = group.replace("-", " ").capitalize()
+        page += train.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    shown = {"--help", *re.findall(r"`(--[a-z0-9-]+)`", page)}
+    # A line of a help text may begin with the negative of a flag.
+    assert {flag for flag in told - shown if flag.replace("--no-", "--") not in shown} == set()
+
+
+def test_the_flags_that_stand_for_those_of_others_exist():
+    rows = [line for line in (DOCS / "coming_from.md").read_text().splitlines() if line.startswith("| ")]
+    named = {flag for row in rows for flag in re.findall(r"--[a-z0-9][a-z0-9-]*", row.split(" | ")[1])}
+    assert len(named) > 20
+    switched_off = {f"--no-{flag.removeprefix('--')}" for flag in ALL_FLAGS}
+    assert named - ALL_FLAGS - switched_off == set()
+
+
+def test_an_unanswered_flag_of_another_script_stops_the_generator(script):
+    coming_from = script("coming_from")
+    other = {"looked_at": "nowhere", "flags": "--lr --flux", "means": [["--gone", "nothing"]]}
+    with pytest.raises(
+        ValueError, match=r"no answer for \['--flux'\]; answers for unknown flags \['--gone'\]"
+    ):
+        coming_from.flag_table("other", other)
+
+
+def test_every_sentence_on_when_to_use_a_part_is_about_a_part_that_exists():
+    when = tomllib.loads((ROOT / "website" / "when_to_use.toml").read_text())
+    for family, sentences in when.items():
+        assert set(sentences) <= set(families()[family])
+
+
+def test_every_public_name_has_its_place_in_the_reference(script):
+    import fathoms
+
+    api_pages = script("api_pages")
+    told = {name for _, names in api_pages.TOP.values() for name in names}
+    assert told == set(fathoms.__all__) - {"parts"}
+    assert {"LayerScale", "patchify", "families"} <= set(api_pages.part_homes())
+
+
+def test_the_picture_of_the_architecture_has_only_arrows_that_point_down(script):
+    architecture = script("architecture")
+    edges = architecture.imports(ROOT)
+    rooms = {path.parent.name for path in (ROOT / "src" / "fathoms").glob("*/__init__.py")}
+    rows = architecture.levels({room: edges.get(room, set()) & rooms for room in rooms}, rooms)
+    assert all(rows[room] < rows[to] for room in rooms for to in edges.get(room, set()) & rooms)
+    assert architecture.reduced({"a": {"b", "c"}, "b": {"c"}}) == {"a": {"b"}, "b": {"c"}}

@@ -1,0 +1,90 @@
+"""Build the documentation site, strictly: `python website/build.py`, or `make docs`.
+
+Pages are gathered into build/site/pages, built by Zensical into build/site/html, and every link inside of the result
+is followed. A warning, a dead link or a page that the navigation leaves out is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from links import dead_links
+from stage import DeadLinkError, stage
+
+ROOT = Path(__file__).parents[1]
+
+
+def in_navigation(entries: Any) -> set[str]:
+    """The pages that a navigation names, however deep."""
+    if isinstance(entries, str):
+        return {entries}
+    values = entries.values() if isinstance(entries, dict) else entries
+    return set().union(*map(in_navigation, values))
+
+
+def configured(root: Path, staged: Path, pages: list[str]) -> str:
+    """The settings of the site, with this checkout's paths and every page of results/ in the navigation."""
+    entries = []
+    for page in pages:
+        if page.startswith("results/"):
+            title = (staged / page).read_text().partition("\n")[0].removeprefix("# ").replace('"', "'")
+            entries.append(f'{{ "{title}" = "{page}" }}')
+    filled = {
+        '"MEASURED"': ", ".join(entries),
+        "SOURCE": str(root / "src"),
+        "EXTENSION": str(root / "website" / "docstring_markdown.py"),
+    }
+    text = (root / "website" / "zensical.toml").read_text()
+    for word, value in filled.items():
+        head, found, rest = text.partition("[project]")
+        text = head + found + rest.replace(word, value)
+    return text
+
+
+def build(root: Path, target: Path) -> list[str]:
+    """Stage and build the site; what is wrong with it, a line each."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    pages = stage(root, target / "pages")
+    config = configured(root, target / "pages", pages)
+    named = in_navigation(tomllib.loads(config)["project"]["nav"])
+    wrong = [
+        f"website/zensical.toml: the navigation leaves out {page}" for page in sorted(set(pages) - named)
+    ]
+    wrong += [f"website/zensical.toml: there is no page {page}" for page in sorted(named - set(pages))]
+    (target / "zensical.toml").write_text(config)
+    command = [str(Path(sysconfig.get_path("scripts")) / "zensical"), "build", "--clean", "--strict"]
+    done = subprocess.run(command, cwd=target, capture_output=True, text=True)
+    said = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+    if done.returncode or "warning" in said.lower():
+        wrong.append(f"zensical build: exit {done.returncode}\n{said}")
+    return [*wrong, *dead_links(target / "html")]
+
+
+def main() -> int:
+    """Exit code 1 if anything is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", type=Path, default=ROOT / "build" / "site", help="folder of the result")
+    target = parser.parse_args().target.resolve()
+    try:
+        wrong = build(ROOT, target)
+    except DeadLinkError as error:
+        wrong = [str(error)]
+    if wrong:
+        print("\n".join(wrong), file=sys.stderr)
+        return 1
+    pages = sum(1 for _ in (target / "html").rglob("*.html"))
+    print(f"{pages} pages: {target / 'html' / 'index.html'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Evidence on one part: what the comparisons, coordinate checks and swaps in results/ say of it."""
+
+from __future__ import annotations
+
+import statistics
+
+import doc_evidence
+from doc_format import Read, Row, table
+
+DATA = {"cifar10.npz": "CIFAR-10", "cifar100.npz": "CIFAR-100"}
+NOTHING = "Not known: nothing has been run here."
+
+
+def compared(read: Read, family: str, name: str) -> list[str]:
+    """A sentence for each arm of a published comparison that has this part as a value of an axis."""
+    said = []
+    for folder in doc_evidence.QUESTIONS:
+        plan, results = read(f"compare/{folder}/plan"), read(f"compare/{folder}/results")
+        values = {options.get(family) for options in plan["arms"].values()}
+        if len(values) < 2:
+            continue
+        arms = {arm["name"]: arm for arm in results["arms"]}
+        for arm, options in plan["arms"].items():
+            if options.get(family) == name and arm in arms:
+                said.append(_sentence(folder, plan, arms[arm], results["verdicts"]))
+    return said
+
+
+def _sentence(folder: str, plan: Row, arm: Row, verdicts: list[Row]) -> str:
+    config, recipe = plan["base"]["config"] or {}, plan["base"]["recipe"]
+    where = (
+        f"{DATA.get(plan['data'], plan['data'])}, {config.get('depth')} blocks of {config.get('dim')}, patch "
+        f"{config.get('patch_size')}, {recipe['epochs']} epochs, {arm['seeds']} seeds"
+    )
+    own = f"`{arm['name']}` {arm['mean']:.2f} % (sd {arm['sd']:.2f})"
+    against = [verdict for verdict in verdicts if verdict["a"] == arm["name"]][:1]
+    if against and plan["baseline"]:
+        found = against[0]
+        words = {"a better": "better", "b better": "worse"}
+        own += (
+            f", {found['difference']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f}) against "
+            f"`{found['b']}`: {words.get(found['verdict'], found['verdict'])}"
+        )
+    elif plan["baseline"] == arm["name"]:
+        own += ", the baseline"
+    return f"{where}: {own} ([all arms](../evidence.md), `results/compare/{folder}`)"
+
+
+def coordinates(read: Read, name: str) -> str:
+    """How a residual method's updates grow with depth."""
+    row = read("coordinates")["rows"].get(name)
+    if row is None:
+        return ""
+    stream = row["stream"]
+    return (
+        f"Coordinate check over depths {', '.join(map(str, row['sizes']))}: ten updates move the stream as depth to "
+        f"the power {stream['slope']:+.2f} ({stream['low']:+.2f} to {stream['high']:+.2f}), {row['verdict']} "
+        "([all methods](../../results/coordinates.md))"
+    )
+
+
+def swapped(read: Read, name: str) -> str:
+    """A trained LayerNorm network whose norms were swapped for this one."""
+    rows = [row for row in read("swap_cifar")["rows"] if (row["to"], row["how"]) == (name, "calibrate")]
+    if not rows:
+        return ""
+    before, now, later = (
+        statistics.mean(row[key] for row in rows) for key in ("before", "right after", "after 5")
+    )
+    return (
+        f"In place of LayerNorm in a trained network (CIFAR-10, {len(rows)} seeds, calibrated): {before:.1f} % before, "
+        f"{now:.1f} % right after, {later:.1f} % five epochs later ([all rows](../../results/swap_cifar.md))"
+    )
+
+
+# Part of each row of results/parts.json that is not a residual rule.
+TIMED = {
+    ("attn_placement", "keel"): "keel",
+    ("attn_gate", "head"): "head_gate",
+    ("attn_gate", "channel"): "channel_gate",
+    ("stem", "conv"): "conv_stem",
+    ("readout", "seqpool"): "seqpool",
+}
+
+
+def speed(read: Read, family: str, name: str) -> str:
+    """Training speed and memory beside the plain model."""
+    row = read("parts")["rows"].get(name if family == "residual" else TIMED.get((family, name), ""))
+    if row is None:
+        return ""
+    return (
+        f"Speed: trains at {row['ratio']:.2f} times the images per second of the plain model, in "
+        f"{row['memory_ratio']:.2f} of its memory ({row['device']}; [all parts](../../results/parts.md))"
+    )
+
+
+def tuned(read: Read, name: str) -> str:
+    """Accuracy of a residual rule by depth, each at the best of the learning rates tried."""
+    rows = [row for row in read("lr_over_depth")["rows"] if row["residual"] == name]
+    if not rows:
+        return ""
+    said = []
+    for depth in sorted({row["depth"] for row in rows}):
+        own = [row for row in rows if row["depth"] == depth and row["loss"]]
+        best = min(own, key=lambda row: statistics.mean(row["loss"].values()))
+        said.append(f"{statistics.mean(best['top1'].values()):.1f} % at {depth} blocks (lr {best['lr']:g})")
+    return (
+        f"CIFAR-10, 2 epochs, {len(rows[0]['top1'])} seeds, the best of {len({row['lr'] for row in rows})} learning "
+        f"rates: {', '.join(said)} ([all rates](../../results/lr_over_depth.md))"
+    )
+
+
+def evidence(read: Read, family: str, name: str) -> list[str]:
+    """All that was measured here of a part in training; one sentence that says so if that is nothing."""
+    said = compared(read, family, name)
+    if family == "residual":
+        said += [tuned(read, name), coordinates(read, name)]
+    if family == "norm":
+        said.append(swapped(read, name))
+    said.append(speed(read, family, name))
+    return [each for each in said if each] or [NOTHING]
+
+
+def signal_table(read: Read, family: str) -> str:
+    """Growth of the stream, and gradient at the first block over the last, by depth, a row for each part."""
+    if family == "residual":
+        kept = read("signal_at_init")["rows"]
+        rows = [{**row, "part": f"`{row['residual']}`, {row['form']}"} for row in kept]
+    else:
+        kept = read("signal_by_part")["rows"]
+        rows = [{**row, "part": f"`{row['part']}`"} for row in kept if row["family"] == family]
+    depths = sorted({row["depth"] for row in rows})
+    found = {(row["part"], row["depth"]): row for row in rows}
+    cells = [
+        [part, *(_pair(found[part, depth]) for depth in depths)]
+        for part in dict.fromkeys(row["part"] for row in rows)
+    ]
+    return table(["part", *(f"{depth} blocks" for depth in depths)], cells)
+
+
+def _pair(row: Row) -> str:
+    return f"{row['growth']:.3g} · {row['gradient_ratio']:.3g}"

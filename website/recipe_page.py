@@ -1,0 +1,61 @@
+"""The page of the recipes, docs/recipes.md: each with its line, its options and its model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from doc_format import table
+from fathoms.train.recipe.files import read_recipe, recipe_names
+from fathoms.train.recipe.recipe import DEFAULTS
+
+DATA = {"digits": "", "cifar": " cifar10.npz"}
+"""What each recipe is for; ImageNet where nothing is said."""
+
+
+def pages() -> dict[str, str]:
+    """The text of the page, by its file name under docs/."""
+    lines = [
+        "# Recipes",
+        "",
+        "A recipe is every option that decides how a model is trained, but the data. Flags override it, `none`",
+        "switches an option off (`--aa none`), and `fathoms recipes NAME > mine.toml` is the start of your own: "
+        "`fathoms train DATA --recipe mine.toml`.",
+        "",
+        "<!-- written by website/generate.py from src/fathoms/train/recipe/*.toml -->",
+        "",
+    ]
+    for name in recipe_names():
+        lines += _recipe(name, read_recipe(name))
+    return {"recipes.md": "\n".join(lines)}
+
+
+def _recipe(name: str, recipe: dict[str, Any]) -> list[str]:
+    model = recipe.pop("model", {})
+    about = recipe.pop("about")
+    option = "" if name == "digits" else f" --recipe {name}"
+    changed = [
+        [f"`{key}`", _shown(value), _shown(DEFAULTS[key])]
+        for key, value in recipe.items()
+        if value != DEFAULTS[key]
+    ]
+    own = ", ".join(f"`{key}={_shown(value)}`" for key, value in model.items())
+    return [
+        f"## {name}",
+        "",
+        f"{about}.",
+        "",
+        *(["<!-- not run: trains on ImageNet -->", ""] if name not in DATA else []),
+        "```bash",
+        f"fathoms train{DATA.get(name, ' imagenet/')}{option}",
+        "```",
+        "",
+        *([f"Model: {own}.", ""] if own else []),
+        table(["option", "value", "default without a recipe"], changed),
+        "",
+    ]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
