@@ -9,10 +9,10 @@ import typing
 from typing import Any, Literal
 
 import tyro
+from fathoms.cli.parse import Switches, field_docs
 
 from doc_format import table
 from fathoms.cli.main import COMMANDS
-from fathoms.cli.parse import Switches, field_docs
 from fathoms.cli.train import ALIASES, RecipeFlags
 from fathoms.errors import flag_of
 from fathoms.models.config import ViTConfig

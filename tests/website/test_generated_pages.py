@@ -8,9 +8,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from fathoms.cli.parse import names_of, parse
 
 from fathoms.cli.main import COMMANDS
-from fathoms.cli.parse import names_of, parse
 from fathoms.parts import families
 
 ROOT = Path(__file__).parents[2]
