@@ -136,7 +136,7 @@ def as_table(report: dict[str, Any]) -> str:
         rates = [f"{row[side]['images_per_second']:,.0f}" for side in (name, "none")]
         memory = "–" if row["memory_ratio"] is None else f"{row['memory_ratio']:.2f}"
         cells = [
-            name + ("†" if "by" in row else ""),
+            name,
             options,
             *rates,
             f"{row['ratio']:.2f}",
@@ -144,8 +144,6 @@ def as_table(report: dict[str, Any]) -> str:
             f"{row['multiplications_ratio']:.2f}",
         ]
         lines.append("| " + " | ".join([*cells, reason(name, row)]) + " |")
-    if earlier := sorted({row["by"] for row in made if "by" in row}):
-        lines += ["", f"† measured by {'; '.join(earlier)}."]
     return "\n".join(lines) + "\n"
 
 
