@@ -43,9 +43,11 @@ class Comparisons:
     def run(self, *more, name="c"):
         return main(["compare", *self.words(*more, name=name)])
 
-    def make(self, *more, name="c"):
-        """The comparison that a command describes, not run."""
-        return command.make_comparison(parse(command, "compare", self.words(*more, name=name)))
+    def make(self, *more, name="c", beside=True):
+        """The comparison that a command describes, not run; beside: with the flags of a tiny model."""
+        own = [*more, "--output", str(self.root), "--experiment", name]
+        words = self.words(*more, name=name) if beside else own
+        return command.make_comparison(parse(command, "compare", words))
 
     def start(self, *more, name="c"):
         line = [sys.executable, "-m", "fathoms", "compare", *self.words(*more, name=name)]

@@ -22,6 +22,7 @@ import tyro
 from fathoms.cli import train as train_command
 from fathoms.cli.flags.early_checks import check_run
 from fathoms.cli.flags.parse import Switches, given, merged, parse, parse_setting
+from fathoms.cli.flags.plan_file import read_plan_file
 from fathoms.cli.terminal.live_table import live_table
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
 from fathoms.compare.slurm.submit import SlurmOptions, check_installed, parse_slurm
@@ -64,11 +65,12 @@ class Args:
     preset: str | None = None
     """A comparison that the field argues about: norms, scaler, residual, placements, stem, cait, optimizers."""
     plan: str | None = None
-    """A TOML file with [axes], [arms], [tune] and seeds."""
+    """A TOML file with [axes], [arms], [tune], seeds, baseline, and the settings of all runs under [train]."""
     seeds: int | None = None
     """Seeds of each arm. Default: 5, on the digits 3."""
     baseline: str | None = None
-    """Compare every arm with this one, by its name; without it, all pairs."""
+    """Compare every arm with this one, by its name; or, given a value of one axis such as norm=layernorm, with the arm
+    that differs only in that. Without it, all pairs."""
     metric: Literal["top1", "loss"] = "top1"
     """The measure that decides."""
     smallest_difference: float | None = None
@@ -111,8 +113,6 @@ class Args:
 
 def make_plan(args: Args) -> Plan:
     """The plan that flags, preset and file describe together."""
-    from fathoms.files.untrusted import read_toml
-
     if is_demo(args):
         tune = parse_axes(args.tune, "--tune")
         seeds = DEMO.seeds if args.seeds is None else args.seeds
@@ -121,9 +121,7 @@ def make_plan(args: Args) -> Plan:
     if args.preset is not None:
         table = dict(PRESETS[check_name(args.preset, PRESETS, "preset", "--preset")])
     if args.plan is not None:
-        if not Path(args.plan).is_file():
-            raise ConfigError(f"--plan {args.plan}: no such file; give a TOML file")
-        table |= read_toml(args.plan, ConfigError)
+        table |= read_plan_file(args.plan).plan
     where = args.plan or "--preset"
     base = Plan.from_dict({"axes": {"_": ["_"]}, **table}, where) if table else None
     axes = {**(base.axes if base else {}), **parse_axes(args.axis)}
@@ -141,6 +139,21 @@ def make_plan(args: Args) -> Plan:
             if name == "val_share":
                 raise ConfigError(f"{flag} val_share: all arms share one val split; give --val-share instead")
     return Plan(axes, arms, seeds, tune, tune_epochs)
+
+
+def with_plan_file(args: Args) -> Args:
+    """The flags with the plan file's settings of all runs, where no flag says otherwise."""
+    if args.plan is None:
+        return args
+    _, train, baseline = read_plan_file(args.plan)
+    return dataclasses.replace(
+        args,
+        model=args.model or train.model,
+        recipe=args.recipe or train.recipe,
+        training=merged(train.training, args.training),
+        switches=merged(train.switches, args.switches),
+        baseline=args.baseline or baseline,
+    )
 
 
 def is_demo(args: Args) -> bool:
@@ -253,6 +266,7 @@ def with_val_share(args: Args) -> Args:
 def make_comparison(args: Args) -> Comparison:
     """The comparison that the flags describe, with the arms and seeds that are in its folder already."""
     refuse_unused(args)
+    args = with_plan_file(args)
     check_run(args.run, args.data, given(args.training).get("teacher"))
     slurm, shard, seconds = slurm_options(args), parse_shard(args.shard), parse_budget(args.budget)
     plan = make_plan(args)

@@ -12,6 +12,7 @@ from typing import Any
 from fathoms.compare.cells import Cell, key_of, make_cell
 from fathoms.compare.contradictions import refuse_contradictions
 from fathoms.compare.folder import VERSION, ComparisonFolder, Settings, stale
+from fathoms.compare.pairs import check_baseline, pairs_of
 from fathoms.compare.progress import Show, span
 from fathoms.compare.session import UNFINISHED as UNFINISHED
 from fathoms.compare.session import Session
@@ -20,7 +21,6 @@ from fathoms.compare.tuning import FIRST_SEED, Trial, Tuning
 from fathoms.compare.workers.runner import make_slots
 from fathoms.data.sources.splits import check_split, open_roles
 from fathoms.errors import ConfigError
-from fathoms.names.registry import check_name
 from fathoms.train.job import Job
 
 ASSUMED_ERROR = 0.25
@@ -71,7 +71,7 @@ class Comparison:
         self.notes = notes
         self.folder = ComparisonFolder(folder)
         if options.baseline is not None:
-            check_name(options.baseline, list(arms), "arm", "--baseline")
+            check_baseline(options.baseline, list(arms))
         first = next(iter(arms.values()))[1]
         path, roles = first.data, open_roles(first.data, first.recipe.val_share)
         held_out, self.split = roles.held_out(), roles.split()
@@ -153,7 +153,6 @@ class Comparison:
     def describe(self) -> str:
         """The plan in words: arms, what differs, the noise floor, the smallest visible difference."""
         from fathoms.compare.statistics import ALPHA, MIN_SEEDS, detectable
-        from fathoms.compare.verdicts import pairs_of
 
         names, seeds, settings = list(self.arms), self.seeds, self.settings
         pairs = len(pairs_of(names, self.options.baseline))

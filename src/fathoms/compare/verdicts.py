@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fathoms.compare.pairs import pairs_of
 from fathoms.compare.statistics import (
     ALPHA,
     MIN_SEEDS,
@@ -131,7 +131,7 @@ class Rules:
         metric: The score.
         margin: Differences below it do not matter to the user; equivalence is tested against it.
         floor: Standard deviation over seeds that the held-out set's size alone lets expect.
-        baseline: Compare every arm with this one; None compares all pairs.
+        baseline: The arm, or the value of an axis, that is compared with; None compares all pairs.
         paired: Whether the runs of a seed start from the same weights in every arm.
     """
 
@@ -161,13 +161,6 @@ class Tested:
     p: float
     pairs: int
     needed: int | None
-
-
-def pairs_of(names: Sequence[str], baseline: str | None) -> list[tuple[str, str]]:
-    """The pairs that are tested: all of them, or each arm against the baseline."""
-    if baseline is None:
-        return list(itertools.combinations(names, 2))
-    return [(name, baseline) for name in names if name != baseline]
 
 
 def judge(arms: Iterable[Arm], rules: Rules) -> list[Verdict]:

@@ -1,0 +1,74 @@
+"""Plan files: the settings that all runs share, the baseline, and the ready plans in plans/."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fathoms.compare.pairs import check_baseline, pairs_of
+from fathoms.errors import ConfigError, FathomsError, UnknownNameError
+
+PLANS = Path(__file__).parents[2] / "plans"
+NAMES = ["dyt, depth=12", "dyt, depth=36", "layernorm, depth=12", "layernorm, depth=36"]
+
+
+def plan(path, *lines):
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_settings_under_train_are_those_of_all_runs_and_flags_override_them(comparisons, tmp_path):
+    table = ("[train]", "lr = 3e-4", "mlp_ratio = 2", "[axes]", 'norm = ["layernorm", "dyt"]')
+    made = comparisons.make("--plan", plan(tmp_path / "plan.toml", *table), "--mlp-ratio", "3")
+    for _, job in made.arms.values():
+        assert job.recipe.lr == 3e-4
+        assert job.config.mlp_ratio == 3
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (['train = "cifar"'], r"plan.toml: \[train\] is a table"),
+        (["[train]", "nrom = 1"], r"plan.toml: \[train\]: no option is called 'nrom'; did you mean 'norm'\?"),
+        (["[train]", 'norm = "lyernorm"'], r"plan.toml: \[train\] --norm: .*'layernorm'"),
+        (["[train]", "lr = [1, 2]"], r"plan.toml: \[train\] lr: give one value"),
+        (["baseline = 3"], "plan.toml: baseline is the name of an arm"),
+    ],
+)
+def test_a_wrong_plan_file_is_refused_with_its_name(comparisons, tmp_path, lines, said):
+    path = plan(tmp_path / "plan.toml", *lines)
+    with pytest.raises(FathomsError, match=said):
+        comparisons.make("--plan", path, "--axis", "norm=layernorm,dyt")
+
+
+def test_an_option_under_train_that_is_an_axis_is_refused(comparisons, tmp_path):
+    path = plan(tmp_path / "plan.toml", "[train]", 'norm = "dyt"')
+    with pytest.raises(ConfigError, match="--norm is an axis"):
+        comparisons.make("--plan", path, "--axis", "norm=layernorm,dyt")
+
+
+def test_a_baseline_that_is_a_value_of_one_axis_is_compared_within_the_others():
+    assert pairs_of(NAMES, "depth=12") == [
+        ("dyt, depth=36", "dyt, depth=12"),
+        ("layernorm, depth=36", "layernorm, depth=12"),
+    ]
+    assert len(pairs_of(NAMES, NAMES[0])) == 3
+    # An arm's own name may hold a comma, and begin like another's.
+    names = [f"{arm}, depth={depth}" for arm in ("scaler", "scaler, ones") for depth in (12, 36)]
+    assert pairs_of(names, "depth=12") == [
+        ("scaler, depth=36", "scaler, depth=12"),
+        ("scaler, ones, depth=36", "scaler, ones, depth=12"),
+    ]
+    with pytest.raises(UnknownNameError, match=r"--baseline: .*'layernrm'.*'layernorm'"):
+        check_baseline("layernrm", NAMES)
+
+
+def test_every_ready_plan_is_listed_with_its_number_of_runs(comparisons):
+    listed = dict(
+        re.findall(r"^\| `(\w+)` \|.*\| (\d+)[^|]* \|[^|]*\|$", (PLANS / "README.md").read_text(), re.M)
+    )
+    assert listed.keys() == {path.stem for path in PLANS.glob("*.toml")}
+    for name, runs in listed.items():
+        # The digits stand for the data: nothing is trained here.
+        made = comparisons.make("--plan", str(PLANS / f"{name}.toml"), name=name, beside=False)
+        assert len(made.cells()) == int(runs), name
