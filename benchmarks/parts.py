@@ -135,7 +135,14 @@ def as_table(report: dict[str, Any]) -> str:
         options = " ".join(f"`{key}={value}`" for key, value in row["options"].items())
         rates = [f"{row[side]['images_per_second']:,.0f}" for side in (name, "none")]
         memory = "–" if row["memory_ratio"] is None else f"{row['memory_ratio']:.2f}"
-        cells = [name, options, *rates, f"{row['ratio']:.2f}", memory, f"{row['multiplications_ratio']:.2f}"]
+        cells = [
+            name,
+            options,
+            *rates,
+            f"{row['ratio']:.2f}",
+            memory,
+            f"{row['multiplications_ratio']:.2f}",
+        ]
         lines.append("| " + " | ".join([*cells, reason(name, row)]) + " |")
     return "\n".join(lines) + "\n"
 

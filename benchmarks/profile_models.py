@@ -75,11 +75,15 @@ def kernels(run: Callable[[], object], cuda: bool, updates: int = UPDATES) -> li
     if not cuda:
         return [(event.name, event.self_cpu_time_total) for event in recorded.events()]
     on_device = torch.autograd.DeviceType.CUDA
-    return [
+    # Ranges that were given names span kernels, which would count twice.
+    found = [
         (event.name, event.time_range.elapsed_us())
         for event in recorded.events()
-        if event.device_type == on_device
+        if event.device_type == on_device and not event.is_user_annotation
     ]
+    if not found:
+        raise RuntimeError("the profiler saw no kernel; CUPTI may be missing or in use")
+    return found
 
 
 def floors(model: ViT, batch: int, limits: dict[str, float]) -> dict[str, float]:

@@ -2,8 +2,7 @@
 
     python benchmarks/signal_by_part.py
 
-writes results/signal_by_part.json: growth of the stream over the blocks, and its gradient at the first block
-over the last.
+writes results/signal_by_part.json: growth of the stream, and its gradient at the first block over the last.
 The model is the narrow ViT of `fathoms probe` (64 wide, 8x8 digits, one batch of 64, seed 0), all of it at its
 defaults but for the one part. The residual methods are in results/signal_at_init.json, with and without norms.
 """

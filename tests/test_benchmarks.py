@@ -75,8 +75,37 @@ def test_bounds_are_not_watched_where_tensors_share_an_allocation():
     assert re.fullmatch(r"bounds: .*; set PYTORCH_NO_CUDA_MEMORY_CACHING=1\n", done.stderr)
 
 
+def test_two_runs_print_how_far_they_are_end_in_time_and_are_written(script, monkeypatch, tmp_path, capsys):
+    two_runs = script("two_runs")
+    clock = iter(range(0, 10_000, 20))
+    monkeypatch.setattr(two_runs.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(two_runs, "train_at_once", lambda count, *_: 4.0 * count)
+    target = tmp_path / "two_runs.json"
+    monkeypatch.setattr(
+        sys, "argv", ["two_runs.py", "--seconds", "60", "--rounds", "9", "--output", str(target)]
+    )
+    two_runs.main()
+    said = capsys.readouterr()
+    assert "round 1 of 9, as fathoms sets it, 2 at once: 8.0 s of training" in said.err
+    assert "later are left out" in said.err
+    rows = json.loads(target.read_text())["rows"]
+    assert [row["setting"] for row in rows] == ["as fathoms sets it", "one thread"]
+    assert 1 <= rows[0]["rounds"] < 9
+    assert (rows[0]["alone_s"], rows[0]["together_s"]) == (4.0, 8.0)
+
+
 def test_the_table_of_coordinate_checks_has_every_residual_method_and_keel():
     assert kept("coordinates")["rows"].keys() == {*RESIDUALS, "keel"}
+
+
+def test_the_table_of_parts_is_that_of_its_rows(script):
+    assert (ROOT / "results" / "parts.md").read_text() == script("parts").as_table(kept("parts"))
+
+
+def test_the_table_and_the_picture_of_the_sweep_are_those_of_its_rows(script):
+    sweep, rows = script("lr_over_depth"), kept("lr_over_depth")["rows"]
+    assert (ROOT / "results" / "lr_over_depth.md").read_text() == sweep.as_table(rows)
+    assert (ROOT / "results" / "lr_over_depth.svg").read_text() == sweep.as_picture(rows)
 
 
 def test_a_part_that_costs_more_than_a_tenth_says_why(script):

@@ -8,9 +8,9 @@ import inspect
 from pathlib import Path
 
 import pytest
-from fathoms.registry import Registry
 
 import fathoms
+from fathoms.names.registry import Registry
 
 
 def test_type_checkers_see_the_names_that_the_runtime_loads():

@@ -10,10 +10,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from fathoms.cli.parse import names_of
-
 from doc_format import table
 from fathoms.cli import train
+from fathoms.cli.flags.parse import names_of
 
 
 def pages(root: Path) -> dict[str, str]:

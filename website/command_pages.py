@@ -9,9 +9,9 @@ import typing
 from typing import Any, Literal
 
 import tyro
-from fathoms.cli.parse import Switches, field_docs
 
 from doc_format import table
+from fathoms.cli.flags.parse import Switches, field_docs
 from fathoms.cli.main import COMMANDS
 from fathoms.cli.train import ALIASES, RecipeFlags
 from fathoms.errors import flag_of

@@ -6,10 +6,9 @@ import inspect
 import tomllib
 from pathlib import Path
 
-from fathoms.parts.residual import RESIDUALS
-
 from doc_format import Read, table
 from fathoms.parts import families
+from fathoms.parts.residuals.residual import RESIDUALS
 from part_evidence import evidence, signal_table
 from part_facts import formula, linked, paper, paragraphs, start
 

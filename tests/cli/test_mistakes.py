@@ -168,6 +168,11 @@ SLOWER = [
     "data check others",
     "data pack photos notes.txt",
     "data pack photos others",
+    "data pack photos photos/train/packed",
+    "data pack photos packed --workers -3",
+    "data check photos --workers -3",
+    "data check photos --near -2",
+    "data check photos --manifest nosuch/m.json",
 ]
 
 
@@ -197,6 +202,7 @@ def place(tmp_path_factory):
     for name in ("many/one", "many/two", "compared/cells/one"):
         (place / name).mkdir(parents=True)
         (place / name / "config.toml").write_text("")
+    (place / "nowhere").symlink_to("gone")
     np.savez(place / "arrays.npz", weight=np.zeros(3))
     (place / "broken.npz").write_bytes(b"PK\x03\x04 not an archive")
     (place / "broken.toml").write_text("lr = \n")
@@ -248,6 +254,7 @@ SAID = {
     "validate --checkpoint arrays.npz": "arrays (.npz) are not read as weights",
     "validate --checkpoint notes.txt": "only .safetensors files are opened",
     "validate --checkpoint many": "many: is a folder of runs; give one of them, such as many/one",
+    "validate --checkpoint nowhere": "nowhere: is a link that leads nowhere; mend it",
     "predict photos --checkpoint compared": "is a folder of runs; give one of them, such as compared/cells/one",
     "validate photos --checkpoint weights.safetensors --model vit_tiny_patch16_224": (
         "depth 1 against 12, dim 8 against 192, patch_size 2 against 16; give the --model of these weights, or leave "

@@ -84,6 +84,14 @@ def test_every_bad_file_is_named_with_its_reason(photo_folder, capsys, photo, en
     assert len(facts["bad"]) == 6
 
 
+def test_a_link_that_leads_nowhere_is_a_bad_file_among_good_ones(photo_folder, capsys):
+    (photo_folder / "train/cat/gone.jpg").symlink_to("nowhere.jpg")
+    code, out, result = call(data_check, capsys, photo_folder, "--json")
+    assert (code, [bad["name"] for bad in result["bad"]]) == (1, ["train/cat/gone.jpg"])
+    assert "BAD 'train/cat/gone.jpg': " in out
+    assert call(data_info, capsys, photo_folder)[0] == 0
+
+
 def test_duplicates_are_found_within_and_across_splits(photo_folder, capsys, encoded):
     original = photo_folder / "train/ape/000.jpg"
     (photo_folder / "train/bee/copy.jpg").write_bytes(original.read_bytes())
@@ -305,11 +313,9 @@ def test_source_and_target_must_differ(photo_folder, capsys):
         call(data_pack, capsys, photo_folder, photo_folder)
 
 
-@pytest.mark.parametrize("name", ["data_check", "data_pack", "data_info"])
+@pytest.mark.parametrize("name", ["check", "pack", "info"])
 def test_help_needs_no_torch(name):
-    script = (
-        f"import sys, fathoms.cli.{name} as m; assert m.EXAMPLES and m.__doc__; print('torch' in sys.modules)"
-    )
+    script = f"import sys, fathoms.cli.data.{name} as m; assert m.EXAMPLES and m.__doc__; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -49,8 +49,9 @@ def images(batch):
         (LATE, False),
         (DEEP, True),
         ({"residual": "prores"}, False),
+        ({"residual": "layernorm_scaling", "depth": 2, "drop_path": 0.1}, False),
     ],
-    ids=["cait", "scaler", "conv", "late", "completep", "prores"],
+    ids=["cait", "scaler", "conv", "late", "completep", "prores", "layernorm_scaling"],
 )
 def test_onnx_answers_at_any_batch_as_the_model_does(tmp_path, switches, folded):
     model = vit(**switches)

@@ -150,7 +150,7 @@ def test_a_run_on_a_folder_is_refused_when_a_file_is_replaced_by_another_of_its_
     # A run of an earlier version stored a fingerprint of names and sizes, and goes on with that.
     for name, kind in {"new": roles.fingerprint(), "old": stored}.items():
         trainer = runs.trainer(name=name)
-        trainer.context = trainer.context._replace(data=replace(trainer.context.data, fingerprint=kind))
+        trainer.loop.context = trainer.context._replace(data=replace(trainer.context.data, fingerprint=kind))
         stop_after_update(trainer, 2)
         trainer.run()
     path = data / "train/red/0.jpg"

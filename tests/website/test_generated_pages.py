@@ -8,8 +8,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from fathoms.cli.parse import names_of, parse
 
+from fathoms.cli.flags.parse import names_of, parse
 from fathoms.cli.main import COMMANDS
 from fathoms.parts import families
 

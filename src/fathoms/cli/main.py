@@ -147,7 +147,7 @@ def command() -> NoReturn:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     if lost := lost_output():
-        name = next((known for known in COMMANDS if " ".join(sys.argv[1:]).startswith(f"{known} ")), "")
+        name = next((known for known in COMMANDS if f"{' '.join(sys.argv[1:])} ".startswith(f"{known} ")), "")
         print(
             f"{f'fathoms {name}'.strip()}: standard output cannot be written ({lost}); what was printed is lost",
             file=sys.stderr,

@@ -10,9 +10,11 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from fathoms.errors import ConfigError
 
 if TYPE_CHECKING:
     from fathoms.data.sources.splits import Roles
@@ -66,5 +68,7 @@ def import_compiler_for(job: Job, world: World) -> None:
     from fathoms.train.precision.machine import machine_of
     from fathoms.train.precision.speed import choose
 
-    if choose(job, machine_of(world), batches=sys.maxsize).speed.compiles:
-        prepare_compiler()
+    # What cannot work is refused where the run is built, which also knows what a run that resumes has recorded.
+    with suppress(ConfigError):
+        if choose(job, machine_of(world), batches=sys.maxsize).speed.compiles:
+            prepare_compiler()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import tyro
 
-from fathoms.cli.flags.early_checks import check_data
-from fathoms.errors import ConfigError, printable
+from fathoms.cli.flags.early_checks import check_report_folders
+from fathoms.errors import printable
 from fathoms.files.atomic import check_absent
 
 EXAMPLES = """
@@ -39,10 +39,7 @@ class Args:
 
 def run(args: Args) -> int:
     """Write the page, and print its path."""
-    if not args.folders:
-        raise ConfigError("no folder is given; give a run folder or a comparison")
-    for folder in args.folders:
-        check_data(folder, otherwise="give a run folder or a comparison")
+    check_report_folders(args.folders)
     from fathoms.report.page import write_report
 
     output = None if args.output is None else Path(args.output)

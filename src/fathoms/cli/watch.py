@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tyro
 
-from fathoms.cli.flags.early_checks import check_data
+from fathoms.cli.flags.early_checks import check_report_folders
 from fathoms.errors import ConfigError
 
 EXAMPLES = """
@@ -35,10 +35,7 @@ class Args:
 
 def run(args: Args) -> int:
     """Serve until Ctrl-C."""
-    if not args.folders:
-        raise ConfigError("no folder is given; give a run folder or a comparison")
-    for folder in args.folders:
-        check_data(folder, otherwise="give a run folder or a comparison")
+    check_report_folders(args.folders)
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port {args.port}: use a number from 0 to 65535")
     from fathoms.report.serve import LivePage, Server, is_loopback

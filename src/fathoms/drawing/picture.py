@@ -15,7 +15,7 @@ import numpy as np
 
 from fathoms.drawing.colours import INK
 from fathoms.drawing.png import to_png
-from fathoms.drawing.shapes import Area, Box, Dash, Dot, Line, Pixels, Point, Shape, Text, printable
+from fathoms.drawing.shapes import Area, Box, Dash, Dot, Line, Pixels, Point, Shape, Text, without_controls
 from fathoms.drawing.svg import to_svg
 from fathoms.errors import ConfigError
 from fathoms.files.atomic import write_atomic
@@ -50,7 +50,7 @@ class Picture:
         self, at: Point, colour: str = INK, radius: float = 2.2, *, opacity: float = 1.0, tip: str = ""
     ) -> None:
         """A filled circle, with a tooltip where a browser shows the drawing."""
-        self.shapes.append(Dot(at, colour, radius, opacity, printable(tip)))
+        self.shapes.append(Dot(at, colour, radius, opacity, without_controls(tip)))
 
     def box(self, at: Point, size: Point, colour: str) -> None:
         """A filled rectangle."""
@@ -67,7 +67,7 @@ class Picture:
         bold: bool = False,
     ) -> None:
         """Words whose baseline begins, is centred or ends at a point."""
-        self.shapes.append(Text(at, printable(words), size, anchor, colour, bold))
+        self.shapes.append(Text(at, without_controls(words), size, anchor, colour, bold))
 
     def pixels(self, at: Point, size: Point, values: np.ndarray) -> None:
         """An image of (rows, columns, 3) bytes, every pixel a sharp square."""
@@ -80,7 +80,7 @@ class Picture:
 
     def svg(self) -> str:
         """The drawing as one SVG element."""
-        return to_svg(self.shapes, (self.width, self.height), printable(self.title))
+        return to_svg(self.shapes, (self.width, self.height), without_controls(self.title))
 
     def png(self) -> bytes:
         """The drawing as a PNG file."""

@@ -75,6 +75,6 @@ class Pixels:
 Shape = Line | Area | Dot | Box | Text | Pixels
 
 
-def printable(text: str) -> str:
+def without_controls(text: str) -> str:
     """Text without control characters, which neither XML nor a font takes: each is a space."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

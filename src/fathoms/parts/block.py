@@ -62,7 +62,7 @@ class Join(nn.Module):
         branches: How many the network has.
 
     >>> import torch
-    >>> from fathoms.parts.residual import LayerScale
+    >>> from fathoms.parts.residuals.residual import LayerScale
     >>> join, x = Join(192, LayerScale(192)), torch.randn(2, 197, 192)
     >>> join(x, torch.nn.Linear(192, 192)(join.enter(x))).shape
     torch.Size([2, 197, 192])

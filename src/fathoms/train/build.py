@@ -34,7 +34,7 @@ from fathoms.evaluate.load import weights_file
 from fathoms.evaluate.loader import AnyLoader, check_crop, eval_loader
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.files.untrusted import read_toml
-from fathoms.models.build_timm import build_timm
+from fathoms.models.build_timm import build_timm, timm_size
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights
 from fathoms.train.distributed import World
@@ -58,9 +58,14 @@ class Data:
     """Notices about the data for the user, one line each."""
 
 
-def build_data(job: Job, size: int, world: World, roles: Roles | None = None) -> Data:
+def model_image_size(job: Job) -> int:
+    """The image size that the model of a job is built for."""
+    return timm_size(job.model) if job.config is None else job.config.image_size
+
+
+def build_data(job: Job, world: World, roles: Roles | None = None) -> Data:
     """Open the data, unless `roles` are open already, and check that every class has images in every split."""
-    roles = roles or open_data(job)
+    roles, size = roles or open_data(job), model_image_size(job)
     train = roles.train
     if job.data is not None:
         whole = {id(source): source for source in (getattr(split, "source", split) for split in roles[:3])}

@@ -14,9 +14,8 @@ from torch import nn
 from fathoms.evaluate.examples import COUNT, choose, examples, spread
 from fathoms.evaluate.loader import AnyLoader
 from fathoms.evaluate.metrics import Evaluation, FewerChannels, evaluate
-from fathoms.evaluate.preprocessing import Preprocessing
-from fathoms.models.build_timm import timm_size
 from fathoms.models.vit import ViT
+from fathoms.train.build import model_image_size
 from fathoms.train.context import RunContext, TrainState
 from fathoms.train.distributed import sum_over_ranks
 from fathoms.train.learner import Learner
@@ -101,13 +100,8 @@ class EpochEnd:
             return None
         result = self._evaluate(self.context.data.test)
         self._keep_details("test", self.context.data.test, result)
-        row = {
-            "epoch": self.state.epoch,
-            "step": self.state.updates,
-            "split": "test",
-            **result.summary(),
-        } | {"lr": lr}
-        self._record(row)
+        place = {"epoch": self.state.epoch, "step": self.state.updates, "split": "test"}
+        self._record({**place, **result.summary(), "lr": lr})
         self.say(f"test loss {result.loss:.4f}  top1 {result.top1:.2f}, of the last weights")
         return {**result.summary(), "checkpoint": "last"}
 
@@ -128,11 +122,14 @@ class EpochEnd:
             folder.write_correct(result.correct_bits())
             chosen = choose(result.correct)
         if world.is_main and not job.run.fsdp:
-            size = timm_size(job.model) if job.config is None else job.config.image_size
-            preprocessing = Preprocessing.of(job.recipe.to_dict())
-            model, where = FewerChannels(self._judged(), self.channels), world.device
             shown = examples(
-                model, loader, chosen, size, preprocessing, device=where, amp_dtype=self.amp_dtype
+                FewerChannels(self._judged(), self.channels),
+                loader,
+                chosen,
+                model_image_size(job),
+                self.context.data.preprocessing,
+                device=world.device,
+                amp_dtype=self.amp_dtype,
             )
             folder.write_json("examples.json", {"split": split, "examples": shown})
 

@@ -37,10 +37,8 @@ class Stepper:
         self.learner, self.objective, self.channels = learner, objective, channels
         speed = learner.speed
         self.amp_dtype = getattr(torch, self.recipe.amp_dtype) if speed.precision != "fp32" else None
-        self.conditional_step, self.readback = (
-            ConditionalStep(learner.model, learner.optimizer),
-            Readback(world),
-        )
+        self.conditional_step = ConditionalStep(learner.model, learner.optimizer)
+        self.readback = Readback(world)
         # Loss and hits of this update's batches, added to the epoch's sums if the update is not skipped.
         self.pending = torch.zeros(4, dtype=torch.float64, device=world.device)
         self.forward_backward = launched(

@@ -9,7 +9,6 @@ from typing import Any
 
 from fathoms.data.sources.splits import Roles, check_split
 from fathoms.errors import ConfigError, FathomsError
-from fathoms.models.build_timm import timm_size
 from fathoms.text_table import plural
 from fathoms.train.build import build_data, build_model, build_schedule
 from fathoms.train.checkpoint.disk_space import check_room, file_sizes
@@ -53,8 +52,7 @@ class Trainer:
         self.start = StartProfile() if start is None else start
         self.tracker_names = parse_trackers(job.run.log) if world.is_main else ()
         schedule = build_schedule(job)
-        size = timm_size(job.model) if job.config is None else job.config.image_size
-        data = build_data(job, size, world, roles)
+        data = build_data(job, world, roles)
         self.start.mark("data")
         folder = RunFolder(job.folder, writes=world.is_main)
         context = RunContext(job, world, data, folder)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from fathoms.errors import printable
+from fathoms.cli.flags.early_checks import check_counts
+from fathoms.errors import FathomsError, printable
 from fathoms.files.atomic import check_absent
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Args:
 
 def run(args: Args) -> int:
     """Check, print, write the manifest; returns 1 if a file is bad."""
+    check_counts(args, ("workers",), least=0)
+    check_counts(args, ("near",), least=-1)
     from fathoms.cli.terminal.progress import progress_bar
     from fathoms.data import ArraySource, list_splits, open_source
     from fathoms.data.tools.check import check_sources
@@ -61,6 +64,8 @@ def run(args: Args) -> int:
 
     opened = [open_source(args.path, split) for split in list_splits(args.path)]
     target = Path(args.manifest) if args.manifest else default_manifest(args.path)
+    if not target.parent.is_dir():
+        raise FathomsError(f"{target}: its folder does not exist; give --manifest FILE in one that does")
     if args.manifest is not None or not is_manifest(target):
         check_absent([target], args.overwrite)
     encoded = [source for source in opened if not isinstance(source, ArraySource)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import tyro
 
+from fathoms.cli.flags.early_checks import check_counts
 from fathoms.errors import printable
 
 EXAMPLES: str = """\
@@ -47,6 +48,7 @@ class Args:
 
 def run(args: Args) -> int:
     """Pack every split; returns 1 if files were left out."""
+    check_counts(args, ("workers",), least=0)
     from fathoms.cli.terminal.progress import progress_bar
     from fathoms.data import ArraySource, DataError, list_splits, open_source
     from fathoms.data.sources.left_out import left_out_of
@@ -63,8 +65,7 @@ def run(args: Args) -> int:
             f"{args.source}: arrays are kept on the device and need no packing; train on them directly"
         )
     folder = Path(args.target)
-    if folder.resolve() == Path(args.source).resolve():
-        raise DataError(f"{folder}: source and target are the same folder; give another target")
+    _check_apart(Path(args.source), folder)
     if not args.overwrite:
         check_pack_target(folder, sources, options)
     workers = args.workers or usable_cores()
@@ -111,3 +112,15 @@ def run(args: Args) -> int:
             )
         )
     return 1 if skipped else 0
+
+
+def _check_apart(source: Path, target: Path) -> None:
+    """Refuse a target in the source, whose shards would be part of the data from then on."""
+    from fathoms.data import DataError
+
+    if target.resolve() == source.resolve():
+        raise DataError(f"{target}: source and target are the same folder; give another target")
+    if source.resolve() in target.resolve().parents:
+        raise DataError(
+            f"{target}: lies in the data that is packed, and would become part of it; give another target"
+        )

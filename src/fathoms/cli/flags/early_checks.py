@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,6 +38,14 @@ def check_data(path: str | Path | None, where: str = "", otherwise: str = "check
         return
     if not os.path.exists(text):  # noqa: PTH110 - unlike Path.exists, false for a name too long to exist
         raise ConfigError(f"{where} {missing(text, otherwise)}".lstrip())
+
+
+def check_report_folders(folders: Sequence[str]) -> None:
+    """Refuse to make a page of nothing, or of folders that do not exist."""
+    if not folders:
+        raise ConfigError("no folder is given; give a run folder or a comparison")
+    for folder in folders:
+        check_data(folder, otherwise="give a run folder or a comparison")
 
 
 def check_trained(

@@ -109,19 +109,30 @@ class FolderSource:
         return self.names[index] if self.split == "all" else f"{self.split}/{self.names[index]}"
 
     def size(self, index: int) -> int:
-        """The size of one file."""
-        return (self.base / self.names[index]).stat().st_size
+        """The size of one file; 0 of a link that leads nowhere, which `read` then refuses."""
+        try:
+            return (self.base / self.names[index]).stat().st_size
+        except OSError:
+            return 0
 
     def fingerprint(self) -> str:
         """A hash of names, sizes, labels, and the first and last bytes of every file."""
         if self._fingerprint is None:
             paths = [f"{self.base}/{name}" for name in self.names]
-            self._fingerprint = by_content(self, lambda index: edges_of(paths[index]), map(os.stat, paths))
+            self._fingerprint = by_content(self, lambda index: edges_of(paths[index]), map(_status, paths))
         return self._fingerprint
 
     def earlier_fingerprint(self) -> str:
         """A hash of names, sizes and labels."""
         return describe(self)
+
+
+def _status(path: str) -> os.stat_result:
+    """The status of a file, or of a link that leads nowhere."""
+    try:
+        return os.stat(path)  # noqa: PTH116 - a million of them
+    except OSError:
+        return os.lstat(path)
 
 
 def _nothing(base: Path, left: LeftOut) -> str:

@@ -37,7 +37,7 @@ class _Catcher(Recorder):
 def attention_by_head(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
     """Where the class token, or the mean of all patches, looks: (heads, grid, grid) for each block, maps sum to one.
 
-    Blocks whose tokens are no square of patches, such as windows of a part of the image, are left out.
+    Blocks whose tokens are not a square of patches, such as windows of a part of the image, are left out.
     """
     catcher = _Catcher(model, find_blocks(model))
     with hooked(*catcher.install()), in_inference(model), catcher.tracer:
@@ -106,8 +106,5 @@ def shown_pixels(image: Tensor) -> np.ndarray:
     """An image as the model takes it, stretched to bytes for a reader: (C, H, W) to (H, W, 3)."""
     x = image.detach().cpu().float()
     x = (x - x.amin()) / (x.amax() - x.amin()).clamp(min=1e-9) * 255
-    return (
-        x[:1].expand(3, -1, -1).permute(1, 2, 0).round().byte().numpy()
-        if len(x) < 3
-        else (x[:3].permute(1, 2, 0).round().byte().numpy())
-    )
+    colours = x[:1].expand(3, -1, -1) if len(x) < 3 else x[:3]
+    return colours.permute(1, 2, 0).round().byte().numpy()
