@@ -33,17 +33,19 @@ SMALLER = {
 """Flags that make a command of a page short; they follow its own, and the last one counts."""
 
 PRELUDE = """
-import fathoms, torch
+import fathoms, timm, torch
 torch.manual_seed(0)
 images, labels = torch.randn(2, 3, 224, 224), torch.arange(2)
 batches = loader = [images[:1]]
 small = dict(image_size=224, patch_size=32, dim=32, heads=2, num_classes=10)
 build = lambda depth: fathoms.ViT(fathoms.ViTConfig(depth=depth, **small))
-model = build(2)
+model = timm.create_model(
+    "vit_tiny_patch16_224", patch_size=32, embed_dim=288, depth=2, num_heads=4, num_classes=10
+).eval()
 cait = fathoms.ViT(fathoms.ViTConfig(depth=2, attention="talking_heads", readout="class_attention", **small))
 make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3)
 """
-"""What the Python of the pages takes for granted: a small model and a batch."""
+"""What the Python of the pages takes for granted: a small model of timm and a batch."""
 
 
 def photographs(folder: Path, size: int = 48) -> None:

@@ -24,9 +24,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 # README: "trains a 12-block ViT on real handwritten digits, in about a minute". A busy or slow machine takes longer, so
-# three times that is allowed; the accuracy is that of a seed, and rounding moves it by a few of 360 images.
+# three times that is allowed; the accuracy is that of a seed, and rounding moves it by a few of 359 images.
 DEMO_SECONDS, DEMO_FACTOR = 60.0, 3.0
-DEMO_DEPTH, DEMO_TOP1, DEMO_TOLERANCE = 12, 97.0, 2.5
+DEMO_DEPTH, DEMO_TOP1, DEMO_TOLERANCE = 12, 98.6, 1.5
 # What `pip install fathoms` puts beside torch and what torch brings, in MB.
 CORE_MB = 450
 TORCH_BRINGS = r"torch|functorch|nvidia|triton|cuda|sympy|networkx|mpmath|torchgen|pip|setuptools|wheel"
@@ -88,7 +88,7 @@ def demo(clone: Path) -> str:
         json.loads(summary.read_text()),
         tomllib.loads(summary.with_name("config.toml").read_text()),
     )
-    top1, seconds = found["best"]["top1"], found["seconds"]
+    top1, seconds = found["test"]["top1"], found["seconds"]
     assert config["model"]["depth"] == DEMO_DEPTH, f"the demo has {config['model']['depth']} blocks"
     assert abs(top1 - DEMO_TOP1) <= DEMO_TOLERANCE, (
         f"top1 {top1:.2f}, promised {DEMO_TOP1} ± {DEMO_TOLERANCE}"

@@ -110,7 +110,8 @@ def run_python(blocks: list[Block], folder: Path) -> Iterator[Outcome]:
     """Run the Python blocks of a page in order, in one namespace, each in its place."""
     wanted = []
     for block in blocks:
-        why = block.not_run or elsewhere(block.code)
+        # What a comment names is not needed to run the code.
+        why = block.not_run or elsewhere(re.sub(r"#.*", "", block.code))
         if why:
             yield Outcome(where(block), first_line(block.code), "not run", detail=why)
         else:
