@@ -22,14 +22,27 @@ ABOUT = {
     "surgery": "swap, fold, accelerate",
     "timm_models": "in timm's registry",
     "data": "read, decode, augment",
+    "drawing": "charts as SVG and PNG",
     "models": "config, ViT, weights",
     "parts": "norms, residuals, stems, …",
     "ops": "kernels and references",
 }
 
 
-# From left to right, so that few arrows cross.
-ORDER = ("report", "compare", "bench", "export", "surgery", "probes", "data")
+# Rooms that nearly all others import: drawn as the ground on which they stand.
+GROUND = {"files", "machine", "names"}
+# Columns from 0 to 3, so that few arrows cross; rooms without one are centred in their row.
+COLUMNS = {
+    "report": 0.0,
+    "compare": 1.0,
+    "bench": 2.0,
+    "export": 3.0,
+    "surgery": 0.5,
+    "probes": 1.5,
+    "data": 2.5,
+    "drawing": 0.5,
+    "models": 1.5,
+}
 
 
 def imports(root: Path) -> dict[str, set[str]]:
@@ -83,7 +96,7 @@ def levels(edges: dict[str, set[str]], rooms: set[str]) -> dict[str, int]:
 def drawing(root: Path) -> str:
     """The picture as SVG; single files beside the rooms are drawn as one foundation."""
     package = root / "src" / "fathoms"
-    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")} - GROUND
     files = sorted(path.stem for path in package.glob("*.py") if not path.stem.startswith("__"))
     edges = {room: targets & rooms for room, targets in imports(root).items() if room in rooms}
     rows = levels(edges, rooms)
@@ -92,7 +105,7 @@ def drawing(root: Path) -> str:
     parts = [_arrow(boxes[room], boxes[to]) for room, to in arrows]
     parts += [_box(name, boxes[name]) for name in sorted(rooms)]
     foot = (max(rows.values()) + 1) * ROW + 8
-    parts.append(_foundation(files, foot))
+    parts.append(_foundation(sorted(GROUND), files, foot))
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {foot + 66}" role="img" '
         'font-family="system-ui, sans-serif"><title>Rooms of fathoms and what they import</title>'
@@ -109,12 +122,11 @@ def _boxes(rows: dict[str, int]) -> dict[str, tuple[float, float]]:
     """Left and top of each box, each row centred."""
     placed = {}
     for level in sorted(set(rows.values())):
-        row = [name for name, own in rows.items() if own == level]
-        row.sort(key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
-        left = (WIDTH - WIDE * len(row) - GAP * (len(row) - 1)) / 2
-        for name in row:
-            placed[name] = (left, 12.0 + level * ROW)
-            left += WIDE + GAP
+        row = sorted(name for name, own in rows.items() if own == level)
+        middle = [(3 - len(row) + 1) / 2 + place for place in range(len(row))]
+        columns = [COLUMNS.get(name, -1) for name in row]
+        for name, column in zip(row, middle if -1 in columns else columns, strict=True):
+            placed[name] = ((WIDTH - 4 * WIDE - 3 * GAP) / 2 + column * (WIDE + GAP), 12.0 + level * ROW)
     return placed
 
 
@@ -145,13 +157,15 @@ def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
     )
 
 
-def _foundation(files: list[str], top: float) -> str:
-    half = (len(files) + 1) // 2
-    lines = [", ".join(files[:half]), ", ".join(files[half:])]
+def _foundation(ground: list[str], files: list[str], top: float) -> str:
+    lines = [
+        ("15", "600", ", ".join(ground)),
+        ("12", "400", f"which nearly all rooms use; beside them {', '.join(files)}"),
+    ]
     texts = "".join(
-        f'<text x="{WIDTH / 2}" y="{top + 24 + 18 * index}" text-anchor="middle" font-size="12" fill="#44576a">'
-        f"{escape(line)}</text>"
-        for index, line in enumerate(lines)
+        f'<text x="{WIDTH / 2}" y="{top + 23 + 19 * index}" text-anchor="middle" font-size="{size}" '
+        f'font-weight="{weight}" fill="#44576a">{escape(line)}</text>'
+        for index, (size, weight, line) in enumerate(lines)
     )
     box = f'<rect x="60" y="{top}" width="{WIDTH - 120}" height="54" rx="7" fill="#f5f5f2" stroke="#a9a99f"/>'
     return f"<g>{box}{texts}</g>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import types
 import typing
 from typing import Any, Literal
@@ -12,7 +11,7 @@ import tyro
 
 from doc_format import table
 from fathoms.cli.flags.parse import Switches, field_docs
-from fathoms.cli.main import COMMANDS
+from fathoms.cli.main import COMMANDS, module_of
 from fathoms.cli.train import ALIASES, RecipeFlags
 from fathoms.errors import flag_of
 from fathoms.models.config import ViTConfig
@@ -45,7 +44,7 @@ def slug(name: str) -> str:
 
 
 def _page(name: str) -> str:
-    module = importlib.import_module(f"fathoms.cli.{slug(name)}")
+    module = module_of(name)
     lines = [
         f"# fathoms {name}",
         "",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -10,16 +9,12 @@ from pathlib import Path
 import pytest
 
 from fathoms.cli.flags.parse import names_of, parse
-from fathoms.cli.main import COMMANDS
+from fathoms.cli.main import COMMANDS, module_of
 from fathoms.parts import families
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-ALL_FLAGS = {
-    flag
-    for name in COMMANDS
-    for flag in names_of(importlib.import_module(f"fathoms.cli.{name.replace(' ', '_')}").Args)[0]
-}
+ALL_FLAGS = {flag for name in COMMANDS for flag in names_of(module_of(name).Args)[0]}
 
 
 def test_the_committed_pages_are_those_that_the_generator_writes(script):
@@ -39,7 +34,7 @@ def test_an_edited_page_and_one_that_nothing_writes_are_found(script, tmp_path):
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_flag_that_the_help_names_is_documented(name, capsys):
-    module = importlib.import_module(f"fathoms.cli.{name.replace(' ', '_')}")
+    module = module_of(name)
     with pytest.raises(SystemExit):
         parse(module, name, ["--help"])
     # A flag begins a line of the help.
