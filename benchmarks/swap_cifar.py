@@ -36,7 +36,7 @@ from fathoms.models.zoo import model_config
 from fathoms.surgery.swap.swap import swap_norms
 from fathoms.train.distributed import World, choose_device
 from fathoms.train.job import Job, RunOptions
-from fathoms.train.recipe.recipe import Recipe, read_recipe
+from fathoms.train.recipe import Recipe, read_recipe
 from fathoms.train.trainer import Trainer
 
 RESULTS = Path(__file__).parents[1] / "results"

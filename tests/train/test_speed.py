@@ -72,7 +72,8 @@ def test_any_other_device_stays_eager_float32_unless_asked(machine):
         (["--grad-checkpointing"], replace(FAST, launch="eager")),
         (["--train-feature-decay", "0.1"], replace(FAST, compile_scope="model")),
         (["--attn-extra-loss", "0.1", "--attn-extra-loss-layers", "2"], replace(FAST, compile_scope="model")),
-        (["--fsdp"], FAST),
+        (["--fsdp"], Speed("autocast")),
+        (["--fsdp", "--precision", "bf16"], FAST),
         (["--model", "timm/vit_tiny_patch16_224"], Speed("autocast", "inductor")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -84,12 +85,12 @@ def test_what_is_asked_is_taken_and_what_cannot_be_is_left_out(words, expected):
 def test_several_ranks_launch_one_by_one_unless_a_graph_is_asked_for():
     eight = replace(H200, ranks=8)
     assert chosen(machine=eight) == replace(FAST, launch="eager")
-    assert chosen("--fsdp", machine=eight) == replace(FAST, launch="eager")
-    assert chosen("--launch", "graph", "--fsdp", machine=eight) == FAST
-    assert chosen("--fsdp", "--precision", "autocast", machine=eight) == Speed("autocast")
+    assert chosen("--fsdp", machine=eight) == Speed("autocast")
+    assert chosen("--fsdp", "--precision", "bf16", machine=eight) == replace(FAST, launch="eager")
+    assert chosen("--launch", "graph", "--fsdp", "--precision", "bf16", machine=eight) == FAST
     assert chosen("--launch", "graph", machine=eight) == FAST
     with pytest.raises(ConfigError, match="--launch graph: with --fsdp a graph needs --precision bf16"):
-        chosen("--launch", "graph", "--fsdp", "--precision", "autocast", machine=eight)
+        chosen("--launch", "graph", "--fsdp", machine=eight)
 
 
 def test_a_machine_without_a_compiler_does_not_compile():

@@ -129,7 +129,8 @@ def _why_not_absorbed(job: Job) -> str | None:
     """Why the weights are not kept in bfloat16 between updates."""
     if job.recipe.amp_dtype != "bfloat16":
         return f"--amp-dtype {job.recipe.amp_dtype}"
-    return "a foreign model" if job.config is None else None
+    # Whoever shards is short of memory, which a whole copy on each rank takes.
+    return "--fsdp" if job.run.fsdp else "a foreign model" if job.config is None else None
 
 
 def _scope(job: Job) -> tuple[str, bool]:
