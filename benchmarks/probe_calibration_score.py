@@ -122,8 +122,8 @@ def report(results: dict[str, Any]) -> str:
     lines += [
         f"`python benchmarks/probe_calibration.py run` and `score`; {about['done']} of {about['planned']} cells, "
         f"{about['dim']} wide, batches of {about['batch_size']}, {about['updates']} updates, AdamW, no warm-up.",
-        "Which numbers decide was chosen on the first half too, by leaving out one switch at a time; but that was "
-        "done after a first rule, right in 67 %, had been scored on the second half, so the score is slightly too high.",
+        "Which numbers decide was chosen on the first half too, by leaving out one switch at a time; but that was done "
+        "after a first rule, right in 67 %, had been scored on the second half, so the score is slightly high.",
     ]
     cases = (
         ("Thresholds set on one half of the switches, scored on the other", second, fitted),

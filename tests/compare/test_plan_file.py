@@ -65,7 +65,11 @@ def test_a_baseline_that_is_a_value_of_one_axis_is_compared_within_the_others():
 
 def test_every_ready_plan_is_listed_with_its_number_of_runs(comparisons):
     listed = dict(
-        re.findall(r"^\| `(\w+)` \|.*\| (\d+)[^|]* \|[^|]*\|$", (PLANS / "README.md").read_text(), re.M)
+        re.findall(
+            r"^\| \[`(\w+)`\]\S+ \|.*\| (\d+)[^|]* \|[^|]*\|$",
+            (PLANS.parent / "docs" / "plans.md").read_text(),
+            re.M,
+        )
     )
     assert listed.keys() == {path.stem for path in PLANS.glob("*.toml")}
     for name, runs in listed.items():
