@@ -26,6 +26,10 @@ def parsed(command, *words):
         ("probe --batch-size", "--batch-size: takes a value, and none is given; see --help"),
         ("probe --depth", "--depth: takes a value, and none is given; see --help"),
         ("probe --norm dty", "--norm: no value is called 'dty'; did you mean 'dyt'?"),
+        (
+            "probe --attention nosuch",
+            "--attention: no value is called 'nosuch'; use 'softmax' or 'talking_heads'",
+        ),
         ("export run --format onx", "--format: no value is called 'onx'; did you mean 'onnx'?"),
         ("probe --nrm dyt", "no option is called '--nrm'; did you mean '--norm'?"),
         ("probe --nrm=dyt", "no option is called '--nrm'; did you mean '--norm'?"),

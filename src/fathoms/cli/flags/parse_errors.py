@@ -35,9 +35,7 @@ def one_line(
     """
     errors = tyro._errors
     if isinstance(event, errors.InvalidChoice):
-        return (
-            f"{_name(event.argument)}: no value is called {event.value!r}; {hint(event.value, event.choices)}"
-        )
+        return _no_such_value(_name(event.argument), event.value, event.choices)
     if isinstance(event, errors.UnrecognizedArgs):
         return _unknown(event.tokens[0], flags, positionals)
     if isinstance(event, errors.MissingArgs):
@@ -50,6 +48,11 @@ def one_line(
     if isinstance(event, errors.InstantiationFailure):
         return _bad_value(event, words)
     return "the arguments cannot be parsed; see --help"
+
+
+def _no_such_value(flag: str, value: str, choices: Sequence[str]) -> str:
+    # None stands for "not given" and is not typed.
+    return f"{flag}: no value is called {value!r}; {hint(value, [name for name in choices if name != 'None'])}"
 
 
 def _name(argument: Any) -> str:
@@ -85,7 +88,7 @@ def _bad_value(event: tyro._errors.InstantiationFailure, words: Sequence[str]) -
     typed += itertools.takewhile(lambda word: not word.startswith("--"), after)
     expected = str(argument.lowered.metavar).strip("{}").split()
     if len(expected) == 1 and "," in expected[0] and len(typed) == 1:
-        return f"{flag}: no value is called {typed[0]!r}; {hint(typed[0], expected[0].split(','))}"
+        return _no_such_value(flag, typed[0], expected[0].split(","))
     kind = KINDS.get(expected[0], expected[0]) if expected else "value"
     wanted = f"a {kind}" if len(expected) == 1 else f"{len(expected)} {kind}s"
     return f"{flag}: {' '.join(typed[: len(expected)])!r} is not {wanted}; see --help"
