@@ -51,8 +51,8 @@ def one_line(
 
 
 def _no_such_value(flag: str, value: str, choices: Sequence[str]) -> str:
-    # None stands for "not given" and is not typed.
-    return f"{flag}: no value is called {value!r}; {hint(value, [name for name in choices if name != 'None'])}"
+    # None stands for "not given" and is not typed; tyro's choices are in no fixed order.
+    return f"{flag}: no value is called {value!r}; {hint(value, sorted(set(choices) - {'None'}))}"
 
 
 def _name(argument: Any) -> str:
