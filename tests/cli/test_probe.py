@@ -143,6 +143,11 @@ def test_the_coordinate_check_has_a_command(capsys, tmp_path):
             ["--coordinates", "depth=4"],
             "coordinates: sizes [4] give no slope; use two or more different sizes above 0",
         ),
+        (
+            ["--depth", "2", "--dim", "32", "--num-classes", "0"],
+            "--num-classes 0: a model without a head has no classes to take steps on; add --steps 0",
+        ),
+        (["--coordinates", "depth=1,2", "--num-classes", "0"], "--num-classes 0: a model without a head"),
         (["--lr", "-1"], "--lr -1.0: use a number above 0"),
         (["runs/typo"], "TARGET runs/typo: no such file or folder"),
         (["vit_digits", "nowhere"], "nowhere"),
@@ -157,6 +162,11 @@ def test_a_mistake_is_one_line(capsys, words, message):
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+
+
+def test_a_model_without_a_head_is_judged_from_its_initialisation(capsys):
+    words = ["--depth", "2", "--dim", "32", "--heads", "2", "--num-classes", "0", "--steps", "0"]
+    assert answer(capsys, *words)["steps"] is None
 
 
 def test_a_run_folder_is_judged_by_its_drift(capsys, tmp_path):

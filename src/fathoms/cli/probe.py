@@ -111,10 +111,12 @@ def _check_figures(args: Args, folder: Path) -> None:
 
 
 def _run_one(args: Args) -> int:
-    from fathoms.cli.targets import load_images, load_target
+    from fathoms.cli.targets import check_head, load_images, load_target
     from fathoms.probes.signal import probe
 
     target = load_target(args.target, args.model, given(args.switches), args.seed)
+    if not target.trained and args.steps:
+        check_head(target, "add --steps 0, to judge the initialisation alone")
     size = batch_of(args, target)
     # Each step gets a batch of its own, as in training and in the calibration of the verdict.
     spare = 0 if target.trained else size * max(args.steps - 1, 0)

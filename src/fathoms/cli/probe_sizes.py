@@ -59,7 +59,7 @@ def run_sweep(args: Any) -> int:
 def run_coordinates(args: Any) -> int:
     """Take ten steps at every size, and print the slopes and the verdict."""
     from fathoms.cli.probe import optimizer_of
-    from fathoms.cli.targets import DEFAULT, load_images, load_target
+    from fathoms.cli.targets import DEFAULT, check_head, load_images, load_target
     from fathoms.compare.plan import parse_axis
     from fathoms.models.vit import ViT
     from fathoms.models.zoo import model_config
@@ -74,6 +74,7 @@ def run_coordinates(args: Any) -> int:
         raise ConfigError(f"--coordinates gives the sizes; leave --{axis} out")
     configs = {size: _config(model_config(name, **switches), axis, size) for size in sizes}
     target = load_target(name, None, switches, args.seed)
+    check_head(target, "leave it out")
     images, labels = load_images(target, args.data, args.batch_size or IMAGES)
     check = coordinate_check(
         lambda size: ViT(configs[size]),

@@ -37,6 +37,14 @@ def load_target(text: str | None, model: str | None, switches: dict[str, Any], s
     return new_model(text, seed, flag="TARGET", **switches)
 
 
+def check_head(target: LoadedModel, remedy: str) -> None:
+    """Refuse a model without a head where optimizer steps are to be taken."""
+    if not target.num_classes:
+        raise ConfigError(
+            f"--num-classes 0: a model without a head has no classes to take steps on; {remedy}"
+        )
+
+
 def load_images(
     target: LoadedModel, data: str | None, count: int, spare: int = 0
 ) -> tuple[Tensor, Tensor | None]:
