@@ -43,6 +43,16 @@ def test_saved_bytes_are_per_image_and_smaller_in_bfloat16():
     assert mixed.total("saved") < 0.9 * many.total("saved")
 
 
+def test_autocasts_copies_of_the_weights_are_counted_once_and_not_by_image():
+    vit = model()
+    weights = 2 * sum(p.numel() for p in vit.parameters() if p.dim() > 1)
+    one, many = (measure_cost(vit, torch.randn(count, 3, 16, 16), torch.bfloat16) for count in (1, 8))
+    assert one.total("saved") == pytest.approx(many.total("saved"), rel=0.01)
+    for cost in (one, many):
+        assert cost.total("fixed") == pytest.approx(weights, rel=0.1)
+    assert abs(measure_cost(vit, torch.randn(2, 3, 16, 16)).total("fixed")) < 0.01 * weights
+
+
 def test_the_model_is_left_as_it_was_and_times_are_measured():
     vit = model().train()
     cost = measure_cost(vit, torch.randn(2, 3, 16, 16))
@@ -74,6 +84,7 @@ def test_training_memory_adds_state_and_activations():
     assert training_memory(1000, 50.0, 10, "fp32") == 1000 * 16 + 500
     assert training_memory(1000, 50.0, 10, "bf16") == 1000 * 20 + 500
     assert training_memory(1000, 50.0, 10, "fp32", "sgd") == 1000 * 12 + 500
+    assert training_memory(1000, 50.0, 10, "autocast", fixed=7.0) == 1000 * 16 + 500 + 7
 
 
 def test_the_command_prints_a_table_and_the_hours_of_a_recipe(capsys):
@@ -97,5 +108,6 @@ def test_the_command_prints_a_table_and_the_hours_of_a_recipe(capsys):
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["training_bytes"]["autocast"] < found["training_bytes"]["fp32"]
+    assert found["fixed_bytes"]["autocast"] > found["fixed_bytes"]["bf16"]
     assert main(["cost", "--images", "0"]) == 2
     assert "--images 0: use 1 or more" in capsys.readouterr().err

@@ -80,6 +80,8 @@ def measure(args: Args, recipe: dict[str, Any] | None) -> dict[str, Any]:
     mixed = measure_cost(model, images, torch.bfloat16)
     count = int(plain.total("parameters"))
     saved = {"fp32": plain.total("saved"), "autocast": mixed.total("saved"), "bf16": mixed.total("saved")}
+    # The policy bf16 counts its copy of the weights by itself, and autocast makes none of them there.
+    fixed = {"fp32": plain.total("fixed"), "autocast": mixed.total("fixed"), "bf16": plain.total("fixed")}
     found: dict[str, Any] = {
         "model": args.target or target.name,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
@@ -89,8 +91,10 @@ def measure(args: Args, recipe: dict[str, Any] | None) -> dict[str, Any]:
         "batch_size": args.batch_size,
         "parts": {name: vars(part) for name, part in plain.parts.items()},
         "saved_bytes": saved,
+        "fixed_bytes": fixed,
         "training_bytes": {
-            policy: training_memory(count, size, args.batch_size, policy) for policy, size in saved.items()
+            policy: training_memory(count, size, args.batch_size, policy, fixed=fixed[policy])
+            for policy, size in saved.items()
         },
         "matrix_speed": plain.peak,
     }

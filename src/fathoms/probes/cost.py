@@ -32,6 +32,7 @@ class PartCost:
         parameters: Number of parameters.
         multiplications: Of one image's forward pass, in matrix products and convolutions.
         saved: Bytes that one image leaves for the backward pass.
+        fixed: Bytes that a batch of any size leaves for it, such as autocast's copies of the weights.
         seconds: Of one image's forward pass, the median of three batches.
         floor: Seconds that its multiplications take at the speed of a large matrix product here.
     """
@@ -39,6 +40,7 @@ class PartCost:
     parameters: int = 0
     multiplications: float = 0.0
     saved: float = 0.0
+    fixed: float = 0.0
     seconds: float = 0.0
     floor: float = 0.0
 
@@ -137,12 +139,12 @@ def measure_cost(model: nn.Module, images: Tensor, amp: torch.dtype | None = Non
     with in_inference(model), hooked(*where.install(model)), _autocast(images, amp):
         with torch.no_grad(), _Multiplications(where) as counted:
             model(images)
-        saved = _saved_bytes(model, images, where)
+        saved, fixed = _saved_bytes(model, images, where)
         seconds = _seconds(model, images, where)
     peak = matrix_speed(images.device, amp or torch.float32)
     for part, cost in costs.items():
         cost.multiplications = counted.found[part] / len(images)
-        cost.saved = saved[part] / len(images)
+        cost.saved, cost.fixed = saved[part], fixed[part]
         cost.seconds = seconds[part] / len(images)
         cost.floor = cost.multiplications / peak
     return Cost({part: cost for part, cost in costs.items() if cost.parameters or cost.multiplications}, peak)
@@ -152,8 +154,18 @@ def _autocast(images: Tensor, amp: torch.dtype | None) -> Any:
     return torch.autocast(images.device.type, dtype=amp, enabled=amp is not None)
 
 
-def _saved_bytes(model: nn.Module, images: Tensor, where: _Where) -> dict[str, float]:
-    """Bytes kept for the backward pass by part, each storage once; parameters are not activations."""
+def _saved_bytes(
+    model: nn.Module, images: Tensor, where: _Where
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Bytes kept for the backward pass by part: those of each further image, and those of a batch of any size."""
+    count = len(images)
+    once, twice = (_kept_bytes(model, batch, where) for batch in (images, torch.cat([images, images])))
+    each = {part: (twice[part] - once[part]) / count for part in PARTS}
+    return each, {part: once[part] - count * each[part] for part in PARTS}
+
+
+def _kept_bytes(model: nn.Module, images: Tensor, where: _Where) -> dict[str, float]:
+    """Bytes that a batch keeps for the backward pass by part, each storage once; parameters do not count."""
     known = {p.untyped_storage().data_ptr() for p in model.parameters()}
     found: dict[str, float] = defaultdict(float)
     kept: list[Tensor] = []
@@ -229,7 +241,9 @@ def matrix_speed(device: torch.device, dtype: torch.dtype) -> float:
 _STATES = {"adamw": 8, "lamb": 8, "muon": 4, "sgd": 4, "momentum": 4}
 
 
-def training_memory(parameters: int, saved: float, batch_size: int, policy: str, opt: str = "adamw") -> float:
+def training_memory(
+    parameters: int, saved: float, batch_size: int, policy: str, opt: str = "adamw", *, fixed: float = 0.0
+) -> float:
     """Bytes of a training update: weights, gradients, the optimizer's state, and the batch's activations.
 
     Args:
@@ -238,6 +252,7 @@ def training_memory(parameters: int, saved: float, batch_size: int, policy: str,
         batch_size: Images of a batch.
         policy: "bf16" keeps a bfloat16 copy of weights and gradients beside the float32 ones.
         opt: Name of the optimizer.
+        fixed: Bytes that a batch of any size leaves besides.
     """
     copy = 4 if policy == "bf16" else 0
-    return parameters * (4 + 4 + copy + _STATES[opt]) + saved * batch_size
+    return parameters * (4 + 4 + copy + _STATES[opt]) + saved * batch_size + fixed
