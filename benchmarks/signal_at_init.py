@@ -66,9 +66,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         "# The signal at the start of training",
         "",
         "`python benchmarks/signal_at_init.py`; every block is in `signal_at_init.json`.",
-        "Ratio is the root mean square of what a branch adds over that of the stream, the mean of attention "
-        "and MLP. Gradient is the norm of the loss's gradient on the stream after the block. Both stand at the "
-        "first block, at a quarter, half and three quarters of the depth, and at the last block. Fixup's "
+        "Ratio is the root mean square of what a branch adds over that of what it is added to, the mean of "
+        "attention and MLP. Gradient is the norm of the loss's gradient on the stream after the block. Both stand at "
+        "the first block, at a quarter, half and three quarters of the depth, and at the last block. Fixup's "
         "classifier, zero at the start, is started here as the others are, or no gradient would reach a block.",
         "",
         "| norm | residual | depth | stream grows | gradient first / last | ratio | gradient |",

@@ -224,6 +224,7 @@ def summary(found: dict[str, Any]) -> list[str]:
     head = f"{found['model']}: {found['blocks']} blocks, {found['images']} images"
     lines = [f"{head}; {len(chosen)} of {len(sites)} branches (--full shows all)"]
     lines += aligned(("block", "branch", *columns), rows).splitlines()
+    lines += [f"Not measured: {sentence}" for sentence in found.get("unseen", ())]
     return [*lines, "", *words(found)]
 
 

@@ -25,8 +25,8 @@ Found = dict[tuple[str, str], dict[str, float]]
 
 def measure(
     model: nn.Module, images: Tensor, labels: Tensor | None, optimizer: Optimizer | None, light: bool
-) -> tuple[Found, float, tuple[float, int]]:
-    """The numbers of every site, the loss, and the size and number of the outputs."""
+) -> tuple[Found, float, tuple[float, int], tuple[str, ...]]:
+    """The numbers of every site, the loss, the size and number of the outputs, and what was not seen."""
     model = unwrap(model)
     blocks = find_blocks(model)
     _check_finite(model)
@@ -51,7 +51,7 @@ def measure(
     if not recorder.sites:
         raise ConfigError(f"probe: no block of {type(model).__name__} ran; give a whole model")
     sizes = torch.stack([loss.detach().double(), rms(logits).double()]).tolist()
-    return recorder.read(), sizes[0], (sizes[1], logits.shape[1])
+    return recorder.read(), sizes[0], (sizes[1], logits.shape[1]), tuple(recorder.unseen)
 
 
 def _of_parameters(

@@ -28,6 +28,9 @@ from fathoms.probes.tensor_statistics import (
 
 Hook = Callable[..., Any]
 
+# The branch that a statistic belongs to.
+_TOLD_BY = {"logit": "attention", "hidden_max": "MLP"}
+
 
 class Recorder:
     """Statistics by (block, branch), each a tensor on the model's device until `read`.
@@ -42,6 +45,7 @@ class Recorder:
         self.model, self.blocks, self.light = model, blocks, light
         self.sites: dict[tuple[str, str], Values] = {}
         self.pending: Values = {}
+        self.unseen: list[str] = []
         self.recording = True
         self.block = ""
         self.prefix = _prefix_tokens(model)
@@ -90,26 +94,40 @@ class Recorder:
                 return
             self.tracer.leave()
             stream, after = output_of(inputs), output_of(output)
-            if any(block == name for block, _ in self.sites) or stream is None or after is None:
+            if any(block == name for block, _ in self.sites):
+                # These statistics are of a branch that no addition has taken.
+                left = [branch for key, branch in _TOLD_BY.items() if key in self.pending]
+                self.unseen += [f"{name}: the addition of its {branch} was not seen" for branch in left]
                 return
             # No residual connection was seen, as in a block that is one kernel: its own is measured.
-            if after.shape == stream.shape:
-                self._joined(name, "block", stream, after.detach() - stream.detach(), after)
+            if stream is not None and after is not None and after.shape == stream.shape:
+                self.unseen.append(f"{name}: no addition was seen; its row is of the whole block")
+                self._joined((name, "block"), stream, after.detach() - stream.detach(), after)
+            else:
+                self.unseen.append(f"{name}: no addition was seen, and it has no row")
 
         return closed
 
     def _watch_join(self, name: str, branch: str, join: nn.Module) -> list[RemovableHandle]:
         seen: dict[str, Tensor] = {}
 
-        def keep_added(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            seen["added"] = output.detach()
+        def keeper(term: str) -> Hook:
+            def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+                seen[term] = output.detach()
+
+            return keep
 
         def keep_join(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             if self.recording:
-                self._joined(name, branch, inputs[0], seen.pop("added"), output)
+                self._joined((name, branch), inputs[0], seen.pop("added"), output, seen.pop("skip"))
 
         drop_path: Any = join.drop_path
-        return [drop_path.register_forward_hook(keep_added), join.register_forward_hook(keep_join)]
+        enlarge: Any = join.enlarge
+        return [
+            drop_path.register_forward_hook(keeper("added")),
+            enlarge.register_forward_hook(keeper("skip")),
+            join.register_forward_hook(keep_join),
+        ]
 
     def _watch(self, module: nn.Module) -> list[RemovableHandle]:
         """Hooks on the modules whose inside no torch function shows."""
@@ -152,26 +170,28 @@ class Recorder:
         if self.recording:
             self.pending |= {"dead": dead_share(x, kind), "hidden_max": largest(x)}
 
-    def _join_foreign(self, stream: Tensor, added: Tensor, output: Tensor) -> None:
+    def _join_foreign(self, stream: Tensor, added: Tensor, output: Tensor, skip: Tensor) -> None:
         branch = "attn" if "logit" in self.pending or not self._has(self.block, "attn") else "mlp"
         if self._has(self.block, branch):
             count = sum(block == self.block for block, _ in self.sites)
             branch = f"{branch}{count}"
-        self._joined(self.block, branch, stream, added, output)
+        self._joined((self.block, branch), stream, added, output, skip)
 
     def _has(self, block: str, branch: str) -> bool:
         return (block, branch) in self.sites
 
-    def _joined(self, block: str, branch: str, stream: Tensor, added: Tensor, output: Tensor) -> None:
+    def _joined(
+        self, site: tuple[str, str], stream: Tensor, added: Tensor, output: Tensor, skip: Tensor | None = None
+    ) -> None:
         with torch.no_grad(), torch.autocast(stream.device.type, enabled=False):
-            values = join_statistics(stream, added) | token_statistics(output)
+            values = join_statistics(stream, added, skip) | token_statistics(output)
         values |= self.pending
         self.pending = {}
         sizes = [
             values[name] for name in ("stream_max", "added_max", "hidden_max", "logit") if name in values
         ]
         values["largest"] = torch.stack([size.double() for size in sizes]).max()
-        self.sites[block, branch] = values
+        self.sites[site] = values
 
         @torch.no_grad()
         def keep_gradient(gradient: Tensor) -> None:

@@ -22,9 +22,9 @@ class Site:
     Args:
         block: Name of the block, such as "blocks.3".
         branch: "attn" or "mlp"; "block" where a block shows no branches.
-        stream: Root mean square of the residual stream that the branch is added to.
+        stream: Root mean square of the residual stream before the addition.
         added: Root mean square of the branch's output, norm and scale included.
-        ratio: `added` over `stream`.
+        ratio: `added` over what it is added to: the stream, times the skip's factor in DeepNorm and KEEL.
         gradient: Norm of the loss's gradient on the stream after the addition.
         weights: Norm of the loss's gradient on the parameters of the branch.
         gradient_rms: Root mean square of the gradient on the stream.
@@ -98,6 +98,8 @@ class Signal(list[Site]):
     logits: float = math.nan
     """Root mean square of the model's output."""
     classes: int = 0
+    unseen: tuple[str, ...] = ()
+    """Blocks in which a branch ran whose addition was not seen, one sentence each."""
 
     @property
     def growth(self) -> float:
@@ -132,6 +134,7 @@ class Signal(list[Site]):
             "gradient_ratio": _finite(self.gradient_ratio),
             "loss": _finite(self.loss),
             "logits": _finite(self.logits),
+            "unseen": list(self.unseen),
             "sites": [{name: _finite(value) for name, value in asdict(site).items()} for site in self],
         }
 
@@ -192,10 +195,7 @@ def probe(
     """
     from fathoms.probes.measure import measure
 
-    found, loss, logits = measure(model, images, labels, optimizer, light)
-    signal = Signal(
-        Site(block, branch, ratio=_quotient(values["added"], values["stream"]), **values)
-        for (block, branch), values in found.items()
-    )
-    signal.loss, (signal.logits, signal.classes) = loss, logits
+    found, loss, logits, unseen = measure(model, images, labels, optimizer, light)
+    signal = Signal(Site(block, branch, **values) for (block, branch), values in found.items())
+    signal.loss, (signal.logits, signal.classes), signal.unseen = loss, logits, unseen
     return signal

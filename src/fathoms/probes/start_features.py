@@ -17,7 +17,7 @@ Features = dict[str, float | None]
 def depth_features(sites: Sequence[dict[str, Any]]) -> Features:
     """One model at one moment, of its longest stack of blocks; `sites` are those of `Signal.to_json`."""
     stack = main_stack([str(site["block"]) for site in sites])
-    sites = [site for site in sites if site["block"] in stack]
+    sites = [_unenlarged(site) for site in sites if site["block"] in stack]
     streams, gradients = _column(sites, "stream"), _column(sites, "gradient")
     blocks = max(len({site["block"] for site in sites}) - 1, 1)
     return {
@@ -58,6 +58,11 @@ def start_features(initial: Signal, after: Signal | None = None, losses: Sequenc
         features["loss_end"] = _plain(losses[-1] - losses[0]) if finite else None
         features["nonfinite"] = float(not finite)
     return features
+
+
+def _unenlarged(site: dict[str, Any]) -> dict[str, Any]:
+    """A site whose ratio leaves out the skip's factor, as the calibration of the thresholds measured it."""
+    return site | {"ratio": _over(site["added"], site["stream"])} if "added" in site else site
 
 
 def _column(sites: Sequence[dict[str, Any]], name: str) -> list[float | None]:

@@ -16,7 +16,9 @@ from torch.overrides import TorchFunctionMode
 from fathoms.probes.attention_statistics import fused_logits, multihead_logits
 from fathoms.probes.tensor_statistics import DEAD_BELOW
 
-_ADDITIONS = ("add", "add_", "__add__", "__iadd__", "__radd__")
+_ADDITIONS = ("add", "add_", "__add__", "__iadd__", "__radd__", "lerp", "lerp_")
+_IN_PLACE = ("add_", "__iadd__", "lerp_")
+_COPIES = ("clone", "contiguous")
 _NORMS = ("layer_norm", "rms_norm", "group_norm")
 _FUSED = "scaled_dot_product_attention"
 
@@ -25,14 +27,15 @@ class StreamTracer(TorchFunctionMode):
     """Reports what happens inside one foreign block at a time.
 
     Args:
-        joined: Called with the stream, what was added and the result of each residual connection.
+        joined: Called with the stream, what was added, the result and the skip of each residual connection; the skip
+            is the stream, or the multiple of it that the addition takes.
         attended: Called with the logits of each attention.
         activated: Called with the input and the name of each activation.
     """
 
     def __init__(
         self,
-        joined: Callable[[Tensor, Tensor, Tensor], None],
+        joined: Callable[[Tensor, Tensor, Tensor, Tensor], None],
         attended: Callable[[Tensor], None],
         activated: Callable[[Tensor, str], None],
     ) -> None:
@@ -42,7 +45,8 @@ class StreamTracer(TorchFunctionMode):
 
     def enter(self, inputs: tuple[Any, ...]) -> None:
         """A block begins: any of its inputs may be the stream."""
-        self.streams = [x for x in inputs if isinstance(x, Tensor) and x.dim() >= 3]
+        flat = [x for given in inputs for x in (given if isinstance(given, tuple | list) else (given,))]
+        self.streams = [x for x in flat if isinstance(x, Tensor) and x.dim() >= 3]
 
     def leave(self) -> None:
         """The block has ended."""
@@ -56,24 +60,29 @@ class StreamTracer(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self.streams is None:
             return func(*args, **kwargs)
-        if name in _ADDITIONS and len(args) >= 2:
+        if name in _ADDITIONS:
             return self._add(func, args, kwargs)
         self._look(name, args, kwargs)
         result = func(*args, **kwargs)
-        if name in _NORMS and self._stream_in(args[:1]) is not None:
+        if name in _NORMS + _COPIES and self._stream_in(args[:1]) is not None:
             # After a post-norm the stream is what the norm makes of it.
             self.streams.append(result)
         return result
 
     def _add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        stream = self._stream_in(args[:2])
-        added = None if stream is None else args[1] if stream is args[0] else args[0]
-        if stream is None or not isinstance(added, Tensor) or added.shape != stream.shape:
+        first, second, weights = _terms(func.__name__, args, kwargs)
+        stream = self._stream_in((first, second))
+        if stream is None or weights is None or not _alike(first, second):
             return func(*args, **kwargs)
+        swapped = stream is not first
         # An addition in place would change what is to be measured.
-        before = stream.clone() if func.__name__ in ("add_", "__iadd__") else stream
+        first = first.detach().clone() if func.__name__ in _IN_PLACE else first
         result = func(*args, **kwargs)
-        self.joined(before, added, result)
+        terms = [x if w == 1 else x.detach() * w for x, w in zip((first, second), weights, strict=True)]
+        if swapped:
+            self.joined(second, terms[0], result, terms[1])
+        else:
+            self.joined(first, terms[1], result, terms[0])
         self.streams = [result]
         return result
 
@@ -98,6 +107,23 @@ class StreamTracer(TorchFunctionMode):
             self.activated(args[0], name)
 
 
+def _terms(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any, tuple[float, float] | None]:
+    """Both operands of a sum and the numbers they are multiplied by; None where those are not plain numbers."""
+    lerp = name.startswith("lerp")
+    named = [kwargs[key] for key in ("input", "end" if lerp else "other") if key in kwargs]
+    first, second, *more = (*args[:2], *named, *args[2:], None, None)
+    weight = kwargs.get("weight", more[0]) if lerp else kwargs.get("alpha", 1)
+    if not isinstance(weight, int | float):
+        return first, second, None
+    return first, second, (1 - weight if lerp else 1, weight)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape
+
+
 def _same(a: Tensor, b: Tensor) -> bool:
     return a is b or bool(
         a.numel() == b.numel()
@@ -108,9 +134,10 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def output_of(output: Any) -> Tensor | None:
-    """The tensor that a block returns; many of transformers' return a tuple with it in front."""
-    first = output[0] if isinstance(output, tuple | list) and output else output
-    return first if isinstance(first, Tensor) else None
+    """The tensor that a block takes or returns; many of transformers' return a tuple with it in front."""
+    while isinstance(output, tuple | list) and output:
+        output = output[0]
+    return output if isinstance(output, Tensor) else None
 
 
 def is_foreign_dyt(module: nn.Module) -> bool:

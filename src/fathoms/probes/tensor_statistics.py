@@ -67,9 +67,15 @@ def token_statistics(stream: Tensor) -> Values:
     return {"token_cosine": ((total - count) / (count * (count - 1))).mean(), "token_mean": share}
 
 
-def join_statistics(stream: Tensor, added: Tensor) -> Values:
-    """Sizes of the stream and of what is added to it, along it and across it, over all tokens."""
-    x, f = wide(stream), wide(added)
+def join_statistics(stream: Tensor, added: Tensor, skip: Tensor | None = None) -> Values:
+    """Sizes of the stream and of what is added to it, along it and across it, over all tokens.
+
+    Args:
+        stream: The stream that enters the residual connection.
+        added: What the branch adds.
+        skip: What it is added to, where that is a multiple of the stream; None: the stream itself.
+    """
+    x, f = wide(stream if skip is None else skip), wide(added)
     energy = x.square().sum()
     along = (x * f).sum(-1)
     # A token of zeros has no direction; all that is added to it counts as across.
@@ -80,6 +86,7 @@ def join_statistics(stream: Tensor, added: Tensor) -> Values:
         "stream_max": largest(stream),
         "added": rms(added),
         "added_max": largest(added),
+        "ratio": rms(added) / rms(stream if skip is None else skip),
         "parallel": (parallel / energy).sqrt(),
         "orthogonal": ((whole - parallel).clamp(min=0) / energy).sqrt(),
         "alignment": torch.nn.functional.cosine_similarity(x, f, dim=-1, eps=0.0).nan_to_num().mean(),

@@ -29,7 +29,9 @@ class _Catcher(Recorder):
     def _attended(self, logits: Tensor) -> None:
         self.caught[self.block] = logits.detach()
 
-    def _joined(self, block: str, branch: str, stream: Tensor, added: Tensor, output: Tensor) -> None:
+    def _joined(
+        self, site: tuple[str, str], stream: Tensor, added: Tensor, output: Tensor, skip: Tensor | None = None
+    ) -> None:
         """Nothing else is measured."""
 
 
