@@ -108,3 +108,17 @@ def test_a_fold_takes_the_factor_away(progress):
     assert report.left == ()
     assert not any(isinstance(module, ProgressiveResidual) for module in folded.modules())
     assert {type(block.mlp_join.scale).__name__ for block in folded.blocks} == {"Unscaled"}
+
+
+@pytest.mark.parametrize("progress", [float("nan"), -1.0, 2.0])
+def test_progress_that_is_not_a_share_of_the_run_is_refused(progress):
+    model = vit()
+    before = factors(model)
+    with pytest.raises(fathoms.FathomsError, match="is not a share of the run; give updates done over all"):
+        set_progress(model, progress)
+    assert factors(model) == before
+
+
+def test_progress_of_a_model_without_prores_is_refused():
+    with pytest.raises(fathoms.FathomsError, match="set_progress: Linear has no residual 'prores'"):
+        set_progress(torch.nn.Linear(2, 2), 0.5)

@@ -23,7 +23,7 @@ SCALER = {"norm": "learnable_scaler", "residual": "layerscale"}
 CONV = {"stem": "conv", "patch_size": 2, "readout": "seqpool", "attn_gate": "head", "residual": "mv_split"}
 LATE = {"depth": 3, "class_token_block": 1, "placement_by_depth": "1-2:keel", "residual": "orthogonal"}
 LATE |= {"position": "learned_rope", "attn_gate": "channel", "attention": "talking_heads"}
-DEEP = {"depth": 2, "residual": "completep", "base_depth": 1, "base_dim": 12}
+DEEP = {"depth": 2, "residual": "completep", "base_depth": 1, "base_dim": 8}
 
 
 def vit(**more):

@@ -23,8 +23,8 @@ from fathoms.parts import (
     RESIDUALS,
     STEM_NORMS,
     STEMS,
-    set_progress,
 )
+from fathoms.parts.residuals.prores import Warmup
 from fathoms.parts.residuals.residual import PLACEMENTS
 
 TINY = {
@@ -70,7 +70,7 @@ def fingerprint(model):
     All of it at 5 % of a run, when the blocks of prores are still warming up. In float64 the same function agrees to
     more digits than that, and another one does not.
     """
-    set_progress(model, 0.05)
+    Warmup(model).set(0.05)
     with torch.no_grad():
         start = model(IMAGES).flatten()
         size = sum(parameter.abs().sum() for parameter in model.parameters())
@@ -224,7 +224,7 @@ def test_every_norm_init_changes_the_start(norm, inits):
     ("switches", "field", "values"),
     [
         ({"residual": "completep"}, "base_depth", [None, 2, 8]),
-        ({"residual": "completep"}, "base_dim", [None, 4, 2]),
+        ({"residual": "completep"}, "base_dim", [None, 4, 12]),
         ({"residual": "prores"}, "residual_warmup", [None, 0.1, 0.5]),
         ({"stem": "conv"}, "stem_kernel", [3, 5, 1]),
         ({"stem": "conv", "patch_size": 4}, "stem_layers", [1, 2]),

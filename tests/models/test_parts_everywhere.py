@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fathoms
 from fathoms import ViT, ViTConfig
 from fathoms.parts.residuals.placement import PLACEMENTS
-from fathoms.parts.residuals.prores import set_progress
+from fathoms.parts.residuals.prores import Warmup, set_progress
 from fathoms.parts.residuals.residual import RESIDUALS
 from fathoms.surgery.swap.sites import find_sites
 from fathoms.train.precision.compile import compile_blocks
@@ -30,7 +30,7 @@ def make(part, depth=3, **more):
     """A model in training whose parameters are off their start, where ones and zeros would hide a mistake."""
     torch.manual_seed(0)
     model = ViT(ViTConfig(**SMALL | {"depth": depth} | PARTS.get(part, {}) | more))
-    set_progress(model, 0.05)
+    Warmup(model).set(0.05)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)

@@ -13,7 +13,7 @@ from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.probes.coordinates import coordinate_check
 from fathoms.train.optim.build import build_optimizer
 
-TINY = {"image_size": 8, "patch_size": 2, "dim": 32, "heads": 2, "mlp_ratio": 2.0, "num_classes": 10}
+TINY = {"image_size": 8, "patch_size": 2, "dim": 32, "heads": 4, "mlp_ratio": 2.0, "num_classes": 10}
 IMAGES = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(8)
 
@@ -135,6 +135,10 @@ def test_blocks_of_class_attention_are_not_scaled_by_the_depth():
     [
         ({"base_depth": 0}, "base_depth=0 is too small; give the depth that the learning rate was tuned at"),
         ({"base_dim": -1}, "base_dim=-1 is too small"),
+        (
+            {"base_dim": 12},
+            "base_dim=12: heads keep their width, 8 at dim=32 and heads=4; give a multiple of 8",
+        ),
         ({"base_depth": 100}, "base_depth=100 is more than 16 times depth=4"),
         ({"residual": "none", "base_depth": 2}, "residual 'none' takes no base_depth; leave it out"),
         ({"residual": "layerscale", "base_dim": 2}, "residual 'layerscale' takes no base_dim"),

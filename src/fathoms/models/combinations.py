@@ -60,6 +60,12 @@ def _check_transfer(config: ViTConfig) -> None:
             f"base_depth={config.base_depth} is more than {MOST_SHALLOW} times depth={config.depth}, and branches "
             "would be multiplied by as much; give the depth that the learning rate was tuned at"
         )
+    width = config.dim // config.heads
+    if config.base_dim is not None and config.base_dim % width:
+        raise ConfigError(
+            f"base_dim={config.base_dim}: heads keep their width, {width} at dim={config.dim} and "
+            f"heads={config.heads}; give a multiple of {width}"
+        )
     if config.base_dim is not None and config.attention == "talking_heads":
         raise ConfigError(
             "base_dim: there is no rule for the matrices that mix talking heads; use attention 'softmax'"

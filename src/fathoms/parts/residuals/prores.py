@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fathoms.errors import ConfigError
 from fathoms.parts.residuals.residual import RESIDUALS, Method
 
 # Share of a run by which the last block counts in full, where none is given.
@@ -95,4 +96,13 @@ def set_progress(model: nn.Module, progress: float) -> None:
     >>> rule(torch.ones(2, 197, 192))[0, 0, 0]
     tensor(0.5000)
     """
-    Warmup(model).set(progress)
+    if not 0 <= progress <= 1:
+        raise ConfigError(
+            f"set_progress: progress={progress} is not a share of the run; give updates done over all updates"
+        )
+    warmup = Warmup(model)
+    if not warmup.modules:
+        raise ConfigError(
+            f"set_progress: {type(model).__name__} has no residual 'prores'; build it with that, or leave the call out"
+        )
+    warmup.set(progress)
