@@ -150,6 +150,39 @@ def test_labels_must_fit_the_images_and_the_outputs():
         fathoms.probe(vit(num_classes=4), images, labels)
 
 
+@pytest.mark.plain
+def test_wrong_types_of_images_and_labels_are_one_line():
+    images, labels = batch()
+    for given, message in (
+        ((images.byte(),), "images are torch.uint8; give floats"),
+        ((images, labels.tolist()), "labels are a list; give a tensor of classes"),
+        ((images, labels.float()), r"labels are torch.float32 of shape \(32,\); give one whole number"),
+        ((images, labels[:, None]), r"labels are torch.int64 of shape \(32, 1\); give one whole number"),
+    ):
+        with pytest.raises(FathomsError, match=message):
+            fathoms.probe(vit(), *given)
+    assert fathoms.probe(vit(), images, labels.int()) == fathoms.probe(vit(), images, labels)
+
+
+def test_images_of_another_precision_than_the_model_are_named_as_such():
+    message = "ViT is in torch.float64, the images are torch.float32; give images.to"
+    with pytest.raises(FathomsError, match=message):
+        fathoms.probe(vit().double(), batch()[0])
+
+
+def test_inference_mode_around_the_probe_or_the_images_changes_nothing():
+    model, (images, labels) = vit(), batch()
+    expected = fathoms.probe(model, images, labels)
+    with torch.inference_mode():
+        assert fathoms.probe(model, images, labels) == expected
+        made = images.clone(), labels.clone()
+        assert torch.is_inference_mode_enabled()
+        unable = vit()
+    assert fathoms.probe(model, *made) == expected
+    with pytest.raises(FathomsError, match="the weights were made under torch.inference_mode()"):
+        fathoms.probe(unable, images, labels)
+
+
 def test_the_model_is_left_as_it_was():
     model = vit(drop_path=0.5).train()
     model.blocks[1].eval()

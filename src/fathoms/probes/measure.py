@@ -30,13 +30,12 @@ def measure(
     model = unwrap(model)
     blocks = find_blocks(model)
     _check_finite(model)
-    if images.dim() != 4 or len(images) == 0:
-        raise ShapeError(f"probe: images are {tuple(images.shape)}; give a batch (B, C, H, W) of one or more")
+    _check_batch(images, labels)
     recorder = Recorder(model, blocks, light)
     parameters = {id(p): p for p in model.parameters() if p.requires_grad}
     with _untouched(model, images.device), hooked(*recorder.install()):
         # The images ask for a gradient, so that one reaches every block of a frozen model too.
-        given = images.detach().requires_grad_()
+        given = (images.clone() if images.is_inference() else images).detach().requires_grad_()
         with recorder.tracer:
             logits = _run(model, given)
         recorder.stop()
@@ -89,7 +88,9 @@ def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Evaluation mode without noise of drop-path, torch's compiler off, random numbers put back at the end."""
     devices = [device] if device.type == "cuda" else []
     stance = torch.compiler.set_stance("force_eager")
-    with torch.random.fork_rng(devices), in_inference(model), torch.enable_grad(), stance:
+    # A caller's torch.inference_mode() would leave nothing to take a gradient of.
+    normal = torch.inference_mode(False)
+    with normal, torch.random.fork_rng(devices), in_inference(model), torch.enable_grad(), stance:
         yield
 
 
@@ -102,11 +103,23 @@ def _run(model: nn.Module, images: Tensor) -> Tensor:
     except torch.OutOfMemoryError as error:
         raise ConfigError(f"probe: {len(images)} images do not fit in memory; use a smaller batch") from error
     except (RuntimeError, ValueError, AssertionError, IndexError, TypeError) as error:
+        if (kind := _other_kind(model, images)) is not None:
+            raise ConfigError(
+                f"probe: {type(model).__name__} is in {kind}, the images are {images.dtype}; give images.to({kind})"
+            ) from error
         shape = "x".join(str(side) for side in images.shape[1:])
         raise ShapeError(
             f"probe: {type(model).__name__} cannot take images of {shape} ({reason(error)}); give images of its size"
         ) from error
     return logits_of(output, type(model).__name__)
+
+
+def _other_kind(model: nn.Module, images: Tensor) -> torch.dtype | None:
+    """The dtype of a model's weights, where it is not that of the images and no autocast makes up for it."""
+    kinds = [p.dtype for p in model.parameters() if p.is_floating_point()]
+    if not kinds or images.dtype in kinds or torch.is_autocast_enabled(images.device.type):
+        return None
+    return kinds[0]
 
 
 def logits_of(output: Any, name: str = "the model") -> Tensor:
@@ -132,14 +145,34 @@ def _loss(logits: Tensor, labels: Tensor | None) -> Tensor:
             f"probe: labels reach {int(labels.max())}, the model has {classes} outputs; give others"
         )
     kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    return F.cross_entropy(logits.to(kind), labels.to(logits.device))
+    labels = labels.clone() if labels.is_inference() else labels
+    return F.cross_entropy(logits.to(kind), labels.to(logits.device, torch.int64))
+
+
+def _check_batch(images: Tensor, labels: Any) -> None:
+    if images.dim() != 4 or len(images) == 0:
+        raise ShapeError(f"probe: images are {tuple(images.shape)}; give a batch (B, C, H, W) of one or more")
+    if not images.is_floating_point():
+        raise ConfigError(f"probe: images are {images.dtype}; give floats, normalised as in training")
+    if labels is None:
+        return
+    if not isinstance(labels, Tensor):
+        raise ConfigError(f"probe: labels are a {type(labels).__name__}; give a tensor of classes")
+    if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():
+        raise ConfigError(
+            f"probe: labels are {labels.dtype} of shape {tuple(labels.shape)}; give one whole number for each image"
+        )
 
 
 def _check_finite(model: nn.Module) -> None:
-    """Refuse weights that are not finite, and name the first."""
+    """Refuse weights that are not finite or that no gradient can be taken of, and name the first."""
     named = [(name, p.detach()) for name, p in model.named_parameters() if p.is_floating_point()]
     if not named:
         return
+    if any(p.is_inference() for p in model.parameters()):
+        raise WeightsError(
+            "probe: the weights were made under torch.inference_mode(), without gradients; build it outside"
+        )
     sizes = torch._foreach_norm([p for _, p in named], math.inf)
     bad = ~torch.isfinite(torch.stack([size.to(torch.float32) for size in sizes]))
     if bool(bad.any()):
