@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import fathoms
+from fathoms.probes.blocks import branch_parameters
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -122,3 +123,13 @@ def test_an_addition_that_was_not_seen_is_said():
     signal = fathoms.probe(OwnNet((hidden, hidden)), IMAGES)
     assert [site.branch for site in signal] == ["block"]
     assert signal.unseen == ("blocks.0: no addition was seen; its row is of the whole block",)
+
+
+def test_norms_called_n1_and_n2_belong_to_the_branch_that_they_enter():
+    model = OwnNet((plain, plain))
+    block = model.blocks[0]
+    nn.init.constant_(block.n1.weight, 2.0)
+    nn.init.constant_(block.n2.weight, 3.0)
+    attn, mlp = fathoms.probe(model, IMAGES)
+    assert (attn.norm_mean, mlp.norm_mean) == (2.0, 3.0)
+    assert {name.split(".")[0] for name, _ in branch_parameters(block, "attn")} == {"n1", "attn"}

@@ -14,10 +14,11 @@ from fathoms.parts.block import Block
 _ATTENTION = re.compile(r"attn|attention|mixer", re.IGNORECASE)
 _OTHER_HALF = re.compile(r"mlp|ffn|feed_?forward|intermediate|linear1|fc1|norm|ln_", re.IGNORECASE)
 _ATTENTION_SIDE = re.compile(
-    r"attn|attention|mixer|norm_?1\b|ln_?1\b|layernorm_before|ls_?1\b|layer_?scale_?1|gamma_1", re.IGNORECASE
+    r"attn|attention|mixer|norm_?1\b|\b(ln|n)_?1\b|layernorm_before|ls_?1\b|layer_?scale_?1|gamma_1",
+    re.IGNORECASE,
 )
 _SCALE = re.compile(r"(^|\.)(gamma(_[12])?|lambda1|(ls|layer_?scale)_?[12](\.\w+)?)$", re.IGNORECASE)
-_NORM = re.compile(r"norm|(^|\.)ln_?\d", re.IGNORECASE)
+_NORM = re.compile(r"norm|(^|\.)(ln|n)_?\d", re.IGNORECASE)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
