@@ -6,6 +6,8 @@ import json
 
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import save_file
 
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.cli.main import main
@@ -98,13 +100,13 @@ def test_sizes_that_cannot_be_are_refused(text, message):
     [
         (["--progressive-size", "0:4,1:8", "--launch", "graph"], "--launch graph is for one image size"),
         (["--progressive-size", "0:5,1:8"], "5 is not a multiple of the patch size 2"),
-        ([__file__, "--model", "timm/resnet50", "--progressive-size", "0:128,1:224"], "fathoms models only"),
+        (["DATA", "--model", "timm/resnet50", "--progressive-size", "0:128,1:224"], "fathoms models only"),
         (
             [
                 "--progressive-size",
                 "0:4,1:8",
                 "--teacher",
-                f"vit_digits={__file__}",
+                "vit_digits=WEIGHTS",
                 "--distillation-type",
                 "hard",
             ],
@@ -113,11 +115,17 @@ def test_sizes_that_cannot_be_are_refused(text, message):
     ],
 )
 def test_it_is_refused_in_one_line_before_anything_is_written(tmp_path, capsys, words, message):
-    assert main(["train", *words, "--epochs", "3", "--output", str(tmp_path)]) == 2
+    data, weights, output = tmp_path / "data", tmp_path / "weights.safetensors", tmp_path / "runs"
+    for name in "ab":
+        (data / "train" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(data / "train" / name / "0.png")
+    save_file({"x": torch.zeros(1)}, weights)
+    words = [word.replace("DATA", str(data)).replace("WEIGHTS", str(weights)) for word in words]
+    assert main(["train", *words, "--epochs", "3", "--output", str(output)]) == 2
     printed = capsys.readouterr().err
     assert message in printed
     assert printed.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    assert not output.exists()
 
 
 @pytest.fixture
