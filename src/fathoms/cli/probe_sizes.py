@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.cli.flags.parse import given, parse_setting
+from fathoms.cli.probe_words import say_written
 from fathoms.errors import ConfigError
 
 SEEDS = 3
@@ -52,7 +53,7 @@ def run_sweep(args: Any) -> int:
         for depth, row in found.items()
     ]
     print(aligned((axis or "model", "depth", *columns), lines))
-    _say(written)
+    say_written(written)
     return 0
 
 
@@ -99,7 +100,7 @@ def run_coordinates(args: Any) -> int:
             f"(95 % interval {slope.low:+.2f} to {slope.high:+.2f} over the seeds): {slope.verdict}"
         )
     print(f"Coordinate check: {ADVICE[check.verdict]}")
-    _say(written)
+    say_written(written)
     return 0
 
 
@@ -146,8 +147,3 @@ def save_all(picture: Any, folder: Path, name: str) -> list[str]:
 
     folder.mkdir(parents=True, exist_ok=True)
     return [str(picture.save(path)) for path in picture_files(folder, [name])]
-
-
-def _say(written: list[str]) -> None:
-    if written:
-        print(f"written: {', '.join(written)}")
