@@ -181,7 +181,21 @@ def test_the_coordinate_check_has_a_command(capsys, tmp_path):
         (["--coordinates", "dim=24,30"], "--coordinates dim=24: heads are 16 wide; use multiples of 16"),
         (
             ["--coordinates", "depth=4"],
-            "coordinates: sizes [4] give no slope; use two or more different sizes above 0",
+            "--coordinates depth=4: one size gives no slope; give two or more with commas",
+        ),
+        (["--coordinates", "depth"], "--coordinates depth: has no sizes; write depth=6,12,24,48"),
+        (["--coordinates", "dim="], "--coordinates dim=: has no sizes; write dim=64,128,256"),
+        (
+            ["timm/vit_tiny_patch16_224", "--depths", "2,4"],
+            "TARGET timm/vit_tiny_patch16_224: --depths builds a model at several sizes, which fathoms' own can; give",
+        ),
+        (
+            ["tests", "--coordinates", "depth=2,4"],
+            "TARGET tests: --coordinates builds a model at several sizes",
+        ),
+        (
+            ["--depth", "3", "--class-token-block", "3"],
+            "leaves the blocks 0-2 of this model; use one of them",
         ),
         (["--lr", "-1"], "--lr -1.0: use a number above 0"),
         (["runs/typo"], "TARGET runs/typo: no such file or folder"),
@@ -208,3 +222,12 @@ def test_a_run_folder_is_judged_by_its_drift(capsys, tmp_path):
     assert found["trained"]
     assert found["drift"]["outcome"] in ("steady", "drifts")
     assert f"Drift: {found['drift']['outcome']}" in probe(capsys, str(tmp_path / "run"), "--batch-size", "4")
+    assert main(["probe", str(tmp_path / "run"), "--norm", "dyt"]) == 2
+    said = capsys.readouterr().err
+    assert f"--norm: {tmp_path / 'run'} was trained as another model (" in said
+    assert said.endswith("leave it out\n")
+    rows = tmp_path / "run" / "probe.jsonl"
+    later = [{**json.loads(line), "version": 99} for line in rows.read_text().splitlines()]
+    rows.write_text("".join(f"{json.dumps(row)}\n" for row in later))
+    assert main(["probe", str(tmp_path / "run"), "--batch-size", "4"]) == 2
+    assert "probe.jsonl: line 1 has version 99, this fathoms reads up to 2; use " in capsys.readouterr().err

@@ -206,3 +206,16 @@ def test_the_stored_table_is_what_the_script_measures():
                 form,
                 residual,
             )
+
+
+def test_logits_in_a_plain_dict_are_found():
+    class Wrapped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.vit = vit()
+
+        def forward(self, images):
+            return {"logits": self.vit(images), "hidden": None}
+
+    images, labels = batch()
+    assert fathoms.probe(Wrapped(), images, labels).loss == fathoms.probe(vit(), images, labels).loss

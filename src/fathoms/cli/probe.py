@@ -122,7 +122,7 @@ def _run_one(args: Args) -> int:
     images, labels = load_images(target, args.data, size, spare)
     signal = probe(target.model, images[:size], None if labels is None else labels[:size])
     verdict = judge(args, target, signal, images, labels)
-    found = {
+    found: dict[str, Any] = {
         "model": args.target or target.name,
         "config": None if target.config is None else target.config.to_dict(),
     }
@@ -191,8 +191,20 @@ def _came_true(args: Args, verdict: Any) -> float | None:
 def _run_rows(target: Any) -> list[dict[str, Any]]:
     """The measurements of a run's probe.jsonl."""
     from fathoms.report.run.files import read_lines
+    from fathoms.train.record.run_folder import FORMAT
 
-    return [] if target.run is None else read_lines(target.run / "probe.jsonl")
+    if target.run is None:
+        return []
+    path = target.run / "probe.jsonl"
+    rows = read_lines(path)
+    for number, row in enumerate(rows, start=1):
+        # Rows of the first format have no version.
+        if row.get("version", 1) not in range(1, FORMAT + 1):
+            raise ConfigError(
+                f"{path}: line {number} has version {row['version']!r}, this fathoms reads up to {FORMAT}; "
+                "use the fathoms that wrote it, or a newer one"
+            )
+    return rows
 
 
 def _plain(value: float) -> float | None:

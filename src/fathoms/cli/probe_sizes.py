@@ -16,7 +16,7 @@ IMAGES = 32
 
 def run_sweep(args: Any) -> int:
     """Probe every depth and value at initialisation, and print one line for each."""
-    from fathoms.cli.targets import DEFAULT, load_images, load_target
+    from fathoms.cli.targets import load_images, load_target
     from fathoms.compare.plan import parse_axis
     from fathoms.models.vit import ViT
     from fathoms.models.zoo import model_config
@@ -25,7 +25,7 @@ def run_sweep(args: Any) -> int:
 
     depths = whole_numbers(args.depths, "--depths")
     axis, values = ("", [""]) if args.axis is None else parse_axis(args.axis)
-    name, switches = args.target or args.model or DEFAULT, given(args.switches)
+    name, switches = _own_name(args, "--depths"), given(args.switches)
     if axis == "depth" or "depth" in switches:
         raise ConfigError("--depths gives the depths; leave depth out elsewhere")
     options = {value: settings_of(axis, value) if axis else {} for value in values}
@@ -60,17 +60,13 @@ def run_sweep(args: Any) -> int:
 def run_coordinates(args: Any) -> int:
     """Take ten steps at every size, and print the slopes and the verdict."""
     from fathoms.cli.probe import optimizer_of
-    from fathoms.cli.targets import DEFAULT, load_images, load_target
-    from fathoms.compare.plan import parse_axis
+    from fathoms.cli.targets import load_images, load_target
     from fathoms.models.vit import ViT
     from fathoms.models.zoo import model_config
     from fathoms.probes.coordinates import coordinate_check
 
-    axis, values = parse_axis(args.coordinates, "--coordinates")
-    if axis not in ("depth", "dim"):
-        raise ConfigError(f"--coordinates {args.coordinates}: sizes are depth or dim; write depth=6,12,24,48")
-    sizes = whole_numbers(",".join(values), "--coordinates")
-    name, switches = args.target or args.model or DEFAULT, given(args.switches)
+    axis, sizes = _sizes(args.coordinates)
+    name, switches = _own_name(args, "--coordinates"), given(args.switches)
     if axis in switches:
         raise ConfigError(f"--coordinates gives the sizes; leave --{axis} out")
     configs = {size: _config(model_config(name, **switches), axis, size) for size in sizes}
@@ -102,6 +98,36 @@ def run_coordinates(args: Any) -> int:
     print(f"Coordinate check: {ADVICE[check.verdict]}")
     say_written(written)
     return 0
+
+
+EXAMPLE = {"depth": "depth=6,12,24,48", "dim": "dim=64,128,256"}
+
+
+def _sizes(text: str) -> tuple[str, list[int]]:
+    """The size that --coordinates varies, and its values."""
+    axis, _, values = text.partition("=")
+    if axis not in ("depth", "dim"):
+        raise ConfigError(f"--coordinates {text}: sizes are depth or dim; write depth=6,12,24,48")
+    if not values:
+        raise ConfigError(f"--coordinates {text}: has no sizes; write {EXAMPLE[axis]}")
+    sizes = whole_numbers(values, "--coordinates")
+    if len(set(sizes)) < 2:
+        raise ConfigError(f"--coordinates {text}: one size gives no slope; give two or more with commas")
+    return axis, sizes
+
+
+def _own_name(args: Any, flag: str) -> str:
+    """The name of an architecture of fathoms; others cannot be built at another size."""
+    from fathoms.cli.targets import DEFAULT
+    from fathoms.models.resolve import resolve
+
+    name = args.target or args.model or DEFAULT
+    if resolve(name, "TARGET").kind != "zoo":
+        raise ConfigError(
+            f"TARGET {name}: {flag} builds a model at several sizes, which fathoms' own can; give a name of "
+            "`fathoms models`, with switches"
+        )
+    return name
 
 
 ADVICE = {
