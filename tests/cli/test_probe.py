@@ -28,7 +28,10 @@ def test_the_summary_fits_a_screen_and_full_shows_every_branch(capsys):
     assert len(short) <= 24
     assert max(map(len, short[:11])) <= 120
     assert short[1].split()[:4] == ["block", "branch", "stream", "ratio"]
-    assert short[-1].startswith("Start: expected to train (from the initialisation alone)")
+    assert short[-2].startswith("Start: expected to train (from the initialisation alone)")
+    assert short[-1].startswith(
+        "Note: `fathoms train` takes the model of its recipe digits; to probe that, add --"
+    )
     assert len(probe(capsys, *words, "--full").splitlines()) == len(short) + 60 + 2
 
 
@@ -51,7 +54,7 @@ def test_a_norm_free_stack_is_not_called_healthy(capsys):
     found = answer(capsys, *words)
     assert found["growth"] == pytest.approx(1.0, abs=0.1)
     assert found["start"]["outcome"] != "trains"
-    assert "ten steps" in probe(capsys, *words)
+    assert "10 steps" in probe(capsys, *words)
 
 
 def test_an_exploding_stack_names_the_factor(capsys):
@@ -70,6 +73,43 @@ def test_an_exploding_stack_names_the_factor(capsys):
     text = probe(capsys, *words, "--batch-size", "4")
     assert "expected to DIVERGE" in text
     assert "the gradient explodes by x" in text
+
+
+@pytest.mark.parametrize("depth", ["2", "4"])
+@pytest.mark.parametrize("placement", ["pre", "keel"])
+def test_a_shallow_model_that_trains_is_not_told_to_diverge(capsys, depth, placement):
+    words = ["--depth", depth, "--attn-placement", placement, "--mlp-placement", placement]
+    text = probe(capsys, *words, "--batch-size", "32")
+    assert "Start: expected to train (adamw at lr 0.001, 10 steps, loss " in text
+    assert "came true" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [([], True), (["--steps", "3"], False), (["--opt", "sgd"], False), (["--batch-size", "4"], False)],
+)
+def test_the_share_that_came_true_is_told_where_it_was_measured(capsys, words, told):
+    text = probe(capsys, "--depth", "6", "--dim", "16", "--heads", "2", "--batch-size", "8", *words)
+    assert ("came true" in text) == told
+
+
+def test_the_note_on_the_default_names_the_flags_that_train_takes_and_ends_with_them(capsys):
+    words = ["--depth", "2", "--batch-size", "8", "--steps", "0"]
+    note = probe(capsys, *words).splitlines()[-1]
+    assert note.endswith("add --dim 48 --residual rezero")
+    assert "Note:" not in probe(capsys, *words, "--dim", "48", "--residual", "rezero")
+    assert "Note:" not in probe(capsys, "vit_digits", *words)
+
+
+def test_counts_of_one_have_no_plural_and_all_branches_are_called_all(capsys):
+    head = probe(capsys, *SMALL[2:6], "--depth", "1", "--batch-size", "1", "--steps", "1").splitlines()[0]
+    assert head == "vit_digits: 1 block, 1 image; 2 branches (--full shows every column)"
+
+
+def test_pictures_that_were_written_are_named(capsys, tmp_path):
+    text = probe(capsys, *SMALL, "--steps", "0", "--figures", str(tmp_path / "out"))
+    assert text.splitlines()[-1].startswith(f"written: {tmp_path / 'out'}")
+    assert str(tmp_path / "out" / "probe.html") in text
 
 
 def test_pictures_and_page_are_written(capsys, tmp_path):
@@ -141,7 +181,21 @@ def test_the_coordinate_check_has_a_command(capsys, tmp_path):
         (["--coordinates", "dim=24,30"], "--coordinates dim=24: heads are 16 wide; use multiples of 16"),
         (
             ["--coordinates", "depth=4"],
-            "coordinates: sizes [4] give no slope; use two or more different sizes above 0",
+            "--coordinates depth=4: one size gives no slope; give two or more with commas",
+        ),
+        (["--coordinates", "depth"], "--coordinates depth: has no sizes; write depth=6,12,24,48"),
+        (["--coordinates", "dim="], "--coordinates dim=: has no sizes; write dim=64,128,256"),
+        (
+            ["timm/vit_tiny_patch16_224", "--depths", "2,4"],
+            "TARGET timm/vit_tiny_patch16_224: --depths builds a model at several sizes, which fathoms' own can; give",
+        ),
+        (
+            ["tests", "--coordinates", "depth=2,4"],
+            "TARGET tests: --coordinates builds a model at several sizes",
+        ),
+        (
+            ["--depth", "3", "--class-token-block", "3"],
+            "leaves the blocks 0-2 of this model; use one of them",
         ),
         (
             ["--depth", "2", "--dim", "32", "--num-classes", "0"],
@@ -178,3 +232,12 @@ def test_a_run_folder_is_judged_by_its_drift(capsys, tmp_path):
     assert found["trained"]
     assert found["drift"]["outcome"] in ("steady", "drifts")
     assert f"Drift: {found['drift']['outcome']}" in probe(capsys, str(tmp_path / "run"), "--batch-size", "4")
+    assert main(["probe", str(tmp_path / "run"), "--norm", "dyt"]) == 2
+    said = capsys.readouterr().err
+    assert f"--norm: {tmp_path / 'run'} was trained as another model (" in said
+    assert said.endswith("leave it out\n")
+    rows = tmp_path / "run" / "probe.jsonl"
+    later = [{**json.loads(line), "version": 99} for line in rows.read_text().splitlines()]
+    rows.write_text("".join(f"{json.dumps(row)}\n" for row in later))
+    assert main(["probe", str(tmp_path / "run"), "--batch-size", "4"]) == 2
+    assert "probe.jsonl: line 1 has version 99, this fathoms reads up to 2; use " in capsys.readouterr().err

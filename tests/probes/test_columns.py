@@ -13,6 +13,7 @@ from torch import nn
 
 import fathoms
 from fathoms import ViT, ViTConfig
+from fathoms.probes.attention_statistics import attention_statistics
 from fathoms.probes.signal import COLUMNS, Site
 
 SIZES = {
@@ -248,3 +249,10 @@ def test_every_column_has_a_test_and_a_description():
         assert f".{name}" in source, name
         assert f"{name}:" in (Site.__doc__ or ""), name
     assert len(COLUMNS) == len(fields(Site)) - 2
+
+
+def test_a_key_that_a_mask_of_minus_a_hundred_hides_has_no_logit():
+    """Swin's shifted windows add -100, not minus infinity."""
+    logits = torch.tensor([[3.0, -2.0, 1.0 - 100.0]])
+    assert attention_statistics(logits)["logit"] == 3.0
+    assert attention_statistics(torch.tensor([[120.0, 0.0]]))["logit"] == 120.0

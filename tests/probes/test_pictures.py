@@ -107,3 +107,12 @@ def test_class_attention_is_drawn_by_head_too():
     found = attention_by_head(model(readout="class_attention"), torch.randn(1, 8, 8))
     assert found["readout.blocks.1"].shape == (3, 4, 4)
     assert found["readout.blocks.1"].sum((1, 2)).tolist() == pytest.approx([1.0] * 3)
+
+
+def test_few_blocks_have_whole_numbers_on_their_axis():
+    line = Series("", [(0, 0.5), (1, 0.6), (2, 0.7)])
+    labels = re.findall(
+        r">([\d.,]+)</text>", grid_of([Panel("", "block", [line], y_range=(0.5, 0.7))], "").svg()
+    )
+    assert [text for text in labels if "." not in text] == ["0", "1", "2"]
+    assert "1.5" not in labels

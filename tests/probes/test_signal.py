@@ -257,3 +257,16 @@ def test_the_verdicts_ratio_is_the_one_that_its_thresholds_were_set_on():
     signal = fathoms.probe(vit(attn_placement="keel", mlp_placement="keel"), *batch())
     features = depth_features(signal.to_json()["sites"])
     assert features["ratio_max"] == pytest.approx(max(site.added / site.stream for site in signal))
+
+
+def test_logits_in_a_plain_dict_are_found():
+    class Wrapped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.vit = vit()
+
+        def forward(self, images):
+            return {"logits": self.vit(images), "hidden": None}
+
+    images, labels = batch()
+    assert fathoms.probe(Wrapped(), images, labels).loss == fathoms.probe(vit(), images, labels).loss

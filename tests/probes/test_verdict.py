@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fathoms.probes.drift import drift_verdict
+from fathoms.probes.start_features import depth_features
 from fathoms.probes.thresholds import PRECISION, THRESHOLDS
-from fathoms.probes.verdict import start_outcome, start_verdict
+from fathoms.probes.verdict import Basis, start_outcome, start_verdict
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,7 +49,7 @@ def test_each_number_beyond_its_limit_makes_its_finding(change, outcome, kind):
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
-        ({"ratio": 1e-7}, "silent branches", "1 of 1 branches are silent"),
+        ({"ratio": 1e-7}, "silent branches", "1 of 1 branches is silent"),
         (
             {"largest": 1e5},
             "float16 overflows",
@@ -64,6 +65,91 @@ def test_what_is_told_beside_the_verdict_names_its_block(change, kind, words):
     verdict = start_verdict(HEALTHY, [{**SITE, **change}])
     assert (verdict.outcome, [finding.kind for finding in verdict.findings]) == ("trains", [kind])
     assert words in verdict.findings[0].text
+
+
+def stack(gradients):
+    return [{**SITE, "block": f"blocks.{i}", "stream": 1.0, "gradient": g} for i, g in enumerate(gradients)]
+
+
+def outcome_of(gradients):
+    return start_outcome(depth_features(stack(gradients)))
+
+
+def test_a_gradient_explodes_by_a_growth_that_goes_on_and_not_by_one_jump():
+    assert outcome_of([100.0, *[1.0] * 11]) == "trains"
+    assert outcome_of([1.5**i for i in range(12, 0, -1)]) == "diverges"
+    assert outcome_of([0.6**i for i in range(12, 0, -1)]) == "stalls"
+
+
+def test_a_shallow_stack_is_not_judged_by_the_difference_of_its_blocks():
+    assert outcome_of([3.0, 1.5, 1.0]) == "trains"
+    assert start_outcome({**HEALTHY, "blocks": 3.0, "after_ratio_max": 0.9}) == "trains"
+    assert start_outcome({**HEALTHY, "blocks": 6.0, "after_ratio_max": 0.9}) == "stalls"
+
+
+def test_a_verdict_says_whether_a_calibrated_limit_decided_it():
+    steps = {**HEALTHY, "after_ratio_max": 0.2}
+    assert start_verdict(steps, [SITE]).calibrated
+    assert start_verdict({**steps, "loss_rise": 2.0}, [SITE]).calibrated
+    assert not start_verdict({**steps, "gradient_factor": 1.9}, [SITE]).calibrated
+    assert not start_verdict({**steps, "gradient_factor": 0.4}, [SITE]).calibrated
+    assert not start_verdict({**steps, "blocks": 3.0}, [SITE]).calibrated
+
+
+PRE = {"norm": "layernorm", "attn_placement": "pre", "mlp_placement": "pre", "qk_norm": "none"}
+PRE |= {"residual": "none", "residual_init": None}
+
+
+def help_for(change, config, site=SITE):
+    return start_verdict({**HEALTHY, **change}, [site], basis=Basis(config=config)).findings[0].helps
+
+
+def test_advice_leaves_out_what_the_model_has_already():
+    explodes, logits = {"gradient_factor": 1.9}, {**SITE, "logit": 340.0}
+    assert help_for(explodes, {**PRE, "norm": "none"}).startswith("--norm layernorm")
+    assert "norm" not in help_for(explodes, PRE)
+    assert "residual" not in help_for(explodes, {**PRE, "residual": "rezero"})
+    assert (
+        help_for(explodes, {**PRE, "residual": "rezero", "residual_init": 1.0}) == "a smaller --residual-init"
+    )
+    assert help_for({}, PRE, logits) == "--qk-norm rmsnorm"
+    assert help_for({}, {**PRE, "qk_norm": "rmsnorm"}, logits) == "a lower --lr"
+
+
+def test_advice_on_a_model_that_is_not_fathoms_names_no_flag_of_its_models():
+    assert help_for({}, None, {**SITE, "logit": 340.0}) == "a norm on queries and keys"
+    assert "--residual" not in help_for({"loss_rise": 2.0}, None)
+
+
+def test_a_finding_names_the_block_that_has_its_number():
+    sites = [
+        {**SITE, "block": f"blocks.{i}", "logit": 200.0 + i, "entropy": 0.05 - 0.01 * i} for i in range(3)
+    ]
+    logits, entropy = start_verdict(HEALTHY, sites).findings
+    assert logits.text == "attention logits reach 202 at blocks.2 attn"
+    assert entropy.text.startswith("attention is saturated at blocks.2 attn (entropy 0.03 ")
+
+
+def test_an_entropy_of_minus_zero_is_written_as_zero():
+    (finding,) = start_verdict(HEALTHY, [{**SITE, "entropy": -0.0}]).findings
+    assert "(entropy 0 of its maximum)" in finding.text
+
+
+@pytest.mark.parametrize(("steps", "words"), [(1, "within 1 step "), (3, "within 3 steps ")])
+def test_the_words_name_the_number_of_steps_that_were_taken(steps, words):
+    (finding,) = start_verdict({**HEALTHY, "loss_rise": 2.0}, [SITE], basis=Basis(steps)).findings
+    assert words in finding.text
+
+
+def test_steps_of_few_images_are_not_judged_unless_they_are_not_finite():
+    noisy = {**HEALTHY, "loss_rise": 2.0, "after_ratio_max": 0.9}
+    verdict = start_verdict(noisy, [SITE], basis=Basis(images=1))
+    assert (verdict.outcome, kinds(verdict)) == ("not judged", ["few images"])
+    assert "steps of 1 image " in verdict.findings[0].text
+    assert start_verdict(noisy, [SITE], basis=Basis(images=8)).outcome == "diverges"
+    assert start_verdict({**noisy, "nonfinite": 1.0}, [SITE], basis=Basis(images=1)).outcome == "diverges"
+    initial = {name: HEALTHY[name] for name in ("gradient_factor", "gradient_last")}
+    assert start_verdict(initial, [SITE], basis=Basis(images=1)).outcome == "trains"
 
 
 def rows(**series):
@@ -98,6 +184,12 @@ def test_a_trend_towards_its_limit_is_told_before_it_is_there(series, kind):
     verdict = drift_verdict(rows(**series))
     assert verdict.outcome == "drifts"
     assert kind in kinds(verdict)
+
+
+def test_drift_does_not_advise_a_norm_on_queries_and_keys_that_is_there():
+    grows = rows(logit=[5.0, 20.0, 40.0, 60.0, 80.0, 95.0])
+    assert "--qk-norm rmsnorm" in drift_verdict(grows, config=PRE).findings[0].helps
+    assert "qk-norm" not in drift_verdict(grows, config={**PRE, "qk_norm": "rmsnorm"}).findings[0].helps
 
 
 def test_a_scale_that_changes_its_sign_does_not_die():

@@ -15,6 +15,7 @@ import tyro
 
 from fathoms.cli.flags.early_checks import check_folder
 from fathoms.cli.flags.parse import Switches, given
+from fathoms.cli.probe_words import default_note, say_written, summary, words
 from fathoms.errors import ConfigError
 from fathoms.files.atomic import check_absent
 
@@ -123,7 +124,7 @@ def _run_one(args: Args) -> int:
     images, labels = load_images(target, args.data, size, spare)
     signal = probe(target.model, images[:size], None if labels is None else labels[:size])
     verdict = judge(args, target, signal, images, labels)
-    found = {
+    found: dict[str, Any] = {
         "model": args.target or target.name,
         "config": None if target.config is None else target.config.to_dict(),
     }
@@ -135,7 +136,11 @@ def _run_one(args: Args) -> int:
         return 0
     if args.full:
         print(signal.table(), end="\n\n")
-    print("\n".join(summary(found)))
+    lines = summary(found)
+    if (args.target, args.model, args.data) == (None, None, None):
+        lines += default_note(found["config"], given(args.switches))
+    print("\n".join(lines))
+    say_written(found.get("figures", []))
     return 0
 
 
@@ -147,39 +152,61 @@ def batch_of(args: Args, target: Any) -> int:
 def judge(args: Args, target: Any, signal: Any, images: Any, labels: Any) -> dict[str, Any]:
     """The verdict on the start of an untrained model, on the drift of a run, or on what a trained one shows."""
     from fathoms.probes.start_features import start_features
-    from fathoms.probes.verdict import start_verdict
+    from fathoms.probes.thresholds import THRESHOLDS
+    from fathoms.probes.verdict import Basis, start_verdict
 
     sites = signal.to_json()["sites"]
+    config = None if target.config is None else target.config.to_dict()
+    basis = Basis(args.steps, batch_of(args, target), config)
+    state = start_verdict(start_features(signal), sites, basis=basis)
     if target.trained:
         from fathoms.probes.drift import drift_verdict
-        from fathoms.report.run.files import read_lines
 
-        rows = [] if target.run is None else read_lines(target.run / "probe.jsonl")
-        drift = drift_verdict(rows)
-        state = start_verdict(start_features(signal), sites)
-        return {
-            "trained": True,
-            "drift": None if drift is None else drift.to_json(),
-            "start": state.to_json(),
-        }
+        drift = drift_verdict(_run_rows(target), config=config)
+        found = None if drift is None else drift.to_json()
+        return {"trained": True, "drift": found, "start": state.to_json()}
     if args.steps == 0:
-        return {
-            "trained": False,
-            "start": start_verdict(start_features(signal), sites).to_json(),
-            "steps": None,
-        }
+        return {"trained": False, "start": state.to_json(), "steps": None}
     steps = _first_steps(args, target, images, labels)
     features = start_features(signal, steps.after, steps.losses)
     features["nonfinite"] = float(steps.after is None or bool(features.get("nonfinite")))
     after = sites if steps.after is None else steps.after.to_json()["sites"]
-    start = start_verdict(features, after)
+    start = start_verdict(features, after, THRESHOLDS, basis)
     taken = {
         "lr": args.lr,
         "opt": args.opt,
         "losses": [_plain(loss) for loss in steps.losses],
         "sites": after,
     }
-    return {"trained": False, "start": start.to_json(), "steps": taken, "features": features}
+    told = {**start.to_json(), "came_true": _came_true(args, start)}
+    return {"trained": False, "start": told, "steps": taken, "features": features}
+
+
+def _came_true(args: Args, verdict: Any) -> float | None:
+    """The share of such verdicts that came true; None where the calibration has not measured it."""
+    from fathoms.probes.thresholds import CALIBRATED_OPTIMIZER, CALIBRATED_STEPS, PRECISION
+
+    measured = (args.steps, args.opt) == (CALIBRATED_STEPS, CALIBRATED_OPTIMIZER)
+    return PRECISION.get(verdict.outcome) if verdict.calibrated and measured else None
+
+
+def _run_rows(target: Any) -> list[dict[str, Any]]:
+    """The measurements of a run's probe.jsonl."""
+    from fathoms.report.run.files import read_lines
+    from fathoms.train.record.run_folder import FORMAT
+
+    if target.run is None:
+        return []
+    path = target.run / "probe.jsonl"
+    rows = read_lines(path)
+    for number, row in enumerate(rows, start=1):
+        # Rows of the first format have no version.
+        if row.get("version", 1) not in range(1, FORMAT + 1):
+            raise ConfigError(
+                f"{path}: line {number} has version {row['version']!r}, this fathoms reads up to {FORMAT}; "
+                "use the fathoms that wrote it, or a newer one"
+            )
+    return rows
 
 
 def _plain(value: float) -> float | None:
@@ -207,69 +234,7 @@ def optimizer_of(args: Args) -> Any:
     return lambda model: build_optimizer(param_groups(model, 0.05), args.opt, lr=args.lr)
 
 
-_SHOWN = ("stream", "ratio", "gradient_rms", "weights_rms", "entropy", "logit", "token_cosine", "largest")
-
-
-def summary(found: dict[str, Any]) -> list[str]:
-    """Summary that fits a screen: nine sites from the first to the last, and the verdict."""
-    from fathoms.text_table import aligned
-
-    sites = found["sites"]
-    chosen = sorted({round(i * (len(sites) - 1) / 8) for i in range(9)})
-    columns = [name for name in _SHOWN if any(sites[i].get(name) is not None for i in chosen)]
-    rows = [
-        (sites[i]["block"], sites[i]["branch"], *(_number(sites[i].get(name)) for name in columns))
-        for i in chosen
-    ]
-    head = f"{found['model']}: {found['blocks']} blocks, {found['images']} images"
-    lines = [f"{head}; {len(chosen)} of {len(sites)} branches (--full shows all)"]
-    lines += aligned(("block", "branch", *columns), rows).splitlines()
-    lines += [f"Not measured: {sentence}" for sentence in found.get("unseen", ())]
-    return [*lines, "", *words(found)]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
-
-
-def words(found: dict[str, Any]) -> list[str]:
-    """The verdict in sentences, each with what usually helps."""
-    from fathoms.probes.thresholds import PRECISION
-
-    lines = []
-    start, steps = found["start"], found.get("steps")
-    if found["trained"]:
-        drift = found.get("drift")
-        lines.append(
-            "Drift: no probe.jsonl with four measurements or more"
-            if drift is None
-            else f"Drift: {drift['outcome']}"
-        )
-        findings = [*(drift or {"findings": []})["findings"], *(f for f in start["findings"] if not f["bad"])]
-    else:
-        basis = (
-            "from the initialisation alone"
-            if steps is None
-            else f"{steps['opt']} at lr {steps['lr']:g}, {len(steps['losses'])} steps, loss {_loss(steps)}; "
-            f"{PRECISION[start['outcome']]:.0%} of such verdicts came true"
-        )
-        lines.append(f"Start: {SAYS[start['outcome']]} ({basis})")
-        findings = start["findings"]
-    lines += [f"  - {finding['text']}; usual help: {finding['helps']}" for finding in findings]
-    return lines
-
-
-SAYS = {"trains": "expected to train", "stalls": "expected to STALL", "diverges": "expected to DIVERGE"}
-
-
-def _loss(steps: dict[str, Any]) -> str:
-    losses = steps["losses"]
-    return " -> ".join("not finite" if loss is None else f"{loss:.3g}" for loss in (losses[0], losses[-1]))
-
-
 def _draw(folder: Path, target: Any, images: Any, found: dict[str, Any]) -> list[str]:
     from fathoms.report.probe_page import write_probe_page
-    from fathoms.report.run.files import read_lines
 
-    rows = [] if target.run is None else read_lines(target.run / "probe.jsonl")
-    return write_probe_page(folder, target.model, images[0], found, rows, words(found))
+    return write_probe_page(folder, target.model, images[0], found, _run_rows(target), words(found))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.cli.flags.parse import given, parse_setting
+from fathoms.cli.probe_words import say_written
 from fathoms.errors import ConfigError
 
 SEEDS = 3
@@ -15,7 +16,7 @@ IMAGES = 32
 
 def run_sweep(args: Any) -> int:
     """Probe every depth and value at initialisation, and print one line for each."""
-    from fathoms.cli.targets import DEFAULT, load_images, load_target
+    from fathoms.cli.targets import load_images, load_target
     from fathoms.compare.plan import parse_axis
     from fathoms.models.vit import ViT
     from fathoms.models.zoo import model_config
@@ -24,7 +25,7 @@ def run_sweep(args: Any) -> int:
 
     depths = whole_numbers(args.depths, "--depths")
     axis, values = ("", [""]) if args.axis is None else parse_axis(args.axis)
-    name, switches = args.target or args.model or DEFAULT, given(args.switches)
+    name, switches = _own_name(args, "--depths"), given(args.switches)
     if axis == "depth" or "depth" in switches:
         raise ConfigError("--depths gives the depths; leave depth out elsewhere")
     options = {value: settings_of(axis, value) if axis else {} for value in values}
@@ -52,24 +53,20 @@ def run_sweep(args: Any) -> int:
         for depth, row in found.items()
     ]
     print(aligned((axis or "model", "depth", *columns), lines))
-    _say(written)
+    say_written(written)
     return 0
 
 
 def run_coordinates(args: Any) -> int:
     """Take ten steps at every size, and print the slopes and the verdict."""
     from fathoms.cli.probe import optimizer_of
-    from fathoms.cli.targets import DEFAULT, check_head, load_images, load_target
-    from fathoms.compare.plan import parse_axis
+    from fathoms.cli.targets import check_head, load_images, load_target
     from fathoms.models.vit import ViT
     from fathoms.models.zoo import model_config
     from fathoms.probes.coordinates import coordinate_check
 
-    axis, values = parse_axis(args.coordinates, "--coordinates")
-    if axis not in ("depth", "dim"):
-        raise ConfigError(f"--coordinates {args.coordinates}: sizes are depth or dim; write depth=6,12,24,48")
-    sizes = whole_numbers(",".join(values), "--coordinates")
-    name, switches = args.target or args.model or DEFAULT, given(args.switches)
+    axis, sizes = _sizes(args.coordinates)
+    name, switches = _own_name(args, "--coordinates"), given(args.switches)
     if axis in switches:
         raise ConfigError(f"--coordinates gives the sizes; leave --{axis} out")
     configs = {size: _config(model_config(name, **switches), axis, size) for size in sizes}
@@ -100,8 +97,38 @@ def run_coordinates(args: Any) -> int:
             f"(95 % interval {slope.low:+.2f} to {slope.high:+.2f} over the seeds): {slope.verdict}"
         )
     print(f"Coordinate check: {ADVICE[check.verdict]}")
-    _say(written)
+    say_written(written)
     return 0
+
+
+EXAMPLE = {"depth": "depth=6,12,24,48", "dim": "dim=64,128,256"}
+
+
+def _sizes(text: str) -> tuple[str, list[int]]:
+    """The size that --coordinates varies, and its values."""
+    axis, _, values = text.partition("=")
+    if axis not in ("depth", "dim"):
+        raise ConfigError(f"--coordinates {text}: sizes are depth or dim; write depth=6,12,24,48")
+    if not values:
+        raise ConfigError(f"--coordinates {text}: has no sizes; write {EXAMPLE[axis]}")
+    sizes = whole_numbers(values, "--coordinates")
+    if len(set(sizes)) < 2:
+        raise ConfigError(f"--coordinates {text}: one size gives no slope; give two or more with commas")
+    return axis, sizes
+
+
+def _own_name(args: Any, flag: str) -> str:
+    """The name of an architecture of fathoms; others cannot be built at another size."""
+    from fathoms.cli.targets import DEFAULT
+    from fathoms.models.resolve import resolve
+
+    name = args.target or args.model or DEFAULT
+    if resolve(name, "TARGET").kind != "zoo":
+        raise ConfigError(
+            f"TARGET {name}: {flag} builds a model at several sizes, which fathoms' own can; give a name of "
+            "`fathoms models`, with switches"
+        )
+    return name
 
 
 ADVICE = {
@@ -147,8 +174,3 @@ def save_all(picture: Any, folder: Path, name: str) -> list[str]:
 
     folder.mkdir(parents=True, exist_ok=True)
     return [str(picture.save(path)) for path in picture_files(folder, [name])]
-
-
-def _say(written: list[str]) -> None:
-    if written:
-        print(f"written: {', '.join(written)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, WeightsError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,13 +23,13 @@ def load_target(text: str | None, model: str | None, switches: dict[str, Any], s
         switches: Fields of ViTConfig that were given.
         seed: Seed of random weights.
     """
-    from fathoms.evaluate.load import load_run, new_model
+    from fathoms.evaluate.load import new_model
     from fathoms.models.resolve import resolve
 
     if text is None or text == model:
         text, model = model or DEFAULT, None
     if resolve(text, "TARGET").kind in ("path", "hub"):
-        return load_run(text, model, **switches)
+        return _load_trained(text, model, switches)
     if model is not None:
         raise ConfigError(
             f"--model {model}: TARGET {text} is an architecture already; leave one of the two out"
@@ -43,6 +43,20 @@ def check_head(target: LoadedModel, remedy: str) -> None:
         raise ConfigError(
             f"--num-classes 0: a model without a head has no classes to take steps on; {remedy}"
         )
+
+
+def _load_trained(text: str, model: str | None, switches: dict[str, Any]) -> LoadedModel:
+    """Weights with their model; where switches make it another one, the message names them."""
+    from fathoms.evaluate.load import load_run
+    from fathoms.models.weights import MisfitError
+
+    try:
+        return load_run(text, model, **switches)
+    except MisfitError as error:
+        if model is not None or not switches:
+            raise
+        flags = " ".join(f"--{name.replace('_', '-')}" for name in switches)
+        raise WeightsError(f"{flags}: {text} was trained as another model ({error}); leave it out") from error
 
 
 def load_images(

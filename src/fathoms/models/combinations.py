@@ -139,5 +139,6 @@ def _check_readout(config: ViTConfig) -> None:
         )
     if not 0 <= config.class_token_block < config.depth:
         raise ConfigError(
-            f"class_token_block={config.class_token_block} leaves the blocks 0-{config.depth - 1} of this model"
+            f"class_token_block={config.class_token_block} leaves the blocks 0-{config.depth - 1} of this model; "
+            "use one of them"
         )

@@ -13,11 +13,15 @@ from fathoms.parts.attentions.attention import ClassAttention, SelfAttention, Ta
 from fathoms.parts.attentions.heads import split_heads
 from fathoms.probes.tensor_statistics import Values, precise
 
+MASKED = -64.0
+"""Logarithm of an attention weight below which its key counts as masked; Swin's masks add -100 instead of infinity."""
+
 
 def attention_statistics(logits: Tensor, prefix: int | None = None) -> Values:
     """Entropy over log N (1 is uniform, 0 is one token), largest |logit|, mean distance in patches.
 
-    Each is over every query, head and image, and the distance over patches that look at patches.
+    Each is over every query, head and image; the logit over keys that are not masked, and the distance over
+    patches that look at patches.
 
     Args:
         logits: What the softmax takes, (…, queries, keys).
@@ -28,7 +32,7 @@ def attention_statistics(logits: Tensor, prefix: int | None = None) -> Values:
     # A masked key has a weight of zero, whose p log p is zero.
     entropy = -torch.where(logs == -math.inf, 0.0, logs.exp() * logs).sum(-1).mean()
     keys = logits.shape[-1]
-    seen = logits.masked_fill(logits == -math.inf, 0.0)
+    seen = logits.masked_fill(logs < MASKED, 0.0)
     values = {"logit": seen.abs().max()}
     if keys > 1:
         values["entropy"] = entropy / math.log(keys)

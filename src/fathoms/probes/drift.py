@@ -7,21 +7,24 @@ from typing import Any
 
 import numpy as np
 
+from fathoms.probes.advice import Config, against_logits
 from fathoms.probes.thresholds import THRESHOLDS, Thresholds
-from fathoms.probes.verdict import QK_NORM, Finding, Verdict, place
+from fathoms.probes.verdict import Finding, Verdict, place
 
 Row = dict[str, Any]
 FEWEST = 4
 """Measurements below which no trend is told."""
 
 
-def drift_verdict(rows: Sequence[Row], limits: Thresholds = THRESHOLDS) -> Verdict | None:
+def drift_verdict(
+    rows: Sequence[Row], limits: Thresholds = THRESHOLDS, config: Config = None
+) -> Verdict | None:
     """The trend over the second half of a run's probe.jsonl; None where there are too few measurements."""
     rows = [row for row in rows if isinstance(row.get("sites"), list) and row["sites"]]
     if len(rows) < FEWEST:
         return None
     found = []
-    for kind, name, pick, limit, words, helps in _watched(limits):
+    for kind, name, pick, limit, words, helps in _watched(limits, config):
         series = [
             (row.get("step", 0), pick([s for s in row["sites"] if s.get(name) is not None], name))
             for row in rows
@@ -33,11 +36,13 @@ def drift_verdict(rows: Sequence[Row], limits: Thresholds = THRESHOLDS) -> Verdi
     return Verdict("drifts" if any(finding.bad for finding in found) else "steady", found)
 
 
-def _watched(limits: Thresholds) -> list[tuple[str, str, Callable[..., Any], float, str, str]]:
+def _watched(
+    limits: Thresholds, config: Config
+) -> list[tuple[str, str, Callable[..., Any], float, str, str]]:
     """Watched quantities: kind, column, which site, limit, words, what helps. A limit below zero is a lower one."""
     alike = ("tokens grow alike", "drop path, registers, or a residual scale")
-    collapse = ("attention entropy collapses", f"{QK_NORM}, a lower --lr")
-    logits = ("attention logits grow", f"{QK_NORM}, weight decay on q and k")
+    collapse = ("attention entropy collapses", _both(against_logits(config), "a lower --lr"))
+    logits = ("attention logits grow", _both(against_logits(config), "weight decay on q and k"))
     values = ("activations grow", "a norm, or bfloat16 instead of float16")
     return [
         ("tokens alike", "token_cosine", _highest, 0.95, *alike),
@@ -54,6 +59,10 @@ def _watched(limits: Thresholds) -> list[tuple[str, str, Callable[..., Any], flo
         ("units die", "dead", _highest, limits.dead, "hidden units die", "a lower --lr"),
         ("values grow", "largest", _highest, limits.float16, *values),
     ]
+
+
+def _both(first: str, second: str) -> str:
+    return first if first == second else f"{first}, or {second}"
 
 
 def _highest(sites: Sequence[Row], name: str) -> tuple[float, Row] | None:

@@ -17,8 +17,7 @@ from fathoms.errors import WeightsError
 from fathoms.probes.blocks import unwrap
 from fathoms.probes.measure import logits_of
 from fathoms.probes.signal import Signal, probe
-
-STEPS = 10
+from fathoms.probes.thresholds import CALIBRATED_STEPS
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def take_first_steps(
     labels: Int[Tensor, " M"],
     optimizer: Callable[[nn.Module], Optimizer],
     *,
-    steps: int = STEPS,
+    steps: int = CALIBRATED_STEPS,
     batch_size: int = 64,
 ) -> FirstSteps:
     """Take `steps` real optimizer steps on a copy of a model, batch after batch of the images, then probe it.

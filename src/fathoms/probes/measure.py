@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -125,8 +125,8 @@ def _other_kind(model: nn.Module, images: Tensor) -> torch.dtype | None:
 def logits_of(output: Any, name: str = "the model") -> Tensor:
     """The logits in what a model returns; of features without a head, their mean over the tokens."""
     for key in ("logits", "pooler_output", "last_hidden_state"):
-        if getattr(output, key, None) is not None:
-            output = getattr(output, key)
+        found = output.get(key) if isinstance(output, Mapping) else getattr(output, key, None)
+        output = output if found is None else found
     output = output[0] if isinstance(output, tuple | list) else output
     if not isinstance(output, Tensor) or output.dim() < 2:
         raise ConfigError(f"probe: {name} gives no logits; give a model with images in, logits out")

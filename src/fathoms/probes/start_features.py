@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +20,12 @@ def depth_features(sites: Sequence[dict[str, Any]]) -> Features:
     stack = main_stack([str(site["block"]) for site in sites])
     sites = [_unenlarged(site) for site in sites if site["block"] in stack]
     streams, gradients = _column(sites, "stream"), _column(sites, "gradient")
-    blocks = max(len({site["block"] for site in sites}) - 1, 1)
+    by_block = {site["block"]: site.get("gradient") for site in sites}
     return {
+        "blocks": float(len(by_block)),
         "growth": _over(streams[-1], streams[0]),
         "growth_power": _power(streams),
-        "gradient_factor": _root(_over(gradients[0], gradients[-1]), blocks),
+        "gradient_factor": _factor(list(by_block.values())),
         "gradient_last": gradients[-1],
         "ratio_median": _of(np.median, sites, "ratio"),
         "ratio_min": _of(min, sites, "ratio"),
@@ -83,8 +85,16 @@ def _over(a: float | None, b: float | None) -> float | None:
     return a / b if a is not None and b else None
 
 
-def _root(ratio: float | None, blocks: int) -> float | None:
-    return ratio ** (1 / blocks) if ratio else None
+def _factor(gradients: Sequence[float | None]) -> float | None:
+    """The factor per block towards the first one: the geometric mean over pairs of neighbours, its extremes left out.
+
+    One jump, such as keel's at its first branch, is not a growth that goes on; a tenth of the pairs at either end, at
+    least one, is left out where three or more are there.
+    """
+    pairs = itertools.pairwise(gradients)
+    logs = sorted(math.log(early / late) for early, late in pairs if early and late)
+    cut = max(1, len(logs) // 10) if len(logs) > 2 else 0
+    return math.exp(float(np.mean(logs[cut : len(logs) - cut]))) if logs else None
 
 
 def _power(streams: Sequence[float | None]) -> float | None:

@@ -13,15 +13,19 @@ wrong parametrisations of a ViT measured 0.7 and more, right ones 0.1 and less."
 class Thresholds:
     """Limits of one number each; a finding is made where the number is beyond its limit.
 
-    The first five decide the verdict of the start, trains, stalls or diverges; `loss_rise`, `token_cosine` and
-    `branch_ratio` are set by the calibration, the two of the gradient are judgement. The others make findings that are
-    told beside it.
+    The first seven decide the verdict of the start, trains, stalls or diverges; `loss_rise`, `token_cosine` and
+    `branch_ratio` are set by the calibration, those of the gradient and the two counts are judgement. The others make
+    findings that are told beside it.
     """
 
     gradient_factor: float = 1.35
-    """Gradient explodes: growth of the gradient per block, from the last block to the first."""
+    """Gradient explodes: growth of the gradient per block towards the first, a mean without its extremes."""
     vanish_factor: float = 0.75
     """Gradient vanishes: the same below this."""
+    fewest_blocks: int = 6
+    """Both, and `branch_ratio`, count from this many blocks: a healthy shallower model passes them."""
+    fewest_images: int = 8
+    """The first steps are judged from this many images per batch: the loss of fewer differs too much by chance."""
     loss_rise: float = 0.24
     """Diverges: rise of the loss over ten steps, in nats."""
     token_cosine: float = 0.975
@@ -54,5 +58,9 @@ class Thresholds:
 
 THRESHOLDS = Thresholds()
 
+CALIBRATED_STEPS = 10
+CALIBRATED_OPTIMIZER = "adamw"
 PRECISION = {"trains": 0.91, "stalls": 0.47, "diverges": 0.91}
-"""Share of each verdict of the start that came true, in the half of the calibration that set no threshold."""
+"""Share of each verdict of the start that came true, in the half of the calibration that set no threshold.
+
+It holds for the steps and the optimizer above."""

@@ -139,12 +139,18 @@ def _draw_axes(picture: Picture, panel: Panel, corner: Point, size: Point) -> _A
             picture.line([(left, up(value)), (right, up(value))], RULE, 0.8)
             picture.text((left - 6, up(value) + 3.5), label, size=10, anchor="end", colour=SOFT)
     chosen = None if panel.x_ticks is None else {value: short_number(value) for value in panel.x_ticks}
-    for value, label in (chosen or _ticks(min(xs), max(xs), panel.log_x, 6)).items():
+    for value, label in (chosen or _ticks(min(xs), max(xs), panel.log_x, _x_count(xs))).items():
         if min(xs) <= value <= max(xs):
             picture.text((across(value), bottom + 15), label, size=10, anchor="middle", colour=SOFT)
     picture.line([(left, bottom), (right, bottom)], SOFT, 0.8)
     picture.text((right, bottom + 30), panel.x_label, size=10, anchor="end", colour=SOFT)
     return _Axes(left, right, top, bottom, low, high, across, up)
+
+
+def _x_count(xs: Sequence[float]) -> int:
+    """Steps between ticks across, at most one for each whole number: there is no half of a block or of an update."""
+    whole = all(float(x).is_integer() for x in xs)
+    return max(1, min(6, int(max(xs) - min(xs)))) if whole else 6
 
 
 def _draw_series(picture: Picture, panel: Panel, series: Series, axes: _Axes) -> None:
