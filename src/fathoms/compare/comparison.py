@@ -106,6 +106,7 @@ class Comparison:
             baseline=options.baseline,
             paired=options.paired,
             keep=options.keep,
+            split="val" if roles.test is None else "test",
         )
         if self.earlier is not None:
             self.folder.refuse_other(self.earlier, self.plan())
