@@ -2,6 +2,8 @@
 
 import pytest
 
+from fathoms.cli import compare as command
+from fathoms.cli.flags.parse import field_docs
 from fathoms.compare.plan import PRESETS
 from fathoms.compare.results import load_results
 from fathoms.errors import ConfigError
@@ -172,6 +174,7 @@ def test_one_arm_is_said_to_be_no_comparison(comparisons, capsys):
 def test_only_a_command_that_says_nothing_of_arms_has_three_seeds(comparisons):
     assert comparisons.make().seeds == 3
     assert comparisons.make("--axis", "norm=layernorm,dyt", name="axis").seeds == 5
+    assert field_docs(command.Args)["seeds"].endswith("Default: 5; where nothing says what to compare, 3.")
 
 
 def planned(comparisons, *words):
