@@ -5,7 +5,7 @@ import pytest
 
 from fathoms.compare.comparison import Options
 from fathoms.compare.folder import ComparisonFolder
-from fathoms.compare.results import as_table, judged, row_of
+from fathoms.compare.results import as_table, gather, judged, load_results, row_of, write_results
 from fathoms.compare.session import Session
 from fathoms.compare.workers.pilot import expected
 from fathoms.compare.workers.runner import make_slots
@@ -69,7 +69,7 @@ def test_a_failure_is_kept_until_the_cell_ends(comparisons):
 def test_a_dry_run_times_each_architecture_and_writes_nothing(comparisons, capsys):
     assert comparisons.run("--axis", "depth=1,2", "--seeds", "3", "--dry-run") == 0
     said = capsys.readouterr().out
-    assert "6 runs are missing: about" in said
+    assert "6 runs missing: about" in said
     assert "MB of checkpoints kept" in said
     assert not comparisons.root.exists()
 
@@ -102,9 +102,14 @@ def test_the_results_of_given_rows_count_divergence_and_show_new_images(comparis
         (cell.folder / "correct.bits").write_bytes(np.packbits(bits).tobytes())
         lost = "layernorm" in cell.arm and cell.seed == 4
         summary = {"status": "diverged" if lost else "done", "reason": None}
-        if not lost:
+        if lost:
+            summary["last"] = {"top1": 11.0, "loss": 9.0}
+        else:
             summary["test"] = {"top1": 100 * float(bits.mean()), "loss": 1.0}
         rows.append(row_of(cell, summary, comparison.folder, plan))
+    # The digits have a test set, which a run that diverged never came to.
+    assert {row["split"] for row in rows} == {"test"}
+    assert [row["top1"] for row in rows if row["status"] == "diverged"] == [None]
     results = judged(rows, plan, comparison.folder.path)
     (verdict,) = results["verdicts"]
     low, high = verdict["new_images"]
@@ -116,3 +121,44 @@ def test_the_results_of_given_rows_count_divergence_and_show_new_images(comparis
     # Bits that do not fit the held-out set are not used.
     (comparison.cells()[0].folder / "correct.bits").write_bytes(b"12")
     assert judged(rows, plan, comparison.folder.path)["verdicts"][0]["new_images"] is None
+
+
+def test_a_plan_of_an_earlier_version_learns_the_split_that_scores_are_measured_on(comparisons):
+    comparison = comparisons.make(*NORMS)
+    comparison.folder.path.mkdir(parents=True)
+    now = comparison.plan()
+    assert now["split"] == "test"
+    comparison.folder.begin({key: value for key, value in now.items() if key != "split"})
+    assert comparison.folder.begin(now) == {**now, "grown": []}
+
+
+def test_results_have_a_column_for_each_tuned_value(comparisons):
+    comparison = comparisons.make("--axis", "norm=layernorm,dyt", "--seeds", "1")
+    plan, folder = comparison.plan(), comparison.folder
+    results = judged(gather(comparison.cells(), folder, plan), plan)
+    best = [{"lr": "0.003"}, None]
+    results["tuning"] = [
+        {"name": row["name"], "best": one, "edge": []}
+        for row, one in zip(results["cells"], best, strict=True)
+    ]
+    folder.path.mkdir(parents=True)
+    write_results(folder, results)
+    head, first, second = (line.split(",") for line in (folder.path / "results.csv").read_text().splitlines())
+    assert head[:4] == ["arm", "norm", "lr", "seed"]
+    assert (first[2], second[2]) == ("0.003", "")
+    rows = load_results(folder.path)
+    assert rows[0]["lr"] == "0.003"
+    assert "lr" not in rows[1]
+
+
+def test_trials_of_tuning_are_not_followed_by_an_answer(comparisons):
+    comparison = comparisons.make(*NORMS, "--tune", "lr=1e-3,1e-4")
+    comparison.folder.path.mkdir(parents=True)
+    said = []
+    session = Session(comparison, comparison.plan(), said.append)
+    session.progress.ended(session.trials[0].cell, {"status": "done"})
+    assert len(said) == 1
+    session.tuned = [{"name": "norm=dyt", "best": {"lr": "1e-3"}, "edge": []}]
+    session.progress.ended(session.cells[0], {"status": "done"})
+    session.progress.close()
+    assert said[-1] == "  no run has ended with a score"

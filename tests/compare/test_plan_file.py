@@ -32,6 +32,12 @@ def test_settings_under_train_are_those_of_all_runs_and_flags_override_them(comp
         (["[train]", "nrom = 1"], r"plan.toml: \[train\]: no option is called 'nrom'; did you mean 'norm'\?"),
         (["[train]", 'norm = "lyernorm"'], r"plan.toml: \[train\] --norm: .*'layernorm'"),
         (["[train]", "lr = [1, 2]"], r"plan.toml: \[train\] lr: give one value"),
+        (["[arms]", '"a\\nb" = {lr = 0.1}'], r"plan.toml: \[arms\] 'a\\nb': has control characters"),
+        (["seeds = 0"], "plan.toml: seeds = 0: use 1 or more"),
+        (["tune_epochs = 0", "[tune]", "lr = [1, 2]"], "plan.toml: tune_epochs = 0: use 1 or more"),
+        (["[axes]", "norm = []"], r"plan.toml: \[axes\] norm: give at least 1 value$"),
+        (["[tune]", "lr = [1]"], r"plan.toml: \[tune\] lr: give at least 2 values$"),
+        (["[axes]", 'norm = ["dyt", "dyt"]'], r"plan.toml: \[axes\] norm: 'dyt' is there twice"),
         (["baseline = 3"], "plan.toml: baseline is the name of an arm"),
     ],
 )
@@ -43,8 +49,17 @@ def test_a_wrong_plan_file_is_refused_with_its_name(comparisons, tmp_path, lines
 
 def test_an_option_under_train_that_is_an_axis_is_refused(comparisons, tmp_path):
     path = plan(tmp_path / "plan.toml", "[train]", 'norm = "dyt"')
-    with pytest.raises(ConfigError, match="--norm is an axis"):
+    with pytest.raises(ConfigError, match=r"leave out norm under \[train\] of .*plan.toml, or add"):
         comparisons.make("--plan", path, "--axis", "norm=layernorm,dyt")
+
+
+def test_fewer_seeds_in_the_file_than_there_are_is_said_with_the_file(comparisons, tmp_path):
+    comparison = comparisons.make("--axis", "norm=layernorm,dyt", "--seeds", "4")
+    comparison.folder.path.mkdir(parents=True)
+    comparison.folder.begin(comparison.plan())
+    path = plan(tmp_path / "plan.toml", "seeds = 3", "[axes]", 'norm = ["layernorm", "dyt"]')
+    said = comparisons.make("--plan", path).describe()
+    assert f"the plan has 4 seeds of each arm: seeds = 3 of {path} takes none of them away" in said
 
 
 def test_a_baseline_that_is_a_value_of_one_axis_is_compared_within_the_others():

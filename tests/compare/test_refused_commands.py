@@ -2,6 +2,8 @@
 
 import pytest
 
+from fathoms.cli import compare as command
+from fathoms.cli.flags.parse import field_docs
 from fathoms.compare.plan import PRESETS
 from fathoms.compare.results import load_results
 from fathoms.errors import ConfigError
@@ -58,6 +60,22 @@ BAD = {
     "an axis of a preset as a flag": (
         ("--preset", "norms", "--norm", "dyt"),
         "leave out --norm dyt, or set the axis yourself with --axis norm=",
+    ),
+    "an arm named by bytes that are not text": (
+        ("--arm", "a\udcff: lr=0.1", "--arm", "b: lr=0.2", "--dry-run"),
+        r"--arm 'a\udcff': has control characters or bytes that are not text",
+    ),
+    "an arm named by two lines": (
+        ("--arm", "a\nb: lr=0.1", "--arm", "b: lr=0.2"),
+        r"--arm 'a\nb': has control",
+    ),
+    "an axis with a value of two lines": (
+        ("--axis", "norm=layernorm,d\x1byt"),
+        r"--axis norm='d\x1byt': has",
+    ),
+    "values that are tuned without val": (
+        (*NORMS, "--tune", "lr=1e-3,1e-4", "--val-share", "0", "--dry-run", "--no-pilot"),
+        "--val-share 0: --tune chooses on val",
     ),
     "no margin": ((*NORMS, "--smallest-difference", "0"), "--smallest-difference"),
     "data that is not there": (("nowhere.npz", *NORMS), "nowhere.npz"),
@@ -139,9 +157,24 @@ def test_a_flag_is_the_value_of_the_arms_that_do_not_set_it_and_an_axis_replaces
     assert {job.config.depth for _, job in made.arms.values()} == {3}
 
 
+def test_an_arm_keeps_the_first_sign_of_its_name_and_its_folders_are_not_hidden(comparisons):
+    made = comparisons.make("--arm", "=x: lr=0.1", "--arm", "../../etc: lr=0.2")
+    assert list(made.arms) == ["=x", "../../etc"]
+    stems = {cell.folder.name.partition("-seed")[0] for cell in made.cells()}
+    assert stems == {"=x", "etc"}
+
+
 def test_one_arm_is_said_to_be_no_comparison(comparisons, capsys):
-    assert comparisons.run("--axis", "norm=dyt", "--dry-run", "--no-pilot") == 0
-    assert "one arm: nothing is compared" in capsys.readouterr().out
+    assert comparisons.run("--axis", "norm=dyt", "--seeds", "1", "--dry-run", "--no-pilot") == 0
+    said = capsys.readouterr().out
+    assert "1 arm x 1 seed = 1 run in" in said
+    assert "one arm: nothing is compared" in said
+
+
+def test_only_a_command_that_says_nothing_of_arms_has_three_seeds(comparisons):
+    assert comparisons.make().seeds == 3
+    assert comparisons.make("--axis", "norm=layernorm,dyt", name="axis").seeds == 5
+    assert field_docs(command.Args)["seeds"].endswith("Default: 5; where nothing says what to compare, 3.")
 
 
 def planned(comparisons, *words):

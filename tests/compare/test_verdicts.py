@@ -76,6 +76,33 @@ def test_the_leader_counts_diverged_runs_at_chance():
     assert said.startswith("safe leads")
 
 
+def test_an_arm_whose_runs_all_diverged_is_said_to_have_diverged():
+    arms = [arm("ok", 90.0, 90.1, 90.2), arm("bad|x", diverged=3)]
+    verdict = only(arms)
+    assert verdict.sentence == "ok and bad|x: no verdict on the score, since bad|x diverged in 3 of 3"
+    said = leader(arms, [verdict], TOP1)
+    assert said.endswith("over 3 seeds; bad|x diverged in 3 of 3")
+    assert leader([arms[1]], [], TOP1) == "no run has ended with a score; bad|x diverged in 3 of 3"
+    five = only([arm("ok", 90.0, 90.1, 90.2, 90.1, 90.0), arm("bad", diverged=5)])
+    assert "bad diverged in 5 of 5; diverged: ok 0 of 5, bad 5 of 5 (differs, p = 0.0079" in five.sentence
+    # Of five arms that diverged none is named with its counts.
+    many = [arms[0], *(arm(f"bad{k}", diverged=2) for k in range(5))]
+    assert "bad0, bad1, bad2 and 2 others diverged in all of their runs" in leader(many, [], TOP1)
+
+
+def test_a_single_finished_seed_is_counted_in_the_singular():
+    assert "no verdict from 1 finished seed; 3 are" in only([arm("a", 80.0), arm("b", 90.0)]).sentence
+
+
+def test_the_answer_says_how_many_runs_stalled_at_guessing():
+    arms = [arm("a", 10.0, 10.1, 10.2, stalled=3), arm("b", 10.1, 9.9, 10.0, stalled=3)]
+    said = leader(arms, judge(arms, Rules(TOP1, 3.0, 0.3)), TOP1)
+    assert said.startswith("all 6 runs stalled at guessing, so nothing was learned to compare; a leads")
+    arms = [arm("a", 80.0, 80.1, 80.2), arm("b", 80.1, 79.9, 10.0, stalled=1)]
+    assert leader(arms, [], TOP1).endswith("; 1 of 6 runs stalled at guessing")
+    assert leader([arm("a", 10.0, stalled=1)], [], TOP1).startswith("the only run stalled at guessing")
+
+
 def test_one_arm_alone_leads_nothing():
     said = leader([arm("a", 90.0, 90.1, 90.2, diverged=1)], [], TOP1)
     assert said.startswith(

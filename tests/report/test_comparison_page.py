@@ -128,6 +128,27 @@ def test_tuned_values_are_drawn_used_and_marked_at_the_edge(tmp_path):
     assert "--norm ln --depth 24 --lr 0.003" in page.text
 
 
+def test_a_best_value_inside_the_grid_is_not_at_its_edge_though_a_trial_beyond_it_diverged(tmp_path):
+    trials = [
+        {"choice": {"lr": value}, "seed": 1000, "top1": top1}
+        for value, top1 in (("0.003", 60), ("0.01", 70), ("1e9", None))
+    ]
+    arm = {"name": "norm=ln, depth=24", "best": {"lr": "0.01"}, "edge": [], "trials": trials}
+    tuning = {"grid": {"lr": ["0.003", "0.01", "1e9"]}, "arms": [arm]}
+    page = seen(write_comparison(tmp_path / "t", GRID, tuning=tuning))
+    assert "Tuning of lr" in page.text
+    assert "edge of the grid" not in page.text
+
+
+def test_a_comparison_of_losses_has_no_noise_floor_and_says_which_interval_is_shown(folder):
+    assert "noise floor" in seen(folder).text
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps({**plan, "metric": "loss", "floor": 0.0, "seeds": 1}))
+    page = seen(folder)
+    assert "noise floor" not in page.text
+    assert "Equivalence is not read off these intervals" in page.text
+
+
 def test_a_plan_that_grew_is_said_to_have_grown(tmp_path):
     grown = [{"command": ["compare"], "arms": ["norm=dyt, depth=24"], "seeds": 3}]
     page = seen(write_comparison(tmp_path / "g", GRID, grown=grown))

@@ -30,6 +30,7 @@ from fathoms.compare.void_flags import refuse_void_flags
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.models.config import FIELDS
 from fathoms.names.registry import check_name
+from fathoms.text_table import plural
 from fathoms.train.job import Job, RunOptions
 from fathoms.train.recipe.recipe import RECIPE_FIELDS
 
@@ -67,7 +68,7 @@ class Args:
     plan: str | None = None
     """A TOML file with [axes], [arms], [tune], seeds, baseline, and the settings of all runs under [train]."""
     seeds: int | None = None
-    """Seeds of each arm. Default: 5, on the digits 3."""
+    """Seeds of each arm. Default: 5; where nothing says what to compare, 3."""
     baseline: str | None = None
     """Compare every arm with this one, by its name; or, given a value of one axis such as norm=layernorm, with the arm
     that differs only in that. Without it, all pairs."""
@@ -266,11 +267,14 @@ def with_val_share(args: Args) -> Args:
 def make_comparison(args: Args) -> Comparison:
     """The comparison that the flags describe, with the arms and seeds that are in its folder already."""
     refuse_unused(args)
+    typed = flags_of_all(args)
     args = with_plan_file(args)
     check_run(args.run, args.data, given(args.training).get("teacher"))
     slurm, shard, seconds = slurm_options(args), parse_shard(args.shard), parse_budget(args.budget)
     plan = make_plan(args)
-    refuse_void_flags(plan, flags_of_all(args), parse_axes(args.axis))
+    flags = flags_of_all(args)
+    written = {name: f"{name} under [train] of {args.plan}" for name in flags if name not in typed}
+    refuse_void_flags(plan, flags, parse_axes(args.axis), written)
     check_values(plan)
     from fathoms.compare.comparison import Comparison, Options
     from fathoms.compare.folder import ComparisonFolder
@@ -293,8 +297,8 @@ def seeds_of(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> tuple[int, l
     if args.seeds is None and args.plan is None and there:
         return there, []
     if plan.seeds < there:
-        what = "--seeds" if args.seeds is not None else args.plan
-        return there, [f"the plan has {there} seeds of each arm: {what} {plan.seeds} takes none of them away"]
+        what = f"--seeds {plan.seeds}" if args.seeds is not None else f"seeds = {plan.seeds} of {args.plan}"
+        return there, [f"the plan has {plural(there, 'seed')} of each arm: {what} takes none of them away"]
     return plan.seeds, []
 
 

@@ -61,7 +61,8 @@ def make_cell(
     """A cell in the folder `root`, named by its arm, seed and a digest of all that decides its result."""
     run = dataclasses.replace(job.run, seed=seed, output=str(root), experiment=None, allow_change=None)
     job = dataclasses.replace(job, run=run)
-    stem = re.sub(r"[^\w.=+-]+", "_", arm, flags=re.ASCII).strip("_")[:80] or "arm"
+    # A name that begins with a dot is hidden.
+    stem = re.sub(r"[^\w.=+-]+", "_", arm, flags=re.ASCII).strip("_").lstrip("._")[:80] or "arm"
     run = dataclasses.replace(run, experiment=f"{stem}-seed{seed}-{key_of(job, fingerprint)[:10]}")
     return Cell(arm, dict(settings), seed, dataclasses.replace(job, run=run), fingerprint)
 

@@ -21,6 +21,7 @@ from fathoms.compare.tuning import FIRST_SEED, Trial, Tuning
 from fathoms.compare.workers.runner import make_slots
 from fathoms.data.sources.splits import check_split, open_roles
 from fathoms.errors import ConfigError
+from fathoms.text_table import plural
 from fathoms.train.job import Job
 
 ASSUMED_ERROR = 0.25
@@ -77,6 +78,10 @@ class Comparison:
         held_out, self.split = roles.held_out(), roles.split()
         if held_out is None:
             raise ConfigError("--val-share 0: nothing is held out to compare on; use a share above zero")
+        if tuning is not None and roles.val is None:
+            raise ConfigError(
+                "--val-share 0: --tune chooses on val, and there is none; use a share above zero"
+            )
         classes, images = len(held_out.classes), len(held_out)
         if options.metric == "loss" and options.smallest_difference is None:
             raise ConfigError("--metric loss: the noise floor is one of accuracy; give --smallest-difference")
@@ -101,6 +106,7 @@ class Comparison:
             baseline=options.baseline,
             paired=options.paired,
             keep=options.keep,
+            split="val" if roles.test is None else "test",
         )
         if self.earlier is not None:
             self.folder.refuse_other(self.earlier, self.plan())
@@ -159,7 +165,8 @@ class Comparison:
         varied = list(dict.fromkeys(name for arm, _ in self.arms.values() for name in arm))
         unit = "points" if settings.metric == "top1" else "of loss"
         lines = [
-            f"{len(names)} arms x {seeds} seeds = {len(names) * seeds} runs in {self.folder.path}",
+            f"{plural(len(names), 'arm')} x {plural(seeds, 'seed')} = {plural(len(names) * seeds, 'run')}"
+            f" in {self.folder.path}",
             f"arms differ in {', '.join(varied) or 'nothing'}{' and in nothing else' if varied else ''}:",
             *(f"  {name}" for name in names),
         ]
@@ -199,7 +206,7 @@ class Comparison:
         )
         at_a_time = "1 worker" if len(slots) == 1 else f"{len(slots)} workers"
         return (
-            f"{len(missing)} runs are missing: about {span(seconds)} on {at_a_time},"
+            f"{plural(len(missing), 'run')} missing: about {span(seconds)} on {at_a_time},"
             f" {kept * size / 1e6:,.1f} MB of checkpoints kept"
         )
 

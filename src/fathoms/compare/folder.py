@@ -39,6 +39,7 @@ class Settings:
         baseline: The arm that all others are compared with; None compares all pairs.
         paired: Whether runs of a seed start from the same weights.
         keep: Checkpoints of a finished run that stay: none, last or all.
+        split: What scores are measured on: test, or val where the data has no test set.
     """
 
     command: tuple[str, ...]
@@ -53,6 +54,7 @@ class Settings:
     baseline: str | None
     paired: bool
     keep: str
+    split: str
 
 
 class ComparisonFolder:
@@ -186,7 +188,8 @@ def _grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """The earlier plan with the new command's arms, seeds and values to tune; `grown` has what was added."""
     new = [name for name in now["arms"] if name not in before["arms"]]
     grown = list(before.get("grown", []))
-    plan = {**before, "data": now["data"], "base": now["base"], "seeds": max(before["seeds"], now["seeds"])}
+    plan = {**before, **{key: now[key] for key in ("data", "base", "split")}}
+    plan["seeds"] = max(before["seeds"], now["seeds"])
     for key in ("arms", "keys", "tune"):
         plan[key] = {**before[key], **now[key]}
     if new or plan["seeds"] > before["seeds"] or plan["tune"] != before["tune"]:

@@ -9,10 +9,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fathoms.errors import ConfigError
+from fathoms.files.untrusted import has_control
 from fathoms.names.registry import check_name
+from fathoms.text_table import plural
 
 VERSION = 1
 MAX_CELLS = 10_000
+FLAGS = {
+    "axes": "--axis",
+    "arms": "--arm",
+    "tune": "--tune",
+    "seeds": "--seeds",
+    "tune_epochs": "--tune-epochs",
+}
+"""The parts of a plan, by their keys in a file, and the flags that give them."""
+TABLES = ("axes", "arms", "tune")
 PRESETS: dict[str, dict[str, Any]] = {
     "norms": {"axes": {"norm": ["layernorm", "rmsnorm", "learnable_scaler", "dyt", "derf"]}},
     "scaler": {
@@ -76,6 +87,7 @@ class Plan:
         seeds: Seeds of each arm, counted from 0.
         tune: Option names and values that are tried for each arm before its seeds.
         tune_epochs: Epochs of such a trial; None for those of a run.
+        file: The file that says all this, which errors name instead of flags; None where flags say it.
     """
 
     axes: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -83,22 +95,35 @@ class Plan:
     seeds: int = 5
     tune: Mapping[str, Sequence[str]] = field(default_factory=dict)
     tune_epochs: int | None = None
+    file: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
-            raise ConfigError(f"--seeds {self.seeds}: use 1 or more")
+            raise ConfigError(f"{self.spelled('seeds')} {self.seeds}: use 1 or more")
         if not self.axes and not self.arms:
             raise ConfigError("--axis: nothing is compared; give an axis, such as --axis norm=layernorm,dyt")
+        _refuse_odd_names(self)
         _refuse_clashes(self)
         if self.tune_epochs is not None and (self.tune_epochs < 1 or not self.tune):
-            wrong = "use 1 or more" if self.tune else "would not be used; it needs --tune"
-            raise ConfigError(f"--tune-epochs {self.tune_epochs}: {wrong}")
-        for kind, table, least in (("--axis", self.axes, 1), ("--tune", self.tune, 2)):
+            wrong = (
+                "use 1 or more" if self.tune else f"would not be used; it needs {self.spelled('tune', '')}"
+            )
+            raise ConfigError(f"{self.spelled('tune_epochs')} {self.tune_epochs}: {wrong}")
+        for key, table, least in (("axes", self.axes, 1), ("tune", self.tune, 2)):
             for name, values in table.items():
-                _check_values(f"{kind} {name}", values, least)
+                _check_values(f"{self.spelled(key)} {name}", values, least)
         cells = len(self.variants()) * self.seeds
         if cells > MAX_CELLS:
-            raise ConfigError(f"--seeds {self.seeds}: {cells} runs are too many; {MAX_CELLS} are the most")
+            raise ConfigError(
+                f"{self.spelled('seeds')} {self.seeds}: {cells} runs are too many; {MAX_CELLS} are the most"
+            )
+
+    def spelled(self, key: str, file: str | None = None) -> str:
+        """A part of the plan as its author wrote it: a flag, or a table or key of the file."""
+        if self.file is None:
+            return FLAGS[key]
+        where = f"{self.file}: " if file is None else file
+        return f"{where}[{key}]" if key in TABLES else f"{where}{key} ="
 
     def variants(self) -> list[Arm]:
         """Every arm, in the order of the axes."""
@@ -144,7 +169,30 @@ class Plan:
             seeds=seeds,
             tune={name: _texts(values, f"{where}: {name}") for name, values in tune.items()},
             tune_epochs=tune_epochs,
+            file=where,
         )
+
+
+def _refuse_odd_names(plan: Plan) -> None:
+    """Refuse names that would break the tables, or cannot be written into a file."""
+    arms = plan.spelled("arms")
+    named = [(f"{arms} {name!r}", name) for name in plan.arms]
+    named += [
+        (f"{plan.spelled(key)} {name}={value!r}", value)
+        for key, table in (("axes", plan.axes), ("tune", plan.tune))
+        for name, values in table.items()
+        for value in values
+    ]
+    named += [
+        (f"{arms} {name!r}: {option}={value!r}", value)
+        for name, settings in plan.arms.items()
+        for option, value in settings.items()
+    ]
+    for where, text in named:
+        if has_control(text):
+            raise ConfigError(
+                f"{where}: has control characters or bytes that are not text; write it without them"
+            )
 
 
 def _refuse_clashes(plan: Plan) -> None:
@@ -152,20 +200,23 @@ def _refuse_clashes(plan: Plan) -> None:
     tied = {name: arm for arm, settings in plan.arms.items() for name in settings}
     for name in plan.axes:
         if name in tied:
-            raise ConfigError(f"--arm {tied[name]!r}: {name} is an axis already; leave one of the two out")
+            where = f"{plan.spelled('arms')} {tied[name]!r}"
+            raise ConfigError(f"{where}: {name} is an axis already; leave one of the two out")
     for name in plan.tune:
         if name in plan.axes or name in tied:
-            raise ConfigError(f"--tune {name}: it is an axis already; tune it or compare it")
+            where = f"{plan.spelled('tune')} {name}"
+            raise ConfigError(f"{where}: it is an axis already; tune it or compare it")
     if plan.tune_epochs is not None and ("epochs" in plan.axes or "epochs" in tied or "epochs" in plan.tune):
-        raise ConfigError("--tune-epochs: epochs differ between arms; leave one of the two out")
+        where = f"{plan.spelled('tune_epochs')} {plan.tune_epochs}"
+        raise ConfigError(f"{where}: epochs differ between arms; leave one of the two out")
 
 
-def _check_values(flag: str, values: Sequence[str], least: int) -> None:
+def _check_values(where: str, values: Sequence[str], least: int) -> None:
     if len(values) < least:
-        raise ConfigError(f"{flag}: give {least} values or more")
+        raise ConfigError(f"{where}: give at least {plural(least, 'value')}")
     double = next((value for value in values if list(values).count(value) > 1), None)
     if double is not None:
-        raise ConfigError(f"{flag}: {double!r} is there twice; leave one out")
+        raise ConfigError(f"{where}: {double!r} is there twice; leave one out")
 
 
 def _texts(values: Any, where: str) -> list[str]:

@@ -30,10 +30,15 @@ def gather(cells: Sequence[Cell], folder: ComparisonFolder, plan: Mapping[str, A
 def row_of(
     cell: Cell, status: Mapping[str, Any], folder: ComparisonFolder, plan: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The row of one cell: test where there is one, else val."""
+    """The row of one cell: test where there is one, else val.
+
+    A run that did not come to its end has no score on test, and none on val in its place.
+    """
     from fathoms.compare.statistics import is_stalled
 
-    split = "test" if status.get("test") else "val"
+    # Finished runs of before the three roles have val alone, whatever the data has.
+    awaited = plan.get("split") == "test" and status.get("status") != "done"
+    split = "test" if status.get("test") or awaited else "val"
     measured = status.get(split) if split == "test" else status.get("last")
     row: dict[str, Any] = {
         "arm": dict(cell.settings),
@@ -186,8 +191,9 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """results.csv: a line a cell, one column for each option of the arms."""
+def as_csv(results: Mapping[str, Any]) -> str:
+    """results.csv: a line a cell, one column for each option of the arms and each that was tuned."""
+    rows = [{**row, "arm": options_of(row, results)} for row in results["cells"]]
     options = list(dict.fromkeys(key for row in rows for key in row["arm"]))
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
@@ -199,17 +205,24 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return written.getvalue()
 
 
+def options_of(row: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a cell's arm, with the values that were tuned for it."""
+    tuned = next((arm["best"] for arm in results.get("tuning", ()) if arm["name"] == row["name"]), None)
+    return {**row["arm"], **(tuned or {})}
+
+
 def write_results(folder: ComparisonFolder, results: Mapping[str, Any]) -> None:
     """results.json, table.md and results.csv."""
     folder.write("results.json", json.dumps(results, indent=1) + "\n")
     folder.write("table.md", as_table(results))
-    folder.write("results.csv", as_csv(results["cells"]))
+    folder.write("results.csv", as_csv(results))
 
 
 def load_results(folder: str | Path) -> list[dict[str, Any]]:
     """The cells of a comparison as plain rows, for pandas or a loop.
 
-    Each has its arm's options by name, and `arm_name`, `seed`, `status`, `split`, `top1`, `loss`, `reason` and `run`.
+    Each has its arm's options and tuned values by name, and `arm_name`, `seed`, `status`, `split`, `top1`, `loss`,
+    `reason` and `run`.
 
     >>> rows = load_results("results/compare/stem_patch8")
     >>> len(rows), rows[0]["stem_norm"], rows[0]["seed"], round(rows[0]["top1"], 2)
@@ -224,7 +237,10 @@ def load_results(folder: str | Path) -> list[dict[str, Any]]:
         raise ConfigError(f"{path}: its version is {table.get('version')!r}; this package reads {VERSION}")
     kept = ("seed", "status", "split", "top1", "loss", "reason", "run")
     try:
-        return [{"arm_name": row["name"], **row["arm"], **{key: row[key] for key in kept}} for row in rows]
+        return [
+            {"arm_name": row["name"], **options_of(row, table), **{key: row[key] for key in kept}}
+            for row in rows
+        ]
     except (KeyError, TypeError) as error:
         raise ConfigError(
             f"{path}: a cell in it is damaged; give the command of the comparison again"

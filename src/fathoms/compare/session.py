@@ -45,9 +45,7 @@ class Session:
         self.trials = comparison.trials()
         self.cells = comparison.cells()
         self.tuned: list[dict[str, Any]] = []
-        self.progress = Progress(
-            self.folder, 0, self.options.keep, say, lambda: str(self.refresh()["answer"]), show
-        )
+        self.progress = Progress(self.folder, 0, self.options.keep, say, self._answer, show)
         seconds = self.options.seconds
         deadline = None if seconds is None else time.monotonic() + seconds
         self.runner: Runner | Submission
@@ -85,6 +83,11 @@ class Session:
             results["tuning"] = [{key: arm[key] for key in ("name", "best", "edge")} for arm in self.tuned]
         write_results(self.folder, results)
         return results
+
+    def _answer(self) -> str:
+        """The answer so far; none while values are still tried, which are no runs of the comparison."""
+        answer = str(self.refresh()["answer"])
+        return answer if self.tuned or not self.trials else ""
 
     def _work(self, cells: Sequence[Cell], more: int = 0) -> None:
         """Run the cells of this shard that are missing; `more` are to follow."""

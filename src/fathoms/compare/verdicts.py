@@ -26,9 +26,12 @@ from fathoms.compare.statistics import (
     wilson,
     win_share,
 )
+from fathoms.text_table import plural
 
 WIN_SHARE_SEEDS = 5
 """P(A > B) of fewer seeds says nothing."""
+MOST_LISTED = 4
+"""Arms that a sentence names; of more it names three."""
 POOLED_DF = 8
 """With fewer degrees of freedom the pooled deviation is too rough to plan seeds with."""
 
@@ -79,6 +82,11 @@ class Arm:
     def ended(self) -> int:
         """Runs that say something about the variant: all but failed ones."""
         return len(self.scores) + self.diverged
+
+    @property
+    def lost(self) -> bool:
+        """Whether every run that ended diverged."""
+        return self.diverged > 0 and not self.scores
 
     def mean(self) -> float:
         """Over the runs that did not diverge."""
@@ -203,9 +211,24 @@ def _planning_sd(arms: Iterable[Arm], rules: Rules) -> float:
 def _too_few(a: Arm, b: Arm) -> Verdict:
     gap = a.mean() - b.mean()
     n = min(len(a.scores), len(b.scores))
-    said = f"{a.name} and {b.name}: no verdict from {n} finished seeds; {MIN_SEEDS} are the least"
+    if lost := _lost([a, b]):
+        said = f"{a.name} and {b.name}: no verdict on the score, since {lost}"
+    else:
+        said = (
+            f"{a.name} and {b.name}: no verdict from {plural(n, 'finished seed')}; {MIN_SEEDS} are the least"
+        )
+    if not lost or divergence_p((a.diverged, a.ended), (b.diverged, b.ended)) is not None:
+        said += _divergence(a, b)
     nan = math.nan
     return Verdict(a.name, b.name, gap, nan, nan, nan, n, "too few seeds", said, "none", nan, None)
+
+
+def _lost(arms: Sequence[Arm]) -> str:
+    """A clause on arms of which every run diverged; empty where there is none."""
+    gone = [arm for arm in arms if arm.lost]
+    if len(gone) > MOST_LISTED:
+        return f"{_listed([arm.name for arm in gone])} diverged in all of their runs"
+    return " and ".join(f"{arm.name} diverged in {arm.diverged} of {arm.ended}" for arm in gone)
 
 
 def _verdict(a: Arm, b: Arm, tested: Tested, rules: Rules) -> Verdict:
@@ -284,8 +307,9 @@ def _amount(value: float, metric: Metric) -> str:
 def leader(arms: Sequence[Arm], verdicts: Sequence[Verdict], metric: Metric) -> str:
     """The answer in one sentence: the best arm, and which others are not separated from it."""
     scored = [arm for arm in arms if arm.scores]
+    lost = _lost(arms)
     if not scored:
-        return "no run has ended with a score"
+        return "no run has ended with a score" + (f"; {lost}" if lost else "")
     best = max(scored, key=lambda arm: metric.sign * arm.mean_with_diverged(metric.chance))
     beaten, open_, same, untested = [], [], [], []
     lists = {"a better": beaten, "b better": beaten, "equivalent": same, "not separated": open_}
@@ -293,20 +317,32 @@ def leader(arms: Sequence[Arm], verdicts: Sequence[Verdict], metric: Metric) -> 
         if best.name in (verdict.a, verdict.b):
             other = verdict.b if verdict.a == best.name else verdict.a
             lists.get(verdict.verdict, untested).append(other)
-    count = f"{len(best.scores)} seed{'s' if len(best.scores) > 1 else ''}"
-    over = f"a mean {metric.name} of {_mean_and_interval(best, metric)} over {count}"
+    over = (
+        f"a mean {metric.name} of {_mean_and_interval(best, metric)} over {plural(len(best.scores), 'seed')}"
+    )
+    first, last = _stalled(scored)
+    last = (f"; {best.diverged} of its {best.ended} runs diverged" if best.diverged else "") + last
     if len(arms) == 1:
-        lost = f"; {best.diverged} of its {best.ended} runs diverged" if best.diverged else ""
-        return f"{best.name} has {over}{lost}; there is no other arm to compare it with"
-    said = f"{best.name} leads with {over}"
+        return f"{first}{best.name} has {over}{last}; there is no other arm to compare it with"
+    said = f"{first}{best.name} leads with {over}"
     for names, words in ((beaten, "better than"), (same, "equivalent to"), (open_, "not separated from")):
         if names:
             said += f"; {words} {_listed(names)}"
-    if untested:
-        said += f"; too few seeds against {_listed(untested)}"
-    if best.diverged:
-        said += f"; {best.diverged} of its {best.ended} runs diverged"
-    return said
+    gone = {arm.name for arm in arms if arm.lost}
+    if few := [name for name in untested if name not in gone]:
+        said += f"; too few seeds against {_listed(few)}"
+    return said + (f"; {lost}" if lost else "") + last
+
+
+def _stalled(scored: Sequence[Arm]) -> tuple[str, str]:
+    """What the answer begins with where no run got beyond guessing, and ends with where some did not."""
+    stalled, runs = sum(arm.stalled for arm in scored), sum(len(arm.scores) for arm in scored)
+    if not stalled:
+        return "", ""
+    if stalled < runs:
+        return "", f"; {stalled} of {runs} runs stalled at guessing"
+    every = "the only run" if runs == 1 else f"all {runs} runs"
+    return f"{every} stalled at guessing, so nothing was learned to compare; ", ""
 
 
 def _mean_and_interval(arm: Arm, metric: Metric) -> str:
@@ -321,4 +357,8 @@ def _mean_and_interval(arm: Arm, metric: Metric) -> str:
 def _listed(names: Sequence[str]) -> str:
     """Names in a row; those of several options, which have commas themselves, in quotes."""
     shown = [repr(name) if "," in name else name for name in names]
-    return ", ".join(shown) if len(shown) <= 4 else f"{', '.join(shown[:3])} and {len(shown) - 3} others"
+    return (
+        ", ".join(shown)
+        if len(shown) <= MOST_LISTED
+        else f"{', '.join(shown[:3])} and {len(shown) - 3} others"
+    )

@@ -95,6 +95,15 @@ def read_json(
     return value
 
 
+def has_control(name: str) -> bool:
+    r"""Whether a name holds control characters, line separators or undecodable bytes.
+
+    >>> has_control("a b"), has_control("a\nb"), has_control("a\udcff")
+    (False, True, True)
+    """
+    return not name.isprintable() and any(unicodedata.category(letter) in _CONTROL for letter in name)
+
+
 def check_names(names: Any, where: str, error: type[FathomsError]) -> tuple[str, ...]:
     """Check a list of class names and return it as a tuple.
 
@@ -106,7 +115,7 @@ def check_names(names: Any, where: str, error: type[FathomsError]) -> tuple[str,
     for name in names:
         if not isinstance(name, str) or not len(name) <= MAX_NAME:
             raise error(f"{where}: class {reprlib.repr(name)} is not a name of up to {MAX_NAME} characters")
-        if not name.isprintable() and any(unicodedata.category(letter) in _CONTROL for letter in name):
+        if has_control(name):
             raise error(f"{where}: class {name!r} has control characters in its name; rename it")
     return tuple(names)
 

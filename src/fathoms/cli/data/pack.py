@@ -13,6 +13,7 @@ import tyro
 
 from fathoms.cli.flags.early_checks import check_counts
 from fathoms.errors import printable
+from fathoms.text_table import plural
 
 EXAMPLES: str = """\
 fathoms data pack photos/ packed/                    longest side 500, quality 90
@@ -85,7 +86,7 @@ def run(args: Args) -> int:
         print(
             f"{printable(split)}: {result.samples} images, "
             f"{result.bytes_in / 1e6:.1f} MB to {result.bytes_out / 1e6:.1f} MB; "
-            f"{result.shards_written} shards written, {result.shards_kept} kept from an earlier run"
+            f"{plural(result.shards_written, 'shard')} written, {result.shards_kept} kept from an earlier run"
         )
         if result.bytes_out > result.bytes_in:
             print(

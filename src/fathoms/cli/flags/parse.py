@@ -207,7 +207,8 @@ def spell_out(words: Sequence[str], args: type, aliases: dict[str, str]) -> list
     flags = {f"--{name.replace('_', '-')}" for name in _optional_bools(args)}
     spelled: list[str] = []
     for word, after in itertools.zip_longest(words, words[1:], fillvalue=""):
-        word, equals, value = word.partition("=")
+        # A word that begins with "=" is a value.
+        word, equals, value = word.partition("=") if not word.startswith("=") else (word, "", "")
         word = aliases.get(word, word)
         if not word:
             spelled += [value] if equals else []

@@ -16,6 +16,7 @@ from fathoms.report.comparison.tuning import tuning_curves
 from fathoms.report.html import fill
 from fathoms.report.quantities import clipped, count, duration, file_size, score
 from fathoms.report.run.files import number
+from fathoms.text_table import plural
 
 ORDER = ("done", "stalled", "diverged", "failed", "running", "pending")
 
@@ -82,7 +83,7 @@ def status(cells: Sequence[Cell]) -> tuple[str, str]:
     if counts["failed"]:
         return f"{ended} of {len(cells)} ended, {counts['failed']} failed", "bad"
     return (
-        (f"{len(cells)} runs ended", "good")
+        (f"{plural(len(cells), 'run')} ended", "good")
         if ended == len(cells)
         else (f"{ended} of {len(cells)} ended", "open")
     )
@@ -94,10 +95,11 @@ def headline(arms: Sequence[Arm], comparison: Comparison) -> list[tuple[str, str
     counts = Counter(cell.status for cell in cells)
     words = ", ".join(f"{counts[word]} {word}" for word in ORDER if counts[word])
     most = max((len(arm.cells) for arm in arms), default=0)
-    rows = [("runs", str(len(cells)), words), ("arms", str(len(arms)), f"up to {most} seeds each")]
+    rows = [("runs", str(len(cells)), words), ("arms", str(len(arms)), f"up to {plural(most, 'seed')} each")]
     unit = "points" if comparison.metric == "top1" else "of loss"
     digits = 2 if comparison.metric == "top1" else 4
-    if (floor := number(comparison.plan.get("floor"))) is not None:
+    # That of a loss is not known, and written as 0.
+    if floor := number(comparison.plan.get("floor")):
         images = number(comparison.plan.get("images"), 0)
         rows.append(("noise floor", f"{floor:.{digits}f}", f"{unit}, {images:,.0f} held-out images"))
     if (margin := number(comparison.plan.get("margin"))) is not None:

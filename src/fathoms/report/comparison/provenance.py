@@ -69,7 +69,7 @@ def made_by(comparison: Comparison) -> Rows:
         "version": "version of the plan",
     }
     for key, name in names.items():
-        if plan.get(key) is not None:
+        if plan.get(key) is not None and (key != "floor" or number(plan[key])):
             # The rest of a fingerprint is in plan.json.
             rows.append((name, clipped(shown(plan[key]), 33 if key == "fingerprint" else 400)))
     return rows
@@ -81,9 +81,9 @@ def growth(comparison: Comparison) -> list[str]:
     for row in map(table, listed(comparison.plan.get("grown"))):
         arms = [clipped(str(name), 80) for name in listed(row.get("arms"))]
         added = f"arms {', '.join(arms)}" if arms else "no arms"
-        made.append(
-            f"A later command added {added}; the plan then had {shown(row.get('seeds', '?'))} seeds per arm."
-        )
+        seeds = row.get("seeds", "?")
+        had = "1 seed" if seeds == 1 else f"{shown(seeds)} seeds"
+        made.append(f"A later command added {added}; the plan then had {had} per arm.")
     return made
 
 

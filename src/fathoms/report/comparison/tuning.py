@@ -10,7 +10,7 @@ from typing import Any
 from fathoms.drawing.ticks import ticks
 from fathoms.report.comparison.arms import Arm
 from fathoms.report.comparison.scatter import Dot, Scatter, axis_labels, share
-from fathoms.report.quantities import clipped, score
+from fathoms.report.quantities import clipped, score, shown
 from fathoms.report.run.files import listed, number, table
 
 Trials = dict[float, list[float]]
@@ -19,26 +19,31 @@ Trials = dict[float, list[float]]
 def tuning_curves(
     arms: Sequence[Arm], tuning: dict[str, Any], metric: str
 ) -> tuple[Scatter | None, list[str]]:
-    """Mean score by tuned value, a line an arm, and remarks on values chosen at the edge of the grid.
+    """Mean score by tuned value, a line an arm, and remarks on values that the tuning found at the edge of the grid.
 
     A grid over more than one option has no curve.
     """
     grid = list(table(tuning.get("grid")))
+    remarks = _at_the_edge(arms, tuning)
     if len(grid) != 1:
-        return None, []
+        return None, remarks
     option, found = clipped(str(grid[0]), 40), arms_of(tuning)
-    tried: list[tuple[Arm, Trials]] = []
-    remarks = []
+    own = ((arm, _trials(found.get(arm.name, {}), metric, grid[0])) for arm in arms)
+    tried = [(arm, trials) for arm, trials in own if trials]
+    return (_curves(option, tried, metric) if tried else None), remarks
+
+
+def _at_the_edge(arms: Sequence[Arm], tuning: dict[str, Any]) -> list[str]:
+    """A remark for each best value that tuning.json says to be at the edge of the grid."""
+    found, remarks = arms_of(tuning), []
     for arm in arms:
         own = found.get(arm.name, {})
-        trials = _trials(own, metric, grid[0])
-        if not trials:
-            continue
-        tried.append((arm, trials))
-        best = tuned_value(table(own.get("best")).get(grid[0]))
-        if len(trials) > 1 and best in (min(trials), max(trials)):
-            remarks.append(f"{arm.label}: the best {option}, {best:g}, is at the edge of the grid; extend it")
-    return (_curves(option, tried, metric) if tried else None), remarks
+        for option in map(str, listed(own.get("edge"))):
+            best = clipped(shown(table(own.get("best")).get(option, "?")), 40)
+            remarks.append(
+                f"{arm.label}: the best {clipped(option, 40)}, {best}, is at the edge of the grid; extend it"
+            )
+    return remarks
 
 
 def arms_of(tuning: dict[str, Any]) -> dict[str, dict[str, Any]]:
