@@ -18,7 +18,7 @@ from fathoms.files.untrusted import read_json
 
 VERSION = 1
 MAX_FILE = 64 << 20
-NAMES = {"fingerprint": "other data", "margin": "--smallest-difference"}
+NAMES = {"margin": "--smallest-difference"}
 """Settings of a plan that are not named as their flags are."""
 
 
@@ -120,12 +120,20 @@ class ComparisonFolder:
             write_atomic(self.path / "plan.json", json.dumps(plan, indent=1).encode() + b"\n")
         return plan
 
-    def refuse_other(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        """Refuse a plan that does not continue the one that is there, by the first setting that differs."""
+    def refuse_other(self, before: Mapping[str, Any], now: Mapping[str, Any], changed_data: str = "") -> None:
+        """Refuse a plan that does not continue the one that is there, by the first setting that differs.
+
+        Args:
+            before: The plan that is there.
+            now: The one that is asked for.
+            changed_data: The splits that differ, where the data do.
+        """
         if before.get("version") != VERSION:
             raise ConfigError(f"{self.path}: its plan has version {before.get('version')!r}, not {VERSION}")
         what = _conflict(before["base"], now["base"])
-        for key in ("fingerprint", "metric", "margin", "baseline", "paired", "tune_epochs"):
+        if what is None and before.get("fingerprint") != now["fingerprint"]:
+            what = f"other data: {changed_data}" if changed_data else "other data"
+        for key in ("metric", "margin", "baseline", "paired", "tune_epochs"):
             if what is None and before.get(key) != now[key]:
                 old, new = (str(plan.get(key))[:16] for plan in (before, now))
                 what = f"{NAMES.get(key, '--' + key.replace('_', '-'))} {old} -> {new}"
