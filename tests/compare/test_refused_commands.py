@@ -188,7 +188,10 @@ def test_damaged_results_are_one_line(tmp_path, text):
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(ConfigError, match="results.json"):
         load_results(tmp_path)
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="holds no results"):
+        load_results(tmp_path / "empty")
+    with pytest.raises(ConfigError, match="nowhere: no such folder; give the folder of a comparison"):
         load_results(tmp_path / "nowhere")
 
 
