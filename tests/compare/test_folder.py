@@ -116,3 +116,25 @@ def test_the_results_of_given_rows_count_divergence_and_show_new_images(comparis
     # Bits that do not fit the held-out set are not used.
     (comparison.cells()[0].folder / "correct.bits").write_bytes(b"12")
     assert judged(rows, plan, comparison.folder.path)["verdicts"][0]["new_images"] is None
+
+
+@pytest.mark.parametrize("text", ['{"status": ', '{"status": "done", "seconds": NaN}'], ids=["torn", "NaN"])
+def test_a_damaged_file_says_what_to_do_and_that_heals_it(comparisons, text):
+    comparison = comparisons.make(*NORMS)
+    folder, cell = comparison.folder, comparison.cells()[0]
+    cell.folder.mkdir(parents=True)
+    summary, plan = cell.folder / "summary.json", folder.path / "plan.json"
+    summary.write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"summary\.json: not readable .*; remove the file, and the command"
+    ):
+        folder.status(cell)
+    summary.unlink()
+    assert folder.status(cell) == {}
+    plan.write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"plan\.json: not readable .*; remove the file, and a command with"
+    ):
+        comparisons.make(*NORMS)
+    plan.unlink()
+    assert comparisons.make(*NORMS).plan() == comparison.plan()

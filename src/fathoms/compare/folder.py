@@ -18,6 +18,8 @@ from fathoms.files.untrusted import read_json
 
 VERSION = 1
 MAX_FILE = 64 << 20
+REMOVE = "remove the file, and the command of the comparison writes it again"
+REMOVE_PLAN = "remove the file, and a command with all arms and seeds of the comparison writes it again"
 NAMES = {"margin": "--smallest-difference"}
 """Settings of a plan that are not named as their flags are."""
 
@@ -98,7 +100,7 @@ class ComparisonFolder:
             if (self.path / "config.toml").is_file():
                 raise ConfigError(f"{self.path}: holds a run, not a comparison; choose another --experiment")
             return None
-        plan = read_json(path, ConfigError, MAX_FILE)
+        plan = read_json(path, ConfigError, MAX_FILE, REMOVE_PLAN)
         kinds = {"base": dict, "arms": dict, "keys": dict, "tune": dict, "seeds": int, "keep": str}
         for key, kind in kinds.items():
             if plan.get("version") == VERSION and not isinstance(plan.get(key), kind):
@@ -149,11 +151,11 @@ class ComparisonFolder:
     def status(self, cell: Cell) -> dict[str, Any]:
         """How far a cell is: its summary, or why it failed; {} if it was not begun or was cut."""
         path = cell.folder / "summary.json"
-        summary = read_json(path, ConfigError, MAX_FILE) if path.is_file() else {}
+        summary = read_json(path, ConfigError, MAX_FILE, REMOVE) if path.is_file() else {}
         if summary.get("status") in ENDED:
             return summary
         failed = cell.folder / "failed.json"
-        return read_json(failed, ConfigError, MAX_FILE) if failed.is_file() else {}
+        return read_json(failed, ConfigError, MAX_FILE, REMOVE) if failed.is_file() else {}
 
     def timings(self) -> dict[str, Any]:
         """timings.json of earlier commands; a damaged one is written anew."""
