@@ -105,7 +105,7 @@ def test_the_table_of_parts_is_that_of_its_rows(script):
 def test_the_table_and_the_picture_of_the_sweep_are_those_of_its_rows(script):
     sweep, rows = script("lr_over_depth"), kept("lr_over_depth")["rows"]
     assert (ROOT / "results" / "lr_over_depth.md").read_text() == sweep.as_table(rows)
-    assert (ROOT / "results" / "lr_over_depth.svg").read_text() == sweep.as_picture(rows)
+    assert (ROOT / "results" / "lr_over_depth.svg").read_text() == sweep.as_picture(rows).svg()
 
 
 def test_a_part_that_costs_more_than_a_tenth_says_why(script):

@@ -111,7 +111,7 @@ def test_a_folded_scaler_network_is_saved_with_the_config_that_rebuilds_it(tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": "m.onx"}, "a onnx file ends in .onnx; change the name"),
+        ({"path": "m.onx"}, "an ONNX file ends in .onnx; change the name"),
         ({"format": "onxx"}, "no format is called 'onxx'; did you mean 'onnx'"),
         ({"path": "no/m.onnx"}, "the folder does not exist"),
         ({"opset": 9}, "--opset 9 is not supported; use 18 to 23"),

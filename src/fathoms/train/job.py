@@ -114,6 +114,10 @@ class Job:
     recipe: Recipe
     run: RunOptions = field(default_factory=RunOptions)
 
+    def __post_init__(self) -> None:
+        # Sizes that cannot be are refused before anything is opened.
+        _ = self.image_sizes
+
     @property
     def image_sizes(self) -> ImageSizes | None:
         """Sizes of the training images by epoch; None for timm models, which have one size."""

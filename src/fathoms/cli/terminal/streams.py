@@ -17,6 +17,11 @@ class _Stream(io.FileIO):
 
     lost: OSError | None = None
 
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        super().__init__(stream.fileno(), "wb", closefd=False)
+        # A stream that nobody holds any more closes its file.
+        self.stream = stream
+
     def write(self, data: Any) -> int | None:
         try:
             return super().write(data)
@@ -36,7 +41,7 @@ def make_safe() -> None:
         if not isinstance(stream, io.TextIOWrapper):
             continue
         stream.flush()
-        raw = _Stream(stream.fileno(), "wb", closefd=False)
+        raw = _Stream(stream)
         options: dict[str, Any] = {"errors": "backslashreplace", "write_through": stream.write_through}
         options["line_buffering"] = stream.isatty() or stream.line_buffering
         setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, **options))
