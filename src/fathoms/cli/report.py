@@ -3,7 +3,7 @@
 The page is one file, for light and dark screens, and loads nothing from the network. `fathoms train` and `fathoms
 compare` write it at the end; this command writes it again, also during a run.
 
-Exit status: 0, 1 if the summary of a run could not be read (the page says so), 2 if there is no page.
+Exit status: 0, 1 if the summary of a run could not be read (it is named), 2 if there is no page.
 """
 
 from __future__ import annotations
