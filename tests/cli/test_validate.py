@@ -147,6 +147,19 @@ def test_mistakes_are_found_before_anything_is_measured(photos, vit, tmp_path, c
         assert printed.count("\n") == 1
 
 
+def test_data_that_a_run_names_and_that_is_not_there_is_said_to_come_from_the_run(
+    photos, vit, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(vit, "run")
+    config = tmp_path / "run/config.toml"
+    config.write_text(config.read_text().replace(str(photos), "../img"))
+    assert run("validate", "--checkpoint", "run") == 2
+    printed = capsys.readouterr().err
+    assert f"../img: run was trained on it, and it is not there, seen from {tmp_path}; give DATA" in printed
+    assert run("validate", photos, "--checkpoint", "run", "--device", "cpu") == 0
+
+
 def test_arrays_are_judged_whole_and_cropping_them_is_refused(tmp_path, capsys):
     words = [
         "--depth",

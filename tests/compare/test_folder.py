@@ -162,3 +162,25 @@ def test_trials_of_tuning_are_not_followed_by_an_answer(comparisons):
     session.progress.ended(session.cells[0], {"status": "done"})
     session.progress.close()
     assert said[-1] == "  no run has ended with a score"
+
+
+@pytest.mark.parametrize("text", ['{"status": ', '{"status": "done", "seconds": NaN}'], ids=["torn", "NaN"])
+def test_a_damaged_file_says_what_to_do_and_that_heals_it(comparisons, text):
+    comparison = comparisons.make(*NORMS)
+    folder, cell = comparison.folder, comparison.cells()[0]
+    cell.folder.mkdir(parents=True)
+    summary, plan = cell.folder / "summary.json", folder.path / "plan.json"
+    summary.write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"summary\.json: not readable .*; remove the file, and the command"
+    ):
+        folder.status(cell)
+    summary.unlink()
+    assert folder.status(cell) == {}
+    plan.write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"plan\.json: not readable .*; remove the file, and a command with"
+    ):
+        comparisons.make(*NORMS)
+    plan.unlink()
+    assert comparisons.make(*NORMS).plan() == comparison.plan()

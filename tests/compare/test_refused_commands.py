@@ -1,12 +1,18 @@
 """Commands that cannot be a comparison: one line, exit code 2, nothing written."""
 
+import re
+import shutil
+
+import numpy as np
 import pytest
 
 from fathoms.cli import compare as command
 from fathoms.cli.flags.parse import field_docs
+from fathoms.cli.main import main
 from fathoms.compare.plan import PRESETS
 from fathoms.compare.results import load_results
 from fathoms.errors import ConfigError
+from tiny_data import MAKERS
 
 NORMS = ("--axis", "norm=layernorm,dyt")
 BAD = {
@@ -215,5 +221,62 @@ def test_damaged_results_are_one_line(tmp_path, text):
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(ConfigError, match="results.json"):
         load_results(tmp_path)
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="holds no results"):
+        load_results(tmp_path / "empty")
+    with pytest.raises(ConfigError, match="nowhere: no such folder; give the folder of a comparison"):
         load_results(tmp_path / "nowhere")
+
+
+@pytest.fixture
+def three_splits(tmp_path):
+    """Images of three classes, with train, val and test."""
+    data = MAKERS["folder"](tmp_path / "data")
+    shutil.copytree(data / "val", data / "test")
+    return data
+
+
+ON_IMAGES = (*NORMS, "--recipe", "digits", "--image-size", "16", "--patch-size", "8", "--in-channels", "3")
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run", "--no-pilot")], ids=["run", "dry run"])
+def test_data_that_every_run_would_refuse_is_refused_before_the_plan_is_written(
+    comparisons, three_splits, capsys, more
+):
+    comparisons.data = three_splits
+    assert main(["data", "check", str(three_splits), "--near", "-1"]) == 0
+    extra = three_splits / "train/a/extra.png"
+    shutil.copy(next((three_splits / "train/a").iterdir()), extra)
+    capsys.readouterr()
+    assert comparisons.run(*ON_IMAGES, *more) == 2
+    assert "train/a/extra.png was added since the check" in capsys.readouterr().err
+    assert not comparisons.root.exists()
+    # The data mended, the same command does.
+    extra.unlink()
+    assert comparisons.run(*ON_IMAGES, "--dry-run", "--no-pilot") == 0
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run", "--no-pilot")], ids=["run", "dry run"])
+def test_splits_of_other_classes_are_refused_before_the_plan_is_written(comparisons, tmp_path, capsys, more):
+    rng = np.random.default_rng(0)
+    arrays = {f"x_{split}": rng.integers(0, 256, (12, 16, 16, 3), np.uint8) for split in ("train", "test")}
+    np.savez(tmp_path / "odd.npz", **arrays, y_train=[0, 1, 3] * 4, y_test=[0, 1, 2] * 4)
+    comparisons.data = tmp_path / "odd.npz"
+    assert comparisons.run(*ON_IMAGES, *more) == 2
+    assert "class '2' has no training images; fill or remove it" in capsys.readouterr().err
+    assert not comparisons.root.exists()
+
+
+def test_a_comparison_names_the_split_that_has_changed(comparisons, three_splits, capsys):
+    comparisons.data = three_splits
+    comparison = comparisons.make(*ON_IMAGES)
+    with comparison.folder.locked():
+        comparison.folder.begin(comparison.plan())
+    path = next((three_splits / "test").rglob("*.png"))
+    path.write_bytes(path.read_bytes() + b"x")
+    assert comparisons.run(*ON_IMAGES) == 2
+    said = capsys.readouterr().err
+    old, new = re.search(
+        r"holds another comparison \(other data: test (\w{12}) -> (\w{12})\);", said
+    ).groups()
+    assert old != new

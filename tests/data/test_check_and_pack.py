@@ -20,6 +20,7 @@ from fathoms.data.tools.duplicates import near_pairs, perceptual_hash
 from fathoms.data.tools.manifest import verify_manifest
 from fathoms.data.tools.pack import PackOptions, target_size, verify_pack
 from fathoms.errors import ConfigError, FathomsError
+from tiny_data import MAKERS
 
 
 def call(module, capsys, *words):
@@ -246,6 +247,29 @@ def test_packing_replaces_only_what_is_left_of_the_same_pack(photo_folder, tmp_p
         call(data_pack, capsys, photo_folder, target / "classes.txt")
 
 
+@pytest.mark.parametrize("kind", ["folder", "idx", "cifar"])
+@pytest.mark.parametrize("more", [(), ("--overwrite",)], ids=["", "overwrite"])
+def test_packing_into_another_data_set_is_refused(photo_folder, tmp_path, capsys, kind, more):
+    (tmp_path / "other").mkdir()
+    other = MAKERS[kind](tmp_path / "other")
+    there = sorted(other.rglob("*"))
+    with pytest.raises(DataError, match=r"other: holds other data \(.*; give another target"):
+        call(data_pack, capsys, photo_folder, other, *more)
+    assert sorted(other.rglob("*")) == there
+
+
+def test_packing_into_class_folders_is_refused(photo_folder, capsys):
+    with pytest.raises(DataError, match=r"val: holds other data \(\w+/\d+\.jpg\)"):
+        call(data_pack, capsys, photo_folder / "train", photo_folder / "val")
+
+
+def test_a_pack_may_lie_beside_files_that_are_not_data(photo_folder, tmp_path, capsys):
+    (tmp_path / "packed/notes").mkdir(parents=True)
+    (tmp_path / "packed/notes/readme.txt").write_text("x")
+    assert call(data_pack, capsys, photo_folder, tmp_path / "packed")[0] == 0
+    assert call(data_pack, capsys, photo_folder, tmp_path / "packed")[0] == 0
+
+
 def test_packing_again_mends_a_shard_that_is_damaged_in_its_place(photo_folder, tmp_path, capsys):
     target = tmp_path / "packed"
     call(data_pack, capsys, photo_folder, target)
@@ -274,6 +298,7 @@ def test_a_damaged_pack_is_refused_by_name(photo_folder, tmp_path, capsys):
     code, out, result = call(data_check, capsys, target, "--json")
     assert (code, result["bad"], result["damaged_shards"]) == (1, [], ["train-000000.tar"])
     assert "BAD 'train-000000.tar': its sha256 differs from the index; pack again" in out
+    assert "0 bad of 61 files, 1 damaged shard; manifest: " in out
     shard.write_bytes(data[:-512])
     with pytest.raises(DataError, match=r"train-000000\.tar: missing or not"):
         open_source(target)
@@ -306,6 +331,11 @@ def test_info_says_what_is_there(photo_folder, capsys):
     assert {name: facts["images"] for name, facts in result["splits"].items()} == {"train": 48, "val": 13}
     assert "decoder in use: " in out
     assert result["decoder"]
+
+
+def test_a_device_is_not_said_to_be_missing(capsys):
+    with pytest.raises(DataError, match="/dev/null: is a device or a pipe; give a folder"):
+        call(data_info, capsys, "/dev/null")
 
 
 def test_source_and_target_must_differ(photo_folder, capsys):

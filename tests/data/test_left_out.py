@@ -70,6 +70,29 @@ def test_every_file_of_a_folder_is_taken_or_counted(photo_folder, capsys):
         assert line.startswith("left out: 2 × .txt (train/ape/more.TXT …), 2 × hidden file (")
 
 
+@pytest.mark.parametrize("odd", ["empty", "linked", "hidden images", "no images"])
+def test_a_class_folder_that_training_leaves_out_is_not_a_class_of_the_other_splits(photo_folder, odd):
+    place = photo_folder / "train/0odd"
+    if odd == "linked":
+        place.symlink_to(photo_folder / "train/ape")
+    else:
+        place.mkdir()
+        if odd == "hidden images":
+            shutil.copytree(photo_folder / "train/ape", place / ".thumbnails")
+        elif odd == "no images":
+            (place / "notes.txt").write_text("x")
+    train, val = open_source(photo_folder), open_source(photo_folder, "val")
+    assert train.classes == val.classes == ("ape", "bee", "cat")
+    assert val.labels.tolist() == [0] * 5 + [1] * 4 + [2] * 4
+
+
+def test_a_class_whose_images_lie_deeper_is_a_class_of_every_split(photo_folder):
+    (photo_folder / "train/ape").rename(photo_folder / "train/deep")
+    (photo_folder / "train/ape").mkdir()
+    (photo_folder / "train/deep").rename(photo_folder / "train/ape/deep")
+    assert open_source(photo_folder, "val").classes == ("ape", "bee", "cat")
+
+
 def test_what_a_check_writes_is_not_counted(photo_folder):
     assert main(["data", "check", str(photo_folder), "--near", "-1"]) == 0
     assert left(photo_folder) == {}

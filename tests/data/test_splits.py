@@ -10,6 +10,7 @@ from fathoms.data.sources.digits import digit_sources
 from fathoms.data.sources.splits import open_held_out, open_roles, open_splits
 from fathoms.data.sources.subset import stratified
 from fathoms.errors import ConfigError, FathomsError
+from tiny_data import MAKERS
 
 
 def arrays(path, **counts):
@@ -139,3 +140,19 @@ def test_the_digits_are_those_that_scikit_learn_loads(monkeypatch):
     monkeypatch.setattr("fathoms.data.sources.digits.FILE", "elsewhere.csv")
     for ours, theirs in zip(quick, digit_sources(), strict=True):
         assert ours.fingerprint() == theirs.fingerprint()
+
+
+def test_a_changed_split_is_named_with_digits_that_differ(tmp_path):
+    data = MAKERS["folder"](tmp_path / "data")
+    shutil.copytree(data / "val", data / "test")
+    before = open_roles(str(data))
+    stored, earlier = before.fingerprint(), "".join(split.earlier_fingerprint() for split in before[:3])
+    path = next((data / "test").rglob("*.png"))
+    path.write_bytes(path.read_bytes() + b"x")
+    roles = open_roles(str(data))
+    old, new = before.test.fingerprint()[:12], roles.test.fingerprint()[:12]
+    assert old != new
+    assert roles.changes(stored) == f"test {old} -> {new}"
+    assert roles.changes(earlier) == f"test {earlier[128:140]} -> {new}"
+    shutil.rmtree(data / "test")
+    assert open_roles(str(data)).changes(stored) == "3 splits -> 2"

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from fathoms import FathomsError, ViT
 from fathoms.cli.main import main
 from fathoms.data.sources.digits import digit_sources
-from fathoms.evaluate.load import load_run
+from fathoms.errors import WeightsError
+from fathoms.evaluate.load import load_run, weights_file
 from fathoms.evaluate.onnx_model import OnnxModel
 from fathoms.models.build_timm import build_timm
 from fathoms.models.weights import weights_of
@@ -161,3 +162,24 @@ def test_a_file_that_is_not_a_card_is_refused(digits_run, tmp_path, text):
     (tmp_path / "model.safetensors.json").write_text(text)
     with pytest.raises(FathomsError, match="model.safetensors.json: (not readable as JSON|a JSON object)"):
         load_run(str(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (
+            "c/cells/a-seed0",
+            r"a-seed0: the comparison kept no checkpoints of this run \(--keep\); compare again",
+        ),
+        ("run", "run: this run has no checkpoint; give the training command again, or another run"),
+        ("c/none", "none: holds no weights; give a run folder"),
+    ],
+)
+def test_a_run_without_checkpoints_says_why(tmp_path, place, said):
+    (tmp_path / place / "checkpoints").mkdir(parents=True)
+    if place != "c/none":
+        (tmp_path / place / "config.toml").write_text("")
+    (tmp_path / "c").mkdir(exist_ok=True)
+    (tmp_path / "c/plan.json").write_text("{}")
+    with pytest.raises(WeightsError, match=said):
+        weights_file(tmp_path / place, ema=True)

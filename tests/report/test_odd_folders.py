@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -57,3 +58,53 @@ def test_a_damaged_summary_says_how_to_go_on(folder):
     (folder / "summary.json").unlink()
     assert record_of_run(folder).metrics == {}
     assert write_report(folder).is_file()
+
+
+@pytest.fixture
+def two_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text(CONFIG)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("two_runs")
+@pytest.mark.parametrize("words", [["a", "b"], ["."]], ids=["runs", "their folder"])
+def test_a_page_of_several_runs_replaces_its_own_kind_and_no_other_file(capsys, words):
+    assert main(["report", *words]) == 0
+    assert main(["report", *words]) == 0
+    Path("report.html").write_text("<!doctype html>mine")
+    assert main(["report", *words]) == 2
+    assert "report.html: is there already; give another name, or --overwrite" in capsys.readouterr().err
+    assert Path("report.html").read_text() == "<!doctype html>mine"
+    assert main(["report", *words, "--overwrite"]) == 0
+    assert "mine" not in Path("report.html").read_text()[:100]
+
+
+@pytest.mark.parametrize("text", ['{"status": "done", "seconds": NaN}', '{"status": '], ids=["NaN", "torn"])
+@pytest.mark.parametrize("comparison", [False, True], ids=["runs", "comparison"])
+def test_a_page_without_a_run_that_cannot_be_read_is_written_and_says_so(two_runs, capsys, text, comparison):
+    words = ["a", "b"]
+    if comparison:
+        (two_runs / "cells").mkdir()
+        for name in words:
+            (two_runs / name).rename(two_runs / "cells" / name)
+        (two_runs / "plan.json").write_text("{}")
+        words = ["."]
+    damaged = next(two_runs.rglob("b/")) / "summary.json"
+    damaged.write_text(text)
+    assert main(["report", *words]) == 1
+    printed = capsys.readouterr()
+    assert "summary.json: not readable as JSON" in printed.err
+    assert "remove the file" in printed.err
+    assert printed.err.count("\n") == 1
+    assert "report.html" in printed.out
+    damaged.unlink()
+    assert main(["report", *words]) == 0
+
+
+def test_a_damaged_plan_is_not_said_to_be_of_a_training_command(two_runs, capsys):
+    (two_runs / "plan.json").write_text("{")
+    assert main(["report", "."]) == 2
+    assert "; remove the file, and the command of the comparison writes it again" in capsys.readouterr().err

@@ -238,7 +238,7 @@ def test_numbers_of_the_wrong_kind_are_left_out(folder):
 
 def test_the_command_writes_the_page_and_says_where(folder, tmp_path, capsys):
     assert main(["report", str(folder), "--output", str(tmp_path / "page.html"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"report": str(tmp_path / "page.html")}
+    assert json.loads(capsys.readouterr().out) == {"report": str(tmp_path / "page.html"), "unreadable": []}
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     again = ["report", str(folder), "--output", str(tmp_path / "page.html")]
     assert main(again) == 2

@@ -89,15 +89,16 @@ def test_a_checkpoint_of_another_architecture_is_refused_before_anything_is_writ
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_empty_class_folder_and_an_unreadable_file_are_named(photos, tmp_path, capsys):
+def test_a_class_of_val_alone_and_an_unreadable_file_are_named(photos, tmp_path, capsys):
     broken = tmp_path / "broken"
     shutil.copytree(photos, broken)
     (broken / "train" / "green").mkdir()
+    shutil.copytree(broken / "val" / "red", broken / "val" / "green")
     words = ["--model", "vit_tiny_patch16_224", "--image-size", "32", "--depth", "1", "--batch-size", "8"]
     words += ["--output", str(tmp_path / "runs"), "--device", "cpu", "--epochs", "1"]
     assert main(["train", str(broken), *words]) == 2
     assert "green" in capsys.readouterr().err
-    (broken / "train" / "green").rmdir()
+    shutil.rmtree(broken / "val" / "green")
     (broken / "train" / "red" / "3.jpg").write_bytes(b"not an image")
     assert main(["train", str(broken), *words]) == 2
     assert "red/3.jpg" in capsys.readouterr().err
@@ -111,3 +112,17 @@ def test_a_checked_data_set_that_changed_is_refused_by_name(photos, tmp_path, ca
     capsys.readouterr()
     assert main(["train", str(checked), "--output", str(tmp_path / "runs"), "--device", "cpu"]) == 2
     assert "red/new.jpg was added since the check" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", ["plan.json", "cells/a-seed0/config.toml"])
+def test_the_folder_of_a_comparison_is_left_as_it_is(tmp_path, capsys, file):
+    kept = tmp_path / "a" / file
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    (tmp_path / "a" / "split.json").write_text("{}")
+    there = sorted(tmp_path.rglob("*"))
+    words = ["--depth", "2", "--dim", "16", "--heads", "2", "--epochs", "1", "--device", "cpu"]
+    words += ["--output", str(tmp_path), "--experiment", "a", "--val-share", "0.3"]
+    assert main(["train", *words]) == 2
+    assert "a: holds a comparison, not a run; choose another --experiment" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == there

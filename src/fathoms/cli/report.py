@@ -2,11 +2,14 @@
 
 The page is one file, for light and dark screens, and loads nothing from the network. `fathoms train` and `fathoms
 compare` write it at the end; this command writes it again, also during a run.
+
+Exit status: 0, 1 if the summary of a run could not be read (it is named), 2 if there is no page.
 """
 
 from __future__ import annotations
 
 import json as json_format
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +35,7 @@ class Args:
     output: str | None = None
     """File to write; default: report.html in the folder, or in the working folder for several."""
     overwrite: bool = False
-    """Replace the file of --output if it is there."""
+    """Replace a file that is there: that of --output, or a report.html that is not a page of fathoms."""
     json: bool = False
     """Print one JSON object."""
 
@@ -40,10 +43,19 @@ class Args:
 def run(args: Args) -> int:
     """Write the page, and print its path."""
     check_report_folders(args.folders)
-    from fathoms.report.page import write_report
+    from fathoms.report.comparison.files import unreadable_runs
+    from fathoms.report.page import foreign_page, write_report
 
-    output = None if args.output is None else Path(args.output)
+    folders = [Path(folder) for folder in args.folders]
+    output = foreign_page(folders) if args.output is None else Path(args.output)
     check_absent([] if output is None else [output], args.overwrite)
-    target = write_report([Path(folder) for folder in args.folders], output)
-    print(json_format.dumps({"report": str(target)}) if args.json else printable(f"written: {target}"))
-    return 0
+    damaged = unreadable_runs(folders)
+    target = write_report(folders, output)
+    for line in damaged:
+        print(printable(f"fathoms report: {line}"), file=sys.stderr)
+    print(
+        json_format.dumps({"report": str(target), "unreadable": damaged})
+        if args.json
+        else printable(f"written: {target}")
+    )
+    return 1 if damaged else 0

@@ -138,6 +138,8 @@ def measure_all(
     data = args.data if args.data is not None else loaded.data
     if data is None:
         raise ConfigError("the checkpoint does not record its data; give DATA")
+    if args.data is None:
+        check_recorded_data(data, args.checkpoint)
     places = (data, *args.robustness)
     # The split that a run carved belongs to the run's own data.
     run = loaded.run if args.data is None else None
@@ -162,6 +164,17 @@ def measure_all(
         if real is not None and place == data:
             results[place]["real_top1"] = real_accuracy(args, seen, loaders[place], real, world)
     return results
+
+
+def check_recorded_data(data: str, checkpoint: str) -> None:
+    """Refuse data that the user did not name and that is not there, by where its path comes from."""
+    try:
+        check_data(data)
+    except ConfigError as error:
+        seen = "" if Path(data).is_absolute() else f", seen from {Path.cwd()}"
+        raise ConfigError(
+            f"{data}: {checkpoint} was trained on it, and it is not there{seen}; give DATA"
+        ) from error
 
 
 def make_loader(args: Args, loaded: Any, source: Any, world: Any) -> Any:

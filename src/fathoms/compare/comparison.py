@@ -20,6 +20,7 @@ from fathoms.compare.slurm.submit import SlurmOptions
 from fathoms.compare.tuning import FIRST_SEED, Trial, Tuning
 from fathoms.compare.workers.runner import make_slots
 from fathoms.data.sources.splits import check_split, open_roles
+from fathoms.data.tools.trainable import check_trainable
 from fathoms.errors import ConfigError
 from fathoms.text_table import plural
 from fathoms.train.job import Job
@@ -75,6 +76,8 @@ class Comparison:
             check_baseline(options.baseline, list(arms))
         first = next(iter(arms.values()))[1]
         path, roles = first.data, open_roles(first.data, first.recipe.val_share)
+        # Data that every run would refuse is refused here, before the plan is fixed to it.
+        check_trainable(path, roles)
         held_out, self.split = roles.held_out(), roles.split()
         if held_out is None:
             raise ConfigError("--val-share 0: nothing is held out to compare on; use a share above zero")
@@ -109,7 +112,8 @@ class Comparison:
             split="val" if roles.test is None else "test",
         )
         if self.earlier is not None:
-            self.folder.refuse_other(self.earlier, self.plan())
+            changed = "" if same else roles.changes(stored)
+            self.folder.refuse_other(self.earlier, self.plan(), changed)
 
     def cells(self, tuned: Mapping[str, Mapping[str, str] | None] | None = None) -> list[Cell]:
         """Every cell, arm by arm; `tuned` holds the values that were chosen for each arm."""

@@ -18,7 +18,9 @@ from fathoms.files.untrusted import read_json
 
 VERSION = 1
 MAX_FILE = 64 << 20
-NAMES = {"fingerprint": "other data", "margin": "--smallest-difference"}
+REMOVE = "remove the file, and the command of the comparison writes it again"
+REMOVE_PLAN = "remove the file, and a command with all arms and seeds of the comparison writes it again"
+NAMES = {"margin": "--smallest-difference"}
 """Settings of a plan that are not named as their flags are."""
 
 
@@ -100,7 +102,7 @@ class ComparisonFolder:
             if (self.path / "config.toml").is_file():
                 raise ConfigError(f"{self.path}: holds a run, not a comparison; choose another --experiment")
             return None
-        plan = read_json(path, ConfigError, MAX_FILE)
+        plan = read_json(path, ConfigError, MAX_FILE, REMOVE_PLAN)
         kinds = {"base": dict, "arms": dict, "keys": dict, "tune": dict, "seeds": int, "keep": str}
         for key, kind in kinds.items():
             if plan.get("version") == VERSION and not isinstance(plan.get(key), kind):
@@ -122,12 +124,20 @@ class ComparisonFolder:
             write_atomic(self.path / "plan.json", json.dumps(plan, indent=1).encode() + b"\n")
         return plan
 
-    def refuse_other(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        """Refuse a plan that does not continue the one that is there, by the first setting that differs."""
+    def refuse_other(self, before: Mapping[str, Any], now: Mapping[str, Any], changed_data: str = "") -> None:
+        """Refuse a plan that does not continue the one that is there, by the first setting that differs.
+
+        Args:
+            before: The plan that is there.
+            now: The one that is asked for.
+            changed_data: The splits that differ, where the data do.
+        """
         if before.get("version") != VERSION:
             raise ConfigError(f"{self.path}: its plan has version {before.get('version')!r}, not {VERSION}")
         what = _conflict(before["base"], now["base"])
-        for key in ("fingerprint", "metric", "margin", "baseline", "paired", "tune_epochs"):
+        if what is None and before.get("fingerprint") != now["fingerprint"]:
+            what = f"other data: {changed_data}" if changed_data else "other data"
+        for key in ("metric", "margin", "baseline", "paired", "tune_epochs"):
             if what is None and before.get(key) != now[key]:
                 old, new = (str(plan.get(key))[:16] for plan in (before, now))
                 what = f"{NAMES.get(key, '--' + key.replace('_', '-'))} {old} -> {new}"
@@ -143,11 +153,11 @@ class ComparisonFolder:
     def status(self, cell: Cell) -> dict[str, Any]:
         """How far a cell is: its summary, or why it failed; {} if it was not begun or was cut."""
         path = cell.folder / "summary.json"
-        summary = read_json(path, ConfigError, MAX_FILE) if path.is_file() else {}
+        summary = read_json(path, ConfigError, MAX_FILE, REMOVE) if path.is_file() else {}
         if summary.get("status") in ENDED:
             return summary
         failed = cell.folder / "failed.json"
-        return read_json(failed, ConfigError, MAX_FILE) if failed.is_file() else {}
+        return read_json(failed, ConfigError, MAX_FILE, REMOVE) if failed.is_file() else {}
 
     def timings(self) -> dict[str, Any]:
         """timings.json of earlier commands; a damaged one is written anew."""

@@ -229,6 +229,8 @@ def load_results(folder: str | Path) -> list[dict[str, Any]]:
     (25, 'none', 0, 63.29)
     """
     path = Path(folder) / "results.json"
+    if not Path(folder).is_dir():
+        raise ConfigError(f"{folder}: no such folder; give the folder of a comparison")
     if not path.is_file():
         raise ConfigError(f"{folder}: holds no results.json; give the folder of a comparison")
     table = read_json(path, ConfigError, MAX_FILE)

@@ -75,9 +75,21 @@ def weights_file(folder: Path, ema: bool) -> Path:
     runs = sorted(config.parent for at in ("*", "cells/*") for config in folder.glob(f"{at}/config.toml"))
     if runs:
         raise WeightsError(f"{folder}: is a folder of runs; give one of them, such as {runs[0]}")
+    if (folder / "config.toml").is_file():
+        raise WeightsError(f"{folder}: {_without_checkpoints(folder)}")
     raise WeightsError(
         f"{folder}: holds no weights; give a run folder, a checkpoint folder or a .safetensors file"
     )
+
+
+def _without_checkpoints(run: Path) -> str:
+    """Why a run has no weights, and what to do: a comparison deletes them, and a run may end before its first."""
+    if run.parent.name in ("cells", "tuning") and (run.parent.parent / "plan.json").is_file():
+        return (
+            "the comparison kept no checkpoints of this run (--keep); "
+            "compare again with --keep last and another --experiment"
+        )
+    return "this run has no checkpoint; give the training command again, or another run"
 
 
 def _from_hub(checkpoint: str) -> tuple[Path, str, TrainingRecord]:

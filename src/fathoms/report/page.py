@@ -14,6 +14,11 @@ from fathoms.report.run.files import read_run
 from fathoms.report.run.page import render_run
 
 FILE = "report.html"
+_HEAD = (
+    b'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    b'<meta http-equiv="Content-Security-Policy" content="default-src &#39;none&#39;; style-src &#39;sha256-'
+)
+"""How every page of these begins."""
 
 
 def render(folders: Sequence[Path], live: bool = False) -> str:
@@ -25,6 +30,20 @@ def render(folders: Sequence[Path], live: bool = False) -> str:
         if (folder / "config.toml").is_file() or not folder.is_dir():
             return render_run(read_run(folder), live)
     return render_comparison(read_runs(folders), live)
+
+
+def foreign_page(folders: Sequence[Path]) -> Path | None:
+    """A report.html at the default place that is not one of these pages; None in a run folder or a comparison."""
+    alone = len(folders) == 1
+    if alone and (is_comparison(folders[0]) or (folders[0] / "config.toml").is_file()):
+        return None
+    target = folders[0] / FILE if alone else Path(FILE)
+    try:
+        with target.open("rb") as file:
+            ours = file.read(len(_HEAD)) == _HEAD
+    except OSError:
+        ours = not target.exists()
+    return None if ours else target
 
 
 def write_report(folder: Path | Sequence[Path], target: Path | None = None) -> Path:

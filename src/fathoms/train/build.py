@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -24,11 +23,9 @@ from fathoms.data import (
     TrainTransform,
     choose_backend,
 )
-from fathoms.data.sources.detect import AnySource
-from fathoms.data.sources.folder import folder_splits
 from fathoms.data.sources.splits import Roles, open_roles, open_splits
-from fathoms.data.tools.manifest import verify_sources
 from fathoms.data.tools.notices import notices
+from fathoms.data.tools.trainable import check_trainable
 from fathoms.errors import ConfigError
 from fathoms.evaluate.load import weights_file
 from fathoms.evaluate.loader import AnyLoader, check_crop, eval_loader
@@ -67,21 +64,7 @@ def build_data(job: Job, world: World, roles: Roles | None = None) -> Data:
     """Open the data, unless `roles` are open already, and check that every class has images in every split."""
     roles, size = roles or open_data(job), model_image_size(job)
     train = roles.train
-    if job.data is not None:
-        whole = {id(source): source for source in (getattr(split, "source", split) for split in roles[:3])}
-        verify_sources(job.data, tuple(source for source in whole.values() if source is not None))
-    check_classes(job, train)
-    for split in (roles.val, roles.test):
-        odd = [] if split is None else sorted(set(train.classes) ^ set(split.classes))
-        if odd:
-            raise ConfigError(
-                f"{job.data}: class {odd[0]!r} has no images in one of the splits; fill or remove it"
-            )
-    empty = np.setdiff1d(np.arange(len(train.classes)), train.labels)
-    if len(empty):
-        raise ConfigError(
-            f"{job.data}: class {train.classes[empty[0]]!r} has no training images; fill or remove it"
-        )
+    check_trainable(job.data, roles)
     preprocessing = eval_preprocessing(job, size, train)
     val, test = (
         None
@@ -101,19 +84,6 @@ def build_data(job: Job, world: World, roles: Roles | None = None) -> Data:
     loader = train_loader(job, train, size, world)
     lines = tuple(_notices(job, roles, loader)) if world.is_main else ()
     return Data(loader, val, test, tuple(train.classes), roles.fingerprint(), roles, preprocessing, lines)
-
-
-def check_classes(job: Job, train: AnySource) -> None:
-    """Refuse a single class: any model has it right, and learns nothing."""
-    if len(train.classes) > 1:
-        return
-    only = train.classes[0]
-    inside = Path(job.data or "", only)
-    if inside.is_dir() and folder_splits(inside) != ["all"]:
-        remedy = f"did you mean {inside}?"
-    else:
-        remedy = "give each class a folder, or a number, of its own"
-    raise ConfigError(f"{job.data}: has one class, {only!r}, and a classifier needs two; {remedy}")
 
 
 def _notices(job: Job, roles: Roles, loader: AnyLoader) -> list[str]:

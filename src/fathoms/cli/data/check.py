@@ -17,6 +17,7 @@ import tyro
 from fathoms.cli.flags.early_checks import check_counts
 from fathoms.errors import FathomsError, printable
 from fathoms.files.atomic import check_absent
+from fathoms.text_table import plural
 
 if TYPE_CHECKING:
     from fathoms.data.sources.arrays import ArraySource
@@ -172,7 +173,10 @@ def _print(sources: list[Source], report: Report, result: dict[str, Any]) -> Non
     _print_some("nearly the same", [f"{a!r} ~ {b!r} ({bits} bits)" for a, b, bits in report.near])
     _print_some("in more than one split", [", ".join(map(repr, group)) for group in report.across])
     _print_remarks(sources, result["warnings"])
-    print(printable(f"{len(report.bad)} bad of {len(report.files)} files; manifest: {result['manifest']}"))
+    shards = result["damaged_shards"]
+    damaged = f", {plural(len(shards), 'damaged shard')}" if shards else ""
+    bad = f"{len(report.bad)} bad of {len(report.files)} files{damaged}"
+    print(printable(f"{bad}; manifest: {result['manifest']}"))
 
 
 def _print_some(title: str, lines: list[str]) -> None:

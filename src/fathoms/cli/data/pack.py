@@ -54,7 +54,7 @@ def run(args: Args) -> int:
     from fathoms.data import ArraySource, DataError, list_splits, open_source
     from fathoms.data.sources.left_out import left_out_of
     from fathoms.data.tools.pack import PackOptions, pack_split, write_index
-    from fathoms.data.tools.pack_target import check_pack_target
+    from fathoms.data.tools.pack_target import check_no_other_data, check_pack_target
     from fathoms.machine.cores import usable_cores
 
     max_side = 500 if args.max_side is None and args.short_side is None else args.max_side
@@ -67,6 +67,7 @@ def run(args: Args) -> int:
         )
     folder = Path(args.target)
     _check_apart(Path(args.source), folder)
+    check_no_other_data(folder)
     if not args.overwrite:
         check_pack_target(folder, sources, options)
     workers = args.workers or usable_cores()

@@ -55,6 +55,8 @@ def detect(path: str | Path) -> str:
         if place.suffix == ".tar":
             return "webdataset" if any(m.name.endswith(".cls") for m in read_index(place)) else "tar-folder"
         raise DataError(f"{place}: neither .tar nor .npz; give a folder, a tar or an .npz file")
+    if place.exists() and not place.is_dir():
+        raise DataError(f"{place}: is a device or a pipe; give a folder, a tar or an .npz file")
     if not place.is_dir():
         raise DataError(f"{place}: no such file or folder; check the path")
     tests: list[tuple[str, Callable[[], bool]]] = [

@@ -57,6 +57,20 @@ def _walk(base: Path, prefix: str, left: LeftOut) -> list[str]:
     return sorted(found)
 
 
+def _gives_images(entry: os.DirEntry[str]) -> bool:
+    """Whether `_walk` finds an image in a folder; the first one ends the search."""
+    if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
+        return False
+    inner: list[os.DirEntry[str]] = []
+    with os.scandir(entry.path) as found:
+        for below in found:
+            if below.is_dir():
+                inner.append(below)
+            elif is_image(below.name):
+                return True
+    return any(map(_gives_images, inner))
+
+
 class FolderSource:
     """One split of an image folder; a class is a folder, its label the index in the sorted list."""
 
@@ -94,8 +108,7 @@ class FolderSource:
         train = next((name for name in SPLIT_NAMES["train"] if name in splits), None)
         if train is None or train == self.split:
             return None
-        folders = (entry.name for entry in os.scandir(self.root / train) if entry.is_dir())
-        return sorted(name for name in folders if not name.startswith("."))
+        return sorted(entry.name for entry in os.scandir(self.root / train) if _gives_images(entry))
 
     def __len__(self) -> int:
         return len(self.names)

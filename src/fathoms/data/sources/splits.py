@@ -25,11 +25,14 @@ from fathoms.data.sources.fingerprint import earlier_fingerprint
 from fathoms.data.sources.subset import ArraySubset, SourceSubset, stratified, subset
 from fathoms.errors import ConfigError
 from fathoms.files.untrusted import read_json
+from fathoms.text_table import plural
 
 SPLIT_SEED = 0
 """Seed of the val split; apart from the run's, so that all seeds of a comparison share it."""
 BESIDE_TEST = 0.05
 ALONE = 0.1
+_DIGITS = 64
+"""Of the fingerprint of one split, a sha256."""
 _TRAIN, _VAL, _WHOLE = SPLIT_NAMES["train"], SPLIT_NAMES["val"], SPLIT_NAMES["all"]
 
 
@@ -76,12 +79,26 @@ class Roles(NamedTuple):
             return True
         return stored == "".join(earlier_fingerprint(split) for split in self[:3] if split is not None)
 
+    def changes(self, stored: object) -> str:
+        """The splits in which a stored fingerprint differs, as "test 0123456789ab -> ba9876543210"."""
+        text, now = str(stored), self._named()
+        before = [text[start : start + _DIGITS] for start in range(0, len(text), _DIGITS)]
+        if len(before) != len(now):
+            return f"{plural(len(before), 'split')} -> {len(now)}"
+        return ", ".join(
+            f"{name} {old[:12]} -> {split.fingerprint()[:12]}"
+            for old, (name, split) in zip(before, now.items(), strict=True)
+            if old not in (split.fingerprint(), earlier_fingerprint(split))
+        )
+
+    def _named(self) -> dict[str, AnySource]:
+        """The splits that exist, by role."""
+        named = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: split for name, split in named.items() if split is not None}
+
     def sizes(self) -> dict[str, int | float]:
         """Images of each role, and the share of the training set that became val."""
-        counted = {
-            name: len(split) for name, split in zip(self._fields, self[:3], strict=False) if split is not None
-        }
-        return {**counted, "val_share": self.carved}
+        return {**{name: len(split) for name, split in self._named().items()}, "val_share": self.carved}
 
     def split(self) -> dict[str, Any] | None:
         """The val split that was carved: seed, share and indices into the training set; None without one."""

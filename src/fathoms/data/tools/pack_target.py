@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.data.errors import DataError
-from fathoms.data.sources.base import Source
+from fathoms.data.sources.base import Source, is_image
+from fathoms.data.sources.detect import detect
 from fathoms.data.sources.pack import INDEX_NAME, shard_file
 from fathoms.data.sources.shards import CLASS_LIST
 from fathoms.data.tools.pack import PackOptions, class_list
@@ -35,6 +36,22 @@ def check_pack_target(folder: Path, sources: Sequence[Source], options: PackOpti
             there = [file for file in (path, path.with_suffix(".json")) if os.path.lexists(file)]
             if there and not _is_of(path.with_suffix(".json"), wanted):
                 raise _other_pack(there[0])
+
+
+def check_no_other_data(folder: Path) -> None:
+    """Refuse a folder that holds a data set of another kind: with an index in it, it would be read as the pack."""
+    if not folder.is_dir():
+        return
+    kinds = {"hub": "a data set of the Hub", "idx": "IDX files", "cifar": "CIFAR files"}
+    # Class folders, alone or in those of splits.
+    images = next(
+        (path for at in ("*", "*/*", "*/*/*") for path in folder.glob(at) if is_image(path.name)), None
+    )
+    what = kinds.get(detect(folder)) or (images and str(images.relative_to(folder)))
+    if what is not None:
+        raise DataError(
+            f"{folder}: holds other data ({what}), which the pack would hide; give another target"
+        )
 
 
 def _holds(path: Path, data: bytes) -> bool:

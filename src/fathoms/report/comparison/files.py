@@ -14,6 +14,8 @@ from fathoms.report.run.files import RunRecord, epoch_of, listed, number, read_j
 
 SCORED = ("done", "stalled")
 """Statuses of cells that count in the mean of their arm."""
+REMOVE = "remove the file, and the command of the comparison writes it again"
+"""Remedy for a damaged file of a comparison."""
 NAMED_BY_OPTIONS = 4
 """Runs that differ in more options than this are named by their folders."""
 
@@ -106,12 +108,23 @@ def run_folders(folder: Path) -> list[Path]:
     return found
 
 
+def unreadable_runs(folders: Sequence[Path]) -> list[str]:
+    """The runs whose summary cannot be read, a line each: a page of several runs is made without them."""
+    found: list[str] = []
+    if len(folders) == 1 and (folders[0] / "config.toml").is_file() and not is_comparison(folders[0]):
+        return found
+    for path in dict.fromkeys(path for folder in folders for path in run_folders(folder)):
+        try:
+            read_json_file(path / "summary.json")
+        except ConfigError as error:
+            found.append(str(error))
+    return found
+
+
 def read_comparison(folder: Path) -> Comparison:
     """Read the folder of a comparison, also while its runs go on."""
-    plan = read_json_file(folder / "plan.json")
-    results = read_json_file(folder / "results.json")
-    timings = read_json_file(folder / "timings.json")
-    tuning = read_json_file(folder / "tuning.json")
+    names = ("plan", "results", "timings", "tuning")
+    plan, results, timings, tuning = (read_json_file(folder / f"{name}.json", REMOVE) for name in names)
     name = folder.resolve().name
     if not results:
         return Comparison(name, group_runs([_read(path) for path in run_folders(folder)]), plan, {}, tuning)

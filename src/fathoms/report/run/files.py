@@ -91,9 +91,9 @@ def read_run(folder: Path, light: bool = False) -> RunRecord:
     )
 
 
-def read_json_file(path: Path) -> dict[str, Any]:
+def read_json_file(path: Path, remedy: str = DO_WITHOUT) -> dict[str, Any]:
     """The object in a JSON file; an empty one where there is no file."""
-    return read_json(path, ConfigError, remedy=DO_WITHOUT) if path.is_file() else {}
+    return read_json(path, ConfigError, remedy=remedy) if path.is_file() else {}
 
 
 def read_lines(path: Path) -> list[Row]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +95,8 @@ def check_same_run(context: RunContext, checkpoint: Checkpoint, learner: Learner
         )
     if "data" not in allowed and not context.data.roles.has_fingerprint(saved["data"]):
         raise ConfigError(
-            f"{where}: the data set has changed since this run began ({_short(saved['data'])} -> "
-            f"{_short(context.data.fingerprint)}); bring it back, or choose another --experiment"
+            f"{where}: the data set has changed since this run began "
+            f"({context.data.roles.changes(saved['data'])}); bring it back, or choose another --experiment"
             f"{_or_allow(context, checkpoint, learner, ['data'])}"
         )
 
@@ -207,8 +206,3 @@ def cut_rows(context: RunContext, checkpoint: Checkpoint, but: str = "") -> None
     for name, length in lengths.items():
         if name != but:
             context.folder.cut(name, length)
-
-
-def _short(fingerprint: str) -> str:
-    """A few letters that differ as soon as any split does."""
-    return hashlib.sha256(fingerprint.encode()).hexdigest()[:12]

@@ -74,6 +74,7 @@ class RunFolder:
             return
         try:
             refuse_links(self.path)
+            refuse_comparison(self.path)
             self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("w")
@@ -186,6 +187,12 @@ def refuse_links(folder: Path) -> None:
                 f"{path}: is a link or a device, and a run folder holds plain files; remove it, "
                 "or choose another --output"
             )
+
+
+def refuse_comparison(folder: Path) -> None:
+    """Refuse the folder of a comparison, whose files have the names of a run's."""
+    if any((folder / name).exists() for name in ("plan.json", "cells")):
+        raise ConfigError(f"{folder}: holds a comparison, not a run; choose another --experiment")
 
 
 def _is_odd(path: Path) -> bool:
