@@ -1,10 +1,17 @@
 """Fixtures of all tests: equal random numbers, the device of kernel tests, tiny runs."""
 
+import signal
+
 import pytest
 import torch
 
 from fathoms.ops.dispatch import HAS_TRITON, interpreting
 from tiny_runs import ON_DIGITS, ON_IMAGES, TinyRuns, write_images
+
+# A shell that runs the suite in the background ignores these, and so would every process that a test starts.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -35,5 +35,6 @@ def test_no_table_of_an_evaluation_begins_a_cell_with_a_formula(tmp_path):
 
 def test_no_table_of_a_comparison_does():
     row = {"name": "=1", "arm": {"lr": "-1e-3", "aa": ""}, "seed": 0, "status": "done", "split": "val"}
-    rows = list(csv.reader(as_csv([{**row, "top1": 1.0, "loss": 2.0, "run": "+x"}]).splitlines()))
+    results = {"cells": [{**row, "top1": 1.0, "loss": 2.0, "run": "+x"}]}
+    rows = list(csv.reader(as_csv(results).splitlines()))
     assert rows[1] == ["'=1", "-1e-3", "", "0", "done", "val", "1.0", "2.0", "'+x"]

@@ -102,7 +102,7 @@ pytestmark = pytest.mark.plain
         ({"residual": "prores", "residual_warmup": 0.0}, "residual_warmup=0.0 is not a share of the run"),
         ({"residual_warmup": 0.1}, "residual 'none' takes no residual_warmup"),
         (
-            {"base_dim": 8, "residual": "completep", "readout": "seqpool"},
+            {"base_dim": 64, "residual": "completep", "readout": "seqpool"},
             "base_dim: there is no rule for the scores",
         ),
     ],

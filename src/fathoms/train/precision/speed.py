@@ -194,6 +194,8 @@ def _launch(job: Job, machine: Machine, gathers: bool) -> tuple[str, str | None]
         return recipe.launch, "as asked"
     if reason := machine.why_conservative() or _why_not_captured(job, machine):
         return "eager", reason
+    if gathers:
+        return "eager", "--fsdp"
     return "graph", None
 
 
