@@ -92,7 +92,7 @@ Row = dict[str, float | list[float] | bool]
 
 
 def row(seen: float, theory: float, low: float, high: float) -> Row:
-    """What was seen, what theory says, and whether it lies where it must."""
+    """A row of the table: seen, by theory, and whether it lies where it must."""
     return {"seen": seen, "theory": round(theory, 4), "must_lie": [low, high], "holds": low <= seen <= high}
 
 

@@ -34,7 +34,7 @@ def fed_from_files(read: Read) -> str:
 
 
 def fed_share(read: Read) -> str:
-    """What a fed loop keeps of its rate, by kind of worker."""
+    """Share of its rate that a fed loop keeps, by kind of worker."""
     loader = read("loader")
     threads, processes = loader["feed_graph_threads"], loader["feed_graph_processes"]
     workers, kept = next(iter(threads["by_workers"].items()))
@@ -236,4 +236,4 @@ TEXTS: dict[str, Callable[[Read], str]] = {
         part_costs,
     )
 }
-"""What stands between the markers, by name."""
+"""Generated texts by the name of their markers."""

@@ -33,7 +33,7 @@ def _rows(read: Read) -> list[tuple[str, Row, tuple[int, float, str]]]:
 
 
 def one_gpu_table(read: Read) -> str:
-    """What was measured on one GPU."""
+    """Table of measurements on one GPU."""
     head = [
         "recipe",
         "model",
@@ -56,7 +56,7 @@ def one_gpu_table(read: Read) -> str:
 
 
 def eight_gpus_table(read: Read) -> str:
-    """What follows for eight GPUs, nothing overlapped."""
+    """Table computed for eight GPUs, nothing overlapped."""
     links = next(iter(read("many_gpus")["rows"].values()))["exchange_ms"]
     head = ["recipe", "epochs", "hours on one GPU"]
     head += [
@@ -87,4 +87,4 @@ def link_rates(read: Read) -> str:
 TEXTS: dict[str, Callable[[Read], str]] = {
     made.__name__.replace("_", "-"): made for made in (one_gpu_table, eight_gpus_table, link_rates)
 }
-"""What stands between the markers, by name."""
+"""Generated texts by the name of their markers."""

@@ -41,7 +41,7 @@ def ln0(numbers: Row) -> str:
 
 
 def price(numbers: Row) -> str:
-    """What probing changed, and the time it took."""
+    """Bits that probing changed, and the time it took."""
     same, runs = numbers["same_bits"], numbers["runs"]
     speed = same["speed"]
     equal = same["losses_equal"] and same["weights_equal"]

@@ -30,7 +30,7 @@ def speed_claim(read: Read) -> str:
 
 
 def rival(rows: dict[str, Row]) -> str:
-    """What timm's side is; rows from before both modes were raced have the default one."""
+    """Name of timm's side; rows from before both modes were raced have the default one."""
     raced = all("modes" in row["timm"] for row in rows.values() if "timm" in row)
     return "timm in the quicker mode of torch.compile" if raced else "timm + torch.compile"
 
@@ -227,4 +227,4 @@ TEXTS: dict[str, Callable[[Read], str]] = {
         residual_norm,
     )
 }
-"""What stands between the markers, by name."""
+"""Generated texts by the name of their markers."""

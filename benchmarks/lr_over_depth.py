@@ -64,7 +64,7 @@ TINY = (
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is trained, and where: CIFAR-10 on a GPU, or the digits on a CPU."""
+    """One sweep: data, folder and device; CIFAR-10 on a GPU, or the digits on a CPU."""
 
     data: str
     output: Path

@@ -49,7 +49,7 @@ def load(name: str) -> tuple[Recipe, dict[str, Any]]:
 
 
 def computed(name: str) -> dict[str, Any]:
-    """What follows from a recipe: its model, parameters, epochs and the bytes that each GPU exchanges."""
+    """Numbers that follow from a recipe: its model, parameters, epochs and the bytes that each GPU exchanges."""
     recipe, options = load(name)
     with torch.device("meta"):
         model = ViT(model_config(options.pop("name"), **options))

@@ -72,7 +72,7 @@ def cell(task: dict[str, Any]) -> dict[str, Any]:
     from fathoms import ViT, ViTConfig
     from fathoms.probes.first_steps import take_first_steps
     from fathoms.probes.signal import probe
-    from fathoms.probes.start_features import start_features
+    from fathoms.probes.verdicts.start_features import start_features
 
     torch.set_num_threads(task["threads"])
     images, labels = _data(task["data"], task["device"])

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fathoms.probes.thresholds import THRESHOLDS, Thresholds
-from fathoms.probes.verdict import start_outcome
+from fathoms.probes.verdicts.start import start_outcome
+from fathoms.probes.verdicts.thresholds import THRESHOLDS, Thresholds
 from probe_calibration import SWITCHES
 
 OUTCOMES = ("trains", "stalls", "diverges")
@@ -159,7 +159,7 @@ def report(results: dict[str, Any]) -> str:
 
 
 def summary(results: dict[str, Any]) -> dict[str, Any]:
-    """What the pages say: the package's thresholds on the half of the switches that did not set them."""
+    """Scores for the pages: the package's thresholds on the half of the switches that did not set them."""
     _, second = halves(results["cells"])
     rows = table(second, THRESHOLDS)
     most = max(row["base_rate"] for row in rows)

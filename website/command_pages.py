@@ -122,7 +122,7 @@ def _cell(text: str) -> str:
 
 
 def _values(hint: Any) -> str:
-    """What a flag takes.
+    """Kind of value of a flag.
 
     >>> _values(Literal["a", "b"] | None), _values(tuple[float, float]), _values(bool)
     ('a, b', 'number number', '')

@@ -9,7 +9,7 @@ from fathoms.train.recipe.files import read_recipe, recipe_names
 from fathoms.train.recipe.recipe import DEFAULTS
 
 DATA = {"digits": "", "cifar": " cifar10.npz"}
-"""What each recipe is for; ImageNet where nothing is said."""
+"""The data each recipe is for; ImageNet where nothing is said."""
 
 
 def pages() -> dict[str, str]:

@@ -11,7 +11,7 @@ import torch
 import fathoms
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.data.sources.digits import digits
-from fathoms.probes.start_features import depth_features
+from fathoms.probes.verdicts.start_features import depth_features
 
 ROOT = Path(__file__).parents[2]
 

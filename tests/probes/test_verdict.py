@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fathoms.probes.drift import drift_verdict
-from fathoms.probes.start_features import depth_features
-from fathoms.probes.thresholds import PRECISION, THRESHOLDS
-from fathoms.probes.verdict import Basis, start_outcome, start_verdict
+from fathoms.probes.verdicts.drift import drift_verdict
+from fathoms.probes.verdicts.start import Basis, start_outcome, start_verdict
+from fathoms.probes.verdicts.start_features import depth_features
+from fathoms.probes.verdicts.thresholds import PRECISION, THRESHOLDS
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,13 +13,13 @@ import torch
 
 import fathoms
 from fathoms.cli.main import main
-from fathoms.cli.quick_start import open_meanwhile, without_collection
 from fathoms.data import DataError
 from fathoms.ops.dispatch import constant_to_compiler
 from fathoms.train.job import Job
 from fathoms.train.optim.build import build_optimizer
 from fathoms.train.optim.plain import PlainOptimizer
 from fathoms.train.precision.compile_cache import CACHE, cache_folder, keep_compiled_code
+from fathoms.train.quick_start import open_meanwhile, without_collection
 from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.record.start_profile import StartProfile, age_of_process
 
@@ -100,7 +100,7 @@ def test_a_run_that_compiles_nothing_never_imports_the_compiler(digit_runs):
 import sys
 import fathoms
 from fathoms.cli.main import main
-from fathoms.cli.quick_start import open_meanwhile, without_collection
+from fathoms.train.quick_start import open_meanwhile, without_collection
 from fathoms.data import DataError
 assert main(["train", *{words!r}]) == 0
 print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])

@@ -81,7 +81,7 @@ def module_of(command: str) -> Any:
 
 
 def front_page(words: Sequence[str]) -> str | None:
-    """What is printed without running a command: the overview, the version, the commands of a group; else None."""
+    """The page that is printed without running a command: overview, version, commands of a group; else None."""
     if not words or words[0] in ("-h", "--help", "help"):
         return overview()
     if words[0] == "--version":

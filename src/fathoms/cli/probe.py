@@ -15,7 +15,7 @@ import tyro
 
 from fathoms.cli.flags.early_checks import check_folder
 from fathoms.cli.flags.parse import Switches, given
-from fathoms.cli.probe_words import default_note, say_written, summary, words
+from fathoms.cli.terminal.probe_words import default_note, say_written, summary, words
 from fathoms.errors import ConfigError
 from fathoms.files.atomic import check_absent
 
@@ -151,16 +151,16 @@ def batch_of(args: Args, target: Any) -> int:
 
 def judge(args: Args, target: Any, signal: Any, images: Any, labels: Any) -> dict[str, Any]:
     """The verdict on the start of an untrained model, on the drift of a run, or on what a trained one shows."""
-    from fathoms.probes.start_features import start_features
-    from fathoms.probes.thresholds import THRESHOLDS
-    from fathoms.probes.verdict import Basis, start_verdict
+    from fathoms.probes.verdicts.start import Basis, start_verdict
+    from fathoms.probes.verdicts.start_features import start_features
+    from fathoms.probes.verdicts.thresholds import THRESHOLDS
 
     sites = signal.to_json()["sites"]
     config = None if target.config is None else target.config.to_dict()
     basis = Basis(args.steps, batch_of(args, target), config)
     state = start_verdict(start_features(signal), sites, basis=basis)
     if target.trained:
-        from fathoms.probes.drift import drift_verdict
+        from fathoms.probes.verdicts.drift import drift_verdict
 
         drift = drift_verdict(_run_rows(target), config=config)
         found = None if drift is None else drift.to_json()
@@ -184,7 +184,7 @@ def judge(args: Args, target: Any, signal: Any, images: Any, labels: Any) -> dic
 
 def _came_true(args: Args, verdict: Any) -> float | None:
     """The share of such verdicts that came true; None where the calibration has not measured it."""
-    from fathoms.probes.thresholds import CALIBRATED_OPTIMIZER, CALIBRATED_STEPS, PRECISION
+    from fathoms.probes.verdicts.thresholds import CALIBRATED_OPTIMIZER, CALIBRATED_STEPS, PRECISION
 
     measured = (args.steps, args.opt) == (CALIBRATED_STEPS, CALIBRATED_OPTIMIZER)
     return PRECISION.get(verdict.outcome) if verdict.calibrated and measured else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.cli.flags.parse import given, parse_setting
-from fathoms.cli.probe_words import say_written
+from fathoms.cli.terminal.probe_words import say_written
 from fathoms.errors import ConfigError
 
 SEEDS = 3

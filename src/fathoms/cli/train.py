@@ -19,12 +19,12 @@ import tyro
 
 from fathoms.cli.flags.early_checks import check_run
 from fathoms.cli.flags.parse import Switches, given, optional
-from fathoms.cli.quick_start import import_compiler_for, open_meanwhile, without_collection
 from fathoms.errors import printable
 from fathoms.models.build_timm import TIMM
 from fathoms.models.resolve import refuse_weights
 from fathoms.text_table import plural
 from fathoms.train.job import Job, RunOptions
+from fathoms.train.quick_start import import_compiler_for, open_meanwhile, without_collection
 from fathoms.train.recipe.files import read_recipe, recipe_options
 from fathoms.train.recipe.recipe import Recipe
 

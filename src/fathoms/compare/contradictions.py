@@ -20,7 +20,6 @@ def refuse_contradictions(runs: Iterable[tuple[str, Job]], classes: int) -> None
     for name, job in runs:
         try:
             build_schedule(job)
-            job.image_sizes  # noqa: B018
             config = None if job.config is None else job.config.to_dict()
             model = json.dumps([job.model, config, job.run.swap_norms, job.recipe.freeze], sort_keys=True)
             if model not in built:

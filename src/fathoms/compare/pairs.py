@@ -34,7 +34,7 @@ def check_baseline(baseline: str, names: Sequence[str]) -> None:
 
 
 def _sides(name: str, value: str) -> tuple[str, str] | None:
-    """What stands before and after a value in an arm's name; None where it is not there."""
+    """The words before and after a value in an arm's name; None where it is not there."""
     before, there, after = f"{JOINT}{name}{JOINT}".partition(f"{JOINT}{value}{JOINT}")
     return (before + JOINT, JOINT + after) if there else None
 

@@ -335,7 +335,7 @@ def leader(arms: Sequence[Arm], verdicts: Sequence[Verdict], metric: Metric) -> 
 
 
 def _stalled(scored: Sequence[Arm]) -> tuple[str, str]:
-    """What the answer begins with where no run got beyond guessing, and ends with where some did not."""
+    """Words on stalled runs: the answer begins with them where no run got beyond guessing, else it ends with them."""
     stalled, runs = sum(arm.stalled for arm in scored), sum(len(arm.scores) for arm in scored)
     if not stalled:
         return "", ""

@@ -27,7 +27,7 @@ from fathoms.models.hooks import hooked
 from fathoms.models.param_groups import param_groups
 from fathoms.probes.blocks import find_blocks
 from fathoms.probes.stream_tracer import output_of
-from fathoms.probes.thresholds import FLAT_SLOPE
+from fathoms.probes.verdicts.thresholds import FLAT_SLOPE
 
 Build = Callable[[int], nn.Module]
 MakeOptimizer = Callable[[nn.Module], Optimizer]

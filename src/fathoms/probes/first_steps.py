@@ -17,7 +17,7 @@ from fathoms.errors import WeightsError
 from fathoms.probes.blocks import unwrap
 from fathoms.probes.measure import logits_of
 from fathoms.probes.signal import Signal, probe
-from fathoms.probes.thresholds import CALIBRATED_STEPS
+from fathoms.probes.verdicts.thresholds import CALIBRATED_STEPS
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.probes.signal import probe
-from fathoms.probes.start_features import Features, start_features
+from fathoms.probes.verdicts.start_features import Features, start_features
 
 Rows = dict[str, dict[int, Features]]
 

@@ -8,7 +8,7 @@ from typing import Any
 from fathoms.drawing.picture import Picture
 from fathoms.probes.coordinates import Coordinates
 from fathoms.probes.pictures.plot import Panel, Series, grid_of
-from fathoms.probes.start_features import depth_features
+from fathoms.probes.verdicts.start_features import depth_features
 
 _WATCHED = (
     ("stream_max", "Largest stream (RMS)", True),

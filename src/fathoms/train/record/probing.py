@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from fathoms.errors import ConfigError, FathomsError, reason
 from fathoms.probes.blocks import find_blocks
 from fathoms.probes.signal import probe
-from fathoms.probes.thresholds import THRESHOLDS
+from fathoms.probes.verdicts.thresholds import THRESHOLDS
 from fathoms.train.record.run_folder import RunFolder
 
 SHARE = 0.02

@@ -1,4 +1,4 @@
-"""What usually helps against a finding of the probe, without what the model has already."""
+"""Advice on findings of the probe: what usually helps, without what the model has already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fathoms probe` prints of one model: the summary and the verdict in sentences."""
+"""Output of `fathoms probe` for one model: the summary and the verdict in sentences."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fathoms.probes.advice import Config, against_logits
-from fathoms.probes.thresholds import THRESHOLDS, Thresholds
-from fathoms.probes.verdict import Finding, Verdict, place
+from fathoms.probes.verdicts.advice import Config, against_logits
+from fathoms.probes.verdicts.start import Finding, Verdict, place
+from fathoms.probes.verdicts.thresholds import THRESHOLDS, Thresholds
 
 Row = dict[str, Any]
 FEWEST = 4

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fathoms.probes.advice import (
+from fathoms.probes.verdicts.advice import (
     QUIET,
     Config,
     against_divergence,
@@ -17,8 +17,8 @@ from fathoms.probes.advice import (
     against_stalling,
     against_vanishing,
 )
-from fathoms.probes.start_features import Features
-from fathoms.probes.thresholds import CALIBRATED_STEPS, THRESHOLDS, Thresholds
+from fathoms.probes.verdicts.start_features import Features
+from fathoms.probes.verdicts.thresholds import CALIBRATED_STEPS, THRESHOLDS, Thresholds
 from fathoms.text_table import plural
 
 Sites = Sequence[dict[str, Any]]
@@ -67,7 +67,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Basis:
-    """What was probed, as far as the verdict and its words need it.
+    """The basis of a verdict: steps, batch and model of the probe.
 
     Args:
         steps: Optimizer steps that were taken.
