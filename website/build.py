@@ -30,8 +30,11 @@ def in_navigation(entries: Any) -> set[str]:
     return set().union(*map(in_navigation, values))
 
 
-def configured(root: Path, staged: Path, pages: list[str]) -> str:
-    """The settings of the site, with this checkout's paths and every page of results/ in the navigation."""
+def configured(root: Path, staged: Path, pages: list[str], url: str = "") -> str:
+    """The settings of the site, with this checkout's paths and every page of results/ in the navigation.
+
+    Only with a `url` does the site name an address of its own, in canonical links and the site map.
+    """
     entries = []
     for page in pages:
         if page.startswith("results/"):
@@ -46,15 +49,15 @@ def configured(root: Path, staged: Path, pages: list[str]) -> str:
     for word, value in filled.items():
         head, found, rest = text.partition("[project]")
         text = head + found + rest.replace(word, value)
-    return text
+    return text.replace("[project]", f'[project]\nsite_url = "{url}"', 1) if url else text
 
 
-def build(root: Path, target: Path) -> list[str]:
+def build(root: Path, target: Path, url: str = "") -> list[str]:
     """Stage and build the site; what is wrong with it, a line each."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     pages = stage(root, target / "pages")
-    config = configured(root, target / "pages", pages)
+    config = configured(root, target / "pages", pages, url)
     named = in_navigation(tomllib.loads(config)["project"]["nav"])
     wrong = [
         f"website/zensical.toml: the navigation leaves out {page}" for page in sorted(set(pages) - named)
@@ -73,16 +76,19 @@ def main() -> int:
     """Exit code 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--target", type=Path, default=ROOT / "build" / "site", help="folder of the result")
-    target = parser.parse_args().target.resolve()
+    parser.add_argument("--url", default="", help="address at which the site will be published")
+    args = parser.parse_args()
+    target = args.target.resolve()
     try:
-        wrong = build(ROOT, target)
+        wrong = build(ROOT, target, args.url)
     except DeadLinkError as error:
         wrong = [str(error)]
     if wrong:
         print("\n".join(wrong), file=sys.stderr)
         return 1
     pages = sum(1 for _ in (target / "html").rglob("*.html"))
-    print(f"{pages} pages: {target / 'html' / 'index.html'}")
+    # Search and folder addresses need a server; files opened from the disk have neither.
+    print(f"{pages} pages; to read them: python -m http.server --directory {target / 'html'}")
     return 0
 
 

@@ -66,6 +66,16 @@ def test_the_navigation_names_every_page_and_no_other(script, tmp_path):
     assert build.in_navigation(project["nav"]) == set(pages)
 
 
+def test_the_site_names_an_address_of_its_own_only_where_one_is_given(script, tmp_path):
+    build, pages = script("build"), script("stage").stage(ROOT, tmp_path)
+    plain, published = (
+        tomllib.loads(build.configured(ROOT, tmp_path, pages, url))["project"]
+        for url in ("", "https://example.org/fathoms/")
+    )
+    assert "site_url" not in plain
+    assert published == {**plain, "site_url": "https://example.org/fathoms/"}
+
+
 def test_the_site_builds_strictly(tmp_path):
     pytest.importorskip("zensical", reason="the extra `docs` is not installed")
     command = [sys.executable, str(ROOT / "website" / "build.py"), "--target", str(tmp_path / "site")]
