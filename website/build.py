@@ -20,6 +20,8 @@ from links import dead_links
 from stage import DeadLinkError, stage
 
 ROOT = Path(__file__).parents[1]
+CODE = re.compile(r"<code>(?=[^<\n]{1,26}</code>)")
+"""Code in a sentence, short enough for one line of a phone: a browser would break it behind the hyphens of a flag."""
 
 
 def in_navigation(entries: Any) -> set[str]:
@@ -69,6 +71,8 @@ def build(root: Path, target: Path, url: str = "") -> list[str]:
     said = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
     if done.returncode or "warning" in said.lower():
         wrong.append(f"zensical build: exit {done.returncode}\n{said}")
+    for page in (target / "html").rglob("*.html"):
+        page.write_text(CODE.sub('<code class="short">', page.read_text()))
     return [*wrong, *dead_links(target / "html")]
 
 

@@ -17,7 +17,7 @@ def pages() -> dict[str, str]:
     lines = [
         "# Recipes",
         "",
-        "A recipe is every option that decides how a model is trained, but the data. Flags override it, `none`",
+        "A recipe is every option that decides how a model is trained, except the data. Flags override it, `none`",
         "switches an option off (`--aa none`), and `fathoms recipes NAME > mine.toml` is the start of your own: "
         "`fathoms train DATA --recipe mine.toml`.",
         "",
