@@ -8,6 +8,9 @@ import inspect
 from pathlib import Path
 
 import pytest
+import torch
+from jaxtyping import Float
+from torch import nn
 
 import fathoms
 from fathoms.names.registry import Registry
@@ -40,6 +43,43 @@ def test_every_public_name_says_what_it_is_with_an_example(name):
     text = inspect.getdoc(PUBLIC[name]) or ""
     assert text.partition("\n")[0].endswith((".", ":"))
     assert ">>> " in text
+
+
+def tensors(value):
+    """Arguments and result of what a public name runs that are tensors, each with its annotation."""
+    if inspect.isclass(value):
+        calls = [value.__init__, *([value.forward] if issubclass(value, nn.Module) else [])]
+    else:
+        calls = [value] if callable(value) else []
+    for call in calls:
+        signature = inspect.signature(call)
+        found = {name: kind.annotation for name, kind in signature.parameters.items()}
+        yield from ((name, str(kind)) for name, kind in found.items() if "Tensor" in str(kind))
+        if "Tensor" in str(signature.return_annotation):
+            yield "return", str(signature.return_annotation)
+
+
+def without_shape(value):
+    """Tensors of a public name whose shape is neither in the annotation nor in the line about the argument."""
+    text = inspect.getdoc(value) or ""
+    told = {
+        name for name, _, line in (each.strip().partition(": ") for each in text.splitlines()) if "(B" in line
+    }
+    return [name for name, kind in tensors(value) if "Tensor, " not in kind and name not in told]
+
+
+@pytest.mark.parametrize("name", list(PUBLIC))
+def test_every_tensor_of_a_public_name_has_a_shape(name):
+    assert without_shape(PUBLIC[name]) == []
+
+
+def test_a_tensor_without_a_shape_is_found():
+    class Bare(nn.Module):
+        def forward(self, x: torch.Tensor, y: Float[torch.Tensor, "B D"]) -> torch.Tensor:
+            return x + y
+
+    assert without_shape(Bare) == ["x", "return"]
+    assert sum(1 for value in PUBLIC.values() for _ in tensors(value)) > 80
 
 
 def test_the_package_declares_its_types():

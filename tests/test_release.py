@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.metadata import distribution
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 import fathoms
+from fresh_machine import CORE_MB
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -25,6 +30,8 @@ CORE = {
     "torch",
     "tyro",
 }
+CORE_PACKAGES = 24
+"""What these bring, with themselves, beside torch and what torch needs."""
 
 
 def names(requirements):
@@ -49,6 +56,30 @@ def test_changelog_and_citation_name_this_version_and_its_date():
 
 def test_the_core_needs_these_packages_and_no_others():
     assert names(PROJECT["project"]["dependencies"]) == CORE
+
+
+def installed_with(name, seen):
+    """The names of a distribution and of all that it needs here, without extras; they are added to `seen`."""
+    if canonicalize_name(name) in seen:
+        return seen
+    seen.add(canonicalize_name(name))
+    for line in distribution(name).requires or []:
+        needed = Requirement(line)
+        if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+            installed_with(needed.name, seen)
+    return seen
+
+
+def test_the_core_installs_few_packages_and_megabytes_beside_torch():
+    """`tests/fresh_machine.py` measures the same in an empty environment."""
+    with_torch = installed_with("torch", set())
+    beside = set().union(*(installed_with(name, set()) for name in CORE - {"torch"})) - with_torch
+    assert CORE - with_torch <= beside
+    assert len(beside) <= CORE_PACKAGES, sorted(beside)
+    sizes = {
+        name: sum(file.size or 0 for file in distribution(name).files or []) / 1e6 for name in sorted(beside)
+    }
+    assert CORE_MB / 3 < sum(sizes.values()) <= CORE_MB, sizes
 
 
 def test_the_core_imports_no_package_of_an_extra():

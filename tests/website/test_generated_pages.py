@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,27 @@ def test_every_flag_that_the_help_names_is_documented(name, capsys):
     shown = {"--help", *re.findall(r"`(--[a-z0-9-]+)`", page)}
     # A line of a help text may begin with the negative of a flag.
     assert {flag for flag in told - shown if flag.replace("--no-", "--") not in shown} == set()
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_row_of_a_command_says_what_its_flag_means(name):
+    page = (DOCS / "commands" / f"{name.replace(' ', '_')}.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert [row for row in rows if not row.split("|")[-2].strip()] == []
+
+
+def test_a_flag_without_a_help_text_stops_the_generator(script):
+    command_pages = script("command_pages")
+
+    @dataclass(frozen=True)
+    class Args:
+        told: int = 1
+        """What it is."""
+        untold: int = 2
+
+    assert command_pages._row(Args, Args, "told", int, ())[-1] == "What it is."
+    with pytest.raises(KeyError, match="untold"):
+        command_pages._row(Args, Args, "untold", int, ())
 
 
 def test_the_flags_that_stand_for_those_of_others_exist():

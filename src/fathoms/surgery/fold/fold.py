@@ -38,7 +38,7 @@ def fold(
 
     Args:
         model: Any module; it is not changed.
-        images: A batch that it accepts; None draws random images of its size.
+        images: A batch (B, ...) that it accepts; None draws random images of its size.
         verify: Compare the outputs of both, and raise if they differ by more than rounding; parameters that are all
             zero, which hide what they multiply, are compared at random values too.
 
