@@ -2,7 +2,8 @@
 
 You learn `fathoms compare`: every arm is trained with the same seeds, data order and budget, and each pair gets a
 verdict (better, equivalent, not separated) with an interval, not two bare numbers. The rows are there for analyses of
-your own through `fathoms.load_results`.
+your own through `fathoms.load_results`. With `norm=layernorm,dyt` the same command shows an arm that never leaves
+guessing on these digits: its runs are called stalled, and counted.
 
     python examples/compare_norms.py          # about a minute on two cores; the page is runs/norms/report.html
 """
@@ -13,8 +14,7 @@ import sys
 import fathoms
 
 COMMAND = (
-    "compare --axis norm=layernorm,dyt --seeds 3 --epochs 4 --depth 4 --warmup-epochs 1"
-    " --experiment norms --device cpu"
+    "compare --axis norm=layernorm,rmsnorm --seeds 3 --epochs 8 --depth 4 --experiment norms --device cpu"
 )
 
 

@@ -216,6 +216,8 @@ def main(given: list[str]) -> int:
         *sorted((ROOT / "docs").rglob("*.md")),
         *sorted((ROOT / "examples").iterdir()),
     ]
+    # In the background of a script SIGINT is ignored, and programs inherit that: none of them could be interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     paths = [Path(name).resolve() for name in given] or every
     began, outcomes = time.monotonic(), []
     with tempfile.TemporaryDirectory() as ready:
