@@ -28,7 +28,7 @@ examples: $(READY)
 	$(BIN)/python -m pip install --quiet --editable ".[dev,notebook]"
 	$(BIN)/python tests/run_examples.py
 
-# What README promises, from a clone in an empty folder; needs the network and 15 GB of disk.
+# What README promises, from a clone in an empty folder; `make test` too. Needs the network and 15 GB of disk.
 fresh:
 	$(PYTHON) tests/fresh_machine.py
 
