@@ -25,7 +25,7 @@ def fathoms(*words: str) -> None:
 
 
 def photograph(page: Path, picture: Path) -> None:
-    """The top of a page as a PNG of few colours, which keeps it small."""
+    """The top of a page as a PNG of 256 colours, which keeps it small; those of thin lines must be among them."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         raise SystemExit("pictures: no Chromium to photograph pages with; install chromium")
@@ -40,7 +40,8 @@ def photograph(page: Path, picture: Path) -> None:
             page.as_uri(),
         ]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
-        Image.open(shot).convert("RGB").quantize(64).save(picture, optimize=True)
+        few = Image.open(shot).convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE)
+        few.save(picture, optimize=True)
 
 
 def main() -> None:
