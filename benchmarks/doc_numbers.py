@@ -19,11 +19,13 @@ import doc_evidence
 import doc_many_gpus
 import doc_probe
 import doc_speed
+import doc_where_time_goes
 from doc_format import Read, reader
 
 TEXTS: dict[str, Callable[[Read], str]] = {
     **doc_speed.TEXTS,
     **doc_many_gpus.TEXTS,
+    **doc_where_time_goes.TEXTS,
     **doc_claims.TEXTS,
     **doc_evidence.TEXTS,
     **doc_probe.TEXTS,

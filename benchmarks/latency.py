@@ -2,7 +2,8 @@
 
 The median and the 99th percentile of single calls at batch 1, 8 and 64, each waited for, in bfloat16: plain models,
 accelerated ones (`fathoms.accelerate`) and folded ones (`fathoms.fold`), each run eagerly, with its blocks compiled,
-and as the torch.export program that `fathoms export --format torch-export` writes. Saved after every
+compiled and replayed as one CUDA graph, and as the torch.export program that `fathoms export --format torch-export`
+writes. Saved after every
 measurement; begins nothing new after `--limit` seconds, and says what is missing. About three minutes on one GPU.
 `--device cpu --tiny` tries the script where there is none.
 """
@@ -25,6 +26,7 @@ import fathoms
 from fathoms.models.build_timm import build_timm
 from fathoms.train.precision.compile import compile_blocks
 from fathoms.train.precision.compile_cache import compile_repeatably
+from fathoms.train.precision.cuda_graph import GraphedStep
 from result_rows import load_report, save_report
 
 BATCHES = (1, 8, 64)
@@ -94,8 +96,14 @@ def forms(model: nn.Module, images: Tensor) -> Iterator[tuple[str, Callable[[], 
         compile_blocks(own, dynamic=False)
         return own
 
+    def replayed() -> Callable[[Tensor], Any]:
+        own = compiled()
+        return GraphedStep(lambda images: (own(images),), [])
+
     yield "eager", lambda: model
     yield "compiled", compiled
+    if images.is_cuda:
+        yield "compiled, CUDA graph", replayed
     yield "exported", lambda: exported(model, images)
 
 

@@ -1,19 +1,22 @@
 """ImageNet recipes on several GPUs, what is measured and what is computed: `python benchmarks/many_gpus.py --measure`.
 
 Measured, with `--measure` on one GPU, about two minutes: the update of each recipe at an eighth of its global batch, as
-`fathoms train` runs it (blocks compiled, forward and backward pass as a CUDA graph), and on one rank of NCCL what
-exchanging gradients costs beside the links: flattening, the call and unflattening; the same for `--fsdp`, whose weights
-are gathered too. Computed: the bytes that eight GPUs exchange at assumed rates of their links, nothing overlapped, and
-with both the hours of each recipe. Rows are kept in results/many_gpus.json and written after each; the table is in
-docs/speed.md. Without `--measure` the rows hold what follows from the recipes alone.
+`fathoms train` runs it (blocks compiled, or the whole model where penalties look into blocks; forward and backward
+pass as a CUDA graph), and on one rank of NCCL what exchanging gradients costs beside the links: flattening, the call
+and unflattening; the same for `--fsdp`, whose weights are gathered too. Computed: the bytes that eight GPUs exchange at
+assumed rates of their links, nothing overlapped, and with both the hours of each recipe. Rows are kept in
+results/many_gpus.json and written after each; the table is in docs/speed.md. Without `--measure` the rows hold what
+follows from the recipes alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,10 @@ from fathoms.data import Batch
 from fathoms.models.vit import ViT
 from fathoms.models.zoo import model_config
 from fathoms.train.distributed import shard
+from fathoms.train.job import Job
 from fathoms.train.precision.gradient_buckets import GradientBuckets
 from fathoms.train.precision.sharded_masters import ShardedMasters, replica_of
+from fathoms.train.precision.speed import compile_scope
 from fathoms.train.recipe.files import read_recipe, recipe_options
 from fathoms.train.recipe.recipe import Recipe
 from result_rows import load_report, save_report
@@ -82,13 +87,23 @@ def measure(name: str, batch: int, device: torch.device, tiny: bool) -> dict[str
     if recipe.bce_loss:
         targets = torch.nn.functional.one_hot(labels, classes).float()
     own = recipe.replace(grad_accum_steps=1, grad_checkpointing=False)
-    setting = Setting() if device.type == "cuda" else Setting("bf16", "none", "eager")
+    scope, _ = compile_scope(Job(None, name, model.config, own))
+    setting = Setting(compile=scope) if device.type == "cuda" else Setting("bf16", "none", "eager")
     update = training_update(model, setting, device, recipe=own)
     one = Batch(images, labels, torch.arange(batch), epoch=0, number=0, targets=targets)
     for _ in range(6):
         update(one)
-    result = {"update_ms": 1e3 * seconds(lambda: update(one), 20 if device.type == "cuda" else 1)}
-    return {**result, **exchange(model, device)}
+    return {
+        "compiled": setting.compile,
+        "update_ms": _ms(lambda: update(one), device),
+        **exchange(model, device),
+    }
+
+
+def _ms(run: Callable[[], object], device: torch.device) -> float:
+    """Milliseconds of a call, the median of turns, since the host has other work too."""
+    turns, times = (7, 4) if device.type == "cuda" else (1, 1)
+    return 1e3 * statistics.median(seconds(run, times) for _ in range(turns))
 
 
 def exchange(model: torch.nn.Module, device: torch.device) -> dict[str, float]:
@@ -96,8 +111,7 @@ def exchange(model: torch.nn.Module, device: torch.device) -> dict[str, float]:
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     buckets = GradientBuckets(model, ranks=1)
-    times = 20 if device.type == "cuda" else 1
-    flat = 1e3 * seconds(buckets.reduce, times)
+    flat = _ms(buckets.reduce, device)
     replica = replica_of(model)
     for parameter in model.parameters():
         parameter.grad = None
@@ -111,7 +125,7 @@ def exchange(model: torch.nn.Module, device: torch.device) -> dict[str, float]:
         masters.reduce()
         masters.gather()
 
-    return {"reduce_ms": flat, "scatter_gather_ms": 1e3 * seconds(both, times)}
+    return {"reduce_ms": flat, "scatter_gather_ms": _ms(both, device)}
 
 
 def main() -> None:

@@ -2,11 +2,12 @@
 
 Each row runs both in one process on the same random images, in turns; the median turn counts. A training step is the
 update of `fathoms train` around either model, with its guard, parameter groups and fused AdamW. timm's models are
-compiled as people compile them: torch.compile of the whole model (rows marked "blocks": of each block, which compiles
-sooner) under bfloat16 autocast, and for inference with bfloat16 weights, in the quicker of its modes "default", which
-launches kernel by kernel, and "reduce-overhead", which replays CUDA graphs. fathoms runs as `fathoms bench` does, as
-a replayed CUDA graph. `--warm` only fills torch's compile cache, so that a later run starts sooner; several may warm
-at once.
+compiled as people compile them: torch.compile of the whole model under bfloat16 autocast, and for inference with
+bfloat16 weights, in the quicker of its modes "default", which launches kernel by kernel, and "reduce-overhead", which
+replays CUDA graphs. `--timm-compile blocks` compiles each of timm's blocks instead, in mode "default" alone: CaiTs,
+which no launch holds up, are as quick so, and compile in seconds instead of minutes. fathoms runs as `fathoms bench`
+does, as a replayed CUDA graph. `--warm` only fills torch's compile cache, so that a later run starts sooner; several
+may warm at once.
 """
 
 from __future__ import annotations
@@ -75,6 +76,12 @@ class Row:
     other_setting: Setting | None = None
     names: tuple[str, str] = field(default=("fathoms", "timm"))
 
+    def compiled_by(self, scope: str) -> Row:
+        """The row with timm's model compiled whole or by blocks; rows that race something else stay as they are."""
+        if self.other_setting is not None:
+            return self
+        return replace(self, other_setting=replace(TIMM_SETTINGS[self.mode], compile=scope))
+
     def settings(self) -> tuple[Setting, Setting]:
         """Those of this library's model and of the other."""
         return Setting(), self.other_setting or TIMM_SETTINGS[self.mode]
@@ -108,15 +115,13 @@ def vit(name: str, batch: int, speed: float, **options: Any) -> Row:
     )
 
 
-BLOCKS = replace(TIMM_SETTINGS["train"], compile="blocks")
-INFER_BLOCKS = replace(TIMM_SETTINGS["infer"], compile="blocks")
 LAYERNORM, SCALER = NARROW.format("layernorm"), NARROW.format("learnable_scaler")
 ROWS = {
-    "cait_s24_224": cait("cait_s24_224", "train", 256, 2.8, 0.45, other_setting=BLOCKS),
-    "cait_s24_384": cait("cait_s24_384", "train", 64, 3.5, 0.4, other_setting=BLOCKS),
-    "cait_xxs24_224": cait("cait_xxs24_224", "train", 256, 1.8, 0.5, other_setting=BLOCKS),
-    "cait_xs24_384": cait("cait_xs24_384", "train", 64, 1.8, 0.5, other_setting=BLOCKS),
-    "cait_m36_384": cait("cait_m36_384", "train", 16, 2.2, 0.5, other_setting=BLOCKS),
+    "cait_s24_224": cait("cait_s24_224", "train", 256, 2.8, 0.45),
+    "cait_s24_384": cait("cait_s24_384", "train", 64, 3.5, 0.4),
+    "cait_xxs24_224": cait("cait_xxs24_224", "train", 256, 1.8, 0.5),
+    "cait_xs24_384": cait("cait_xs24_384", "train", 64, 1.8, 0.5),
+    "cait_m36_384": cait("cait_m36_384", "train", 16, 2.2, 0.5),
     "vit_192x36": Row("train", 256, 224, functools.partial(ours, LAYERNORM), narrow_timm, 1.5, 0.9),
     "vit_192x36_scaler": Row(
         "train",
@@ -130,8 +135,8 @@ ROWS = {
     ),
     "vit_small": vit("vit_small_patch16_224", 256, 1.35),
     "vit_base": vit("vit_base_patch16_224", 256, 1.25),
-    "cait_s24_224_infer": cait("cait_s24_224", "infer", 256, 3.0, other_setting=INFER_BLOCKS),
-    "cait_s24_384_infer": cait("cait_s24_384", "infer", 64, 2.5, other_setting=INFER_BLOCKS),
+    "cait_s24_224_infer": cait("cait_s24_224", "infer", 256, 3.0),
+    "cait_s24_384_infer": cait("cait_s24_384", "infer", 64, 2.5),
     "vit_192x36_folded_infer": Row("infer", 256, 224, functools.partial(folded, SCALER), narrow_timm, 1.5),
 }
 
@@ -146,6 +151,7 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, help="write OUTPUT.json and OUTPUT.md after every row; other rows there stay"
     )
+    parser.add_argument("--timm-compile", choices=("model", "blocks"), default="model")
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warm", action="store_true", help="only compile both sides, into torch's cache")
@@ -157,7 +163,7 @@ def main() -> None:
     report = load_report(arguments.output)
     for name in arguments.rows or ROWS:
         began = time.perf_counter()
-        row = ROWS[name]
+        row = ROWS[name].compiled_by(arguments.timm_compile)
         if arguments.warm:
             warm(row)
             continue

@@ -4,7 +4,8 @@ Runs of `fathoms train` in new processes, with the compile caches empty and then
 compile workers; about 80 s on one GPU. `--all` adds the same with empty caches, kernels chosen by timing, runs that
 are not compiled, and two in one process. Without DATA it makes images of CIFAR-10's sizes. `--device cpu --epochs 1`
 shows what does not depend on the GPU. Before the runs it times the imports alone. `--before` compares with an earlier
-output, whose rows are kept under "before". Words after `--` go to every run.
+output, whose rows are kept under "before". Where torch was installed without the byte code that pip makes, every run
+would compile its source again; byte code is then kept in a folder of this benchmark. Words after `--` go to every run.
 """
 
 from __future__ import annotations
@@ -113,15 +114,25 @@ print(json.dumps({**seconds, "byte code is cached": os.path.exists(cached)}))
 """
 
 
-def measure_imports() -> dict[str, Any]:
+def measure_imports(environment: dict[str, str]) -> dict[str, Any]:
     """Seconds of the imports of a compiled run in a new process, with garbage collection and without."""
     found = {}
     for collection in ("on", "off"):
         done = subprocess.run(
-            [sys.executable, "-c", IMPORTS, collection], capture_output=True, text=True, check=True
+            [sys.executable, "-c", IMPORTS, collection],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=True,
         )
         found[f"collection {collection}"] = json.loads(done.stdout)
     return found
+
+
+def keep_byte_code(imports: dict[str, Any], folder: Path) -> dict[str, str]:
+    """What lets new processes find the byte code of earlier ones, where the installation holds none."""
+    cached = all(row["byte code is cached"] for row in imports.values())
+    return {} if cached else {"PYTHONPYCACHEPREFIX": str(folder / "byte_code"), "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def runs_of(folder: Path, every: bool) -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:
@@ -148,21 +159,28 @@ def measure(arguments: argparse.Namespace, more: Sequence[str]) -> dict[str, Any
     report: dict[str, Any] = {}
     if arguments.before is not None:
         report["before"] = json.loads(arguments.before.read_text())
-    report["imports"] = measure_imports()
-    print(json.dumps(report["imports"], indent=1), file=sys.stderr, flush=True)
+    report["imports"] = measure_imports({})
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
+        byte_code = keep_byte_code(report["imports"], folder)
+        if byte_code:
+            measure_imports(byte_code)
+            report["imports, byte code kept"] = measure_imports(byte_code)
+        print(
+            json.dumps({key: value for key, value in report.items() if key != "before"}, indent=1),
+            file=sys.stderr,
+        )
         data = arguments.data
         if data is None:
             data = str(folder / "images.npz")
             write_images(Path(data))
         words = (data, *RUN, "--epochs", str(arguments.epochs), "--device", arguments.device, *more)
         for number, (name, (own, environment)) in enumerate(runs_of(folder, arguments.all).items()):
-            report[name] = train((*words, *own), folder / "runs", str(number), environment)
+            report[name] = train((*words, *own), folder / "runs", str(number), {**byte_code, **environment})
             print(describe(name, report[name]), file=sys.stderr, flush=True)
             save(report, arguments.output)
         if arguments.all:
-            environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "rules")}
+            environment = {**byte_code, "TORCHINDUCTOR_CACHE_DIR": str(folder / "rules")}
             report["to the first update, twice in one process"] = measure_twice(
                 words, folder / "twice", environment
             )

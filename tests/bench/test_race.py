@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,8 @@ def test_timm_is_raced_in_both_modes_on_a_gpu_and_the_quicker_counts():
     assert [each.mode for each in modes_of(train, cuda=True)] == ["default", "reduce-overhead"]
     assert modes_of(train, cuda=False) == [train]
     assert modes_of(Setting(), cuda=True) == [Setting()]
+    by_block = replace(train, compile="blocks")
+    assert modes_of(by_block, cuda=True) == [by_block]
     rows = {"timm, default": {"images_per_second": 4308.0}, "fathoms": {"images_per_second": 8100.0}}
     assert quicker(rows, "timm", {"reduce-overhead": "no"})["failed"] == {"reduce-overhead": "no"}
     rows["timm, reduce-overhead"] = {"images_per_second": 6402.0}

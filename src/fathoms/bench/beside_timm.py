@@ -21,8 +21,11 @@ TIMM_SETTINGS = {
 
 
 def modes_of(setting: Setting, cuda: bool) -> list[Setting]:
-    """A setting under each mode of torch.compile; those that replay CUDA graphs need a GPU, and all a compiler."""
-    if setting.compile == "none" or setting.launch == "graph" or not cuda:
+    """A setting under each mode of torch.compile; one that replays CUDA graphs needs a GPU and a model compiled whole.
+
+    Block by block such a graph finds the backward passes of other blocks waiting, and torch leaves its quick path.
+    """
+    if setting.compile != "model" or setting.launch == "graph" or not cuda:
         return [setting]
     return [replace(setting, mode=mode) for mode in MODES]
 

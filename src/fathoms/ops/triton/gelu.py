@@ -6,11 +6,10 @@ import math
 from typing import Any, Literal, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from fathoms.ops.triton.gelu_kernels import gelu_grad_kernel, gelu_kernel
-from fathoms.ops.triton.launch import launch, launch_options
+from fathoms.ops.triton.launch import cdiv, launch, launch_options
 
 
 class Tile(NamedTuple):
@@ -80,7 +79,7 @@ def _empty_gradients(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _strips(x: Tensor, tile: Tile) -> int:
-    return triton.cdiv(math.prod(x.shape[:-1]), tile.strip)
+    return cdiv(math.prod(x.shape[:-1]), tile.strip)
 
 
 def _pointer(bias: Tensor | None, instead: Tensor) -> Tensor:
@@ -92,7 +91,7 @@ def _launch(
     kernel: Any, name: Literal["forward", "backward"], x: Tensor, *pointers: Tensor, biased: bool
 ) -> None:
     tile, channels = TILES[name], x.shape[-1]
-    programs = _strips(x, tile) * triton.cdiv(channels, tile.columns)
+    programs = _strips(x, tile) * cdiv(channels, tile.columns)
     launch(
         kernel, (programs,), *pointers, math.prod(x.shape[:-1]), channels,
         STRIP=tile.strip, R=tile.rows, C=tile.columns, STAGES=tile.stages, BIASED=biased,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-import triton
 from torch import Tensor
 
-from fathoms.ops.triton.launch import launch, matmul_options
+from fathoms.ops.triton.launch import cdiv, launch, matmul_options
 from fathoms.ops.triton.mlp_kernels import mlp_kernel
 from fathoms.ops.triton.tiles import column_parts
 
@@ -34,7 +33,7 @@ def fused_gelu_mlp(
     # A missing bias is not read: any other tensor takes its place.
     b, c = (x if part is None else part.contiguous() for part in (hidden_bias, bias))
     launch(
-        mlp_kernel, (triton.cdiv(tokens, rows),), x, hidden_weight, b, weight, c, y, tokens,
+        mlp_kernel, (cdiv(tokens, rows),), x, hidden_weight, b, weight, c, y, tokens,
         D=channels, H=hidden, DA=first, DB=second, R=rows, C=columns,
         HIDDEN_BIAS=hidden_bias is not None, BIAS=bias is not None, STAGES=stages,
         **matmul_options(warps, stages),

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from fathoms.ops.dispatch import MAX_PROGRAMS
-from fathoms.ops.triton.launch import launch, matmul_options
+from fathoms.ops.triton.launch import cdiv, launch, matmul_options, next_power_of_2
 from fathoms.ops.triton.talking_heads_kernels import inner_kernel, mix_grad_kernel, mix_kernel, outer_kernel
 from fathoms.ops.triton.tiles import column_parts
 
@@ -33,12 +32,18 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By measurement on an H200 at 196 and 576 tokens.
+# By measurement on an H200 at 196 and 576 tokens (benchmarks/talking_heads_tiles.py).
 TILES = {
-    "outer": Tile(64, 64, 4, 3),
+    "outer": Tile(128, 64, 4, 3),
     "inner": Tile(128, 64, 4, 3),
-    "mix": Tile(1, 64, 1, 1),
-    "grad": Tile(4, 64, 1, 1),
+    "mix": Tile(1, 128, 2, 1),
+    "grad": Tile(1, 128, 1, 1),
+}
+# Of mixing up to 256 tokens; rows are then read once in the forward pass.
+SHORT = 256
+SHORT_TILES = {
+    "mix": Tile(1, 256, 4, 1),
+    "grad": Tile(1, 64, 1, 1),
 }
 
 
@@ -154,7 +159,7 @@ def bias_gradients(
 
 
 def _pitch(tokens: int) -> int:
-    return triton.cdiv(tokens, PITCH) * PITCH
+    return cdiv(tokens, PITCH) * PITCH
 
 
 def _images(q: Tensor) -> int:
@@ -180,7 +185,7 @@ def _outer(x: Tensor, y: Tensor, maps: Tensor, scale: float) -> None:
     batch, heads, tokens, _ = x.shape
     tile, compiled = _constants("outer", x)
     launch(
-        outer_kernel, (triton.cdiv(tokens, tile.rows), heads, batch),
+        outer_kernel, (cdiv(tokens, tile.rows), heads, batch),
         x, y, maps, *x.stride()[:3], *y.stride()[:3], scale, tokens, _pitch(tokens), **compiled,
     )  # fmt: skip
 
@@ -189,7 +194,7 @@ def _inner(maps: Tensor, z: Tensor, out: Tensor, scale: float, *, transposed: bo
     batch, heads, tokens, _ = z.shape
     tile, compiled = _constants("inner", z)
     launch(
-        inner_kernel, (triton.cdiv(tokens, tile.rows), heads, batch),
+        inner_kernel, (cdiv(tokens, tile.rows), heads, batch),
         maps, z, out, *z.stride()[:3], *out.stride()[:3], scale, tokens, _pitch(tokens),
         TRANSPOSED=transposed, **compiled,
     )  # fmt: skip
@@ -227,11 +232,11 @@ def _constants(kernel: Literal["outer", "inner"], x: Tensor) -> tuple[Tile, dict
 def _mixing(kernel: Literal["mix", "grad"], q: Tensor) -> tuple[int, tuple[int, int], dict[str, Any]]:
     """Programs of a mixing kernel, the queries of a span and its programs, and the constants of the kernel."""
     batch, heads, tokens, _ = q.shape
-    tile = TILES[kernel]
-    padded = triton.next_power_of_2(heads)
+    tile = (SHORT_TILES if tokens <= SHORT else TILES)[kernel]
+    padded = next_power_of_2(heads)
     side_by_side = max(1, 16 // padded)
     # All images are one span if none of them ends within the queries that are mixed together.
     spans, span = (batch, tokens) if tokens % side_by_side else (1, batch * tokens)
-    parts = triton.cdiv(span, side_by_side * tile.rows)
+    parts = cdiv(span, side_by_side * tile.rows)
     values = {"H": heads, "HP": padded, "F": side_by_side, "C": tile.columns, "TURNS": tile.rows}
     return spans * parts, (span, parts), {**values, **matmul_options(tile.warps, tile.stages)}

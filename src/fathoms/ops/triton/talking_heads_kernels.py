@@ -113,7 +113,7 @@ def queries_of(
 
 @triton.jit
 def mix_kernel(
-    map_ptr, wl_ptr, ww_ptr, bw_ptr, span, parts, N, P,
+    map_ptr, wl_ptr, ww_ptr, bw_ptr, span, parts, N: tl.constexpr, P: tl.constexpr,
     H: tl.constexpr, HP: tl.constexpr, F: tl.constexpr, C: tl.constexpr, TURNS: tl.constexpr,
     BIASED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -150,7 +150,7 @@ def mix_kernel(
 
 @triton.jit
 def mix_grad_kernel(
-    map_ptr, grad_ptr, wl_ptr, ww_ptr, bw_ptr, dwl_ptr, dww_ptr, span, parts, N, P,
+    map_ptr, grad_ptr, wl_ptr, ww_ptr, bw_ptr, dwl_ptr, dww_ptr, span, parts, N: tl.constexpr, P: tl.constexpr,
     H: tl.constexpr, HP: tl.constexpr, F: tl.constexpr, C: tl.constexpr, TURNS: tl.constexpr,
     BIASED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip

@@ -99,7 +99,7 @@ def choose(job: Job, machine: Machine, batches: int) -> Choice:
     machine. What cannot work is refused here, before anything is built.
     """
     precision, of_precision = _precision(job, machine)
-    scope, scope_asked = _scope(job)
+    scope, scope_asked = compile_scope(job)
     # Under bf16 each rank computes with a whole copy; else a batch gathers the shards, block by block.
     gathers = job.run.fsdp and precision != "bf16"
     backend, of_compile = _backend(job, machine, scope, batches, gathers)
@@ -133,7 +133,7 @@ def _why_not_absorbed(job: Job) -> str | None:
     return "--fsdp" if job.run.fsdp else "a foreign model" if job.config is None else None
 
 
-def _scope(job: Job) -> tuple[str, bool]:
+def compile_scope(job: Job) -> tuple[str, bool]:
     """Scope of compilation, and whether it was asked for."""
     if job.recipe.compile_scope != "auto":
         return job.recipe.compile_scope, True
