@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fathoms.compare.arms import Arm, Metric
 from fathoms.compare.statistics import ALPHA, detectable, divergence_p, is_stalled, power_of, welch
-from fathoms.compare.verdicts import Arm, Metric, Rules, judge
+from fathoms.compare.verdicts import Rules, judge
 
 TOP1 = Metric("top1", "points", 1, 10.0)
 

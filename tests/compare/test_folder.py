@@ -7,7 +7,9 @@ from fathoms.compare.comparison import Options
 from fathoms.compare.folder import ComparisonFolder
 from fathoms.compare.results import as_table, gather, judged, load_results, row_of, write_results
 from fathoms.compare.session import Session
+from fathoms.compare.workers import pilot, worker
 from fathoms.compare.workers.pilot import expected
+from fathoms.compare.workers.resident import ResidentData
 from fathoms.compare.workers.runner import make_slots
 from fathoms.errors import ConfigError
 
@@ -68,9 +70,10 @@ def test_a_failure_is_kept_until_the_cell_ends(comparisons):
 
 def test_a_dry_run_times_each_architecture_and_writes_nothing(comparisons, capsys):
     assert comparisons.run("--axis", "depth=1,2", "--seeds", "3", "--dry-run") == 0
-    said = capsys.readouterr().out
-    assert "6 runs missing: about" in said
-    assert "MB of checkpoints kept" in said
+    said = capsys.readouterr()
+    assert "6 runs missing: about" in said.out
+    assert "MB of checkpoints kept" in said.out
+    assert "timing a few updates of 2 architectures; --no-pilot leaves this out" in said.err
     assert not comparisons.root.exists()
 
 
@@ -79,6 +82,17 @@ def test_the_expected_time_follows_epochs_and_workers(comparisons):
     pilots = {cell.architecture: {"start": 1.0, "epoch": 2.0, "bytes": 100} for cell in cells}
     assert expected(cells, pilots, 1) == (10 * 21.0, 1000)
     assert expected(cells, pilots, 2) == (5 * 21.0, 1000)
+
+
+def test_a_pilot_of_slow_updates_ends_after_two_of_them(comparisons, monkeypatch):
+    trainers, make = [], worker.make_trainer
+    monkeypatch.setattr(worker, "make_trainer", lambda *given: trainers.append(make(*given)) or trainers[-1])
+    cell = comparisons.make(*NORMS).cells()[0]
+    roles = ResidentData().roles(cell.job, cell.fingerprint, cell.test)
+    for patience, updates in ((pilot.PATIENCE, pilot.UPDATES), (0.0, 2)):
+        monkeypatch.setattr(pilot, "PATIENCE", patience)
+        assert pilot.time_updates(cell.job, roles, pilot.UPDATES)["epoch"] > 0
+        assert trainers[-1].loop.state.updates == updates
 
 
 def test_runs_that_share_a_gpu_are_said_to_take_turns_unless_mps_runs(comparisons, monkeypatch, tmp_path):

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fathoms.compare.verdicts import Arm, Metric, Rules, judge, leader
+from fathoms.compare.arms import Arm, Metric
+from fathoms.compare.leader import leader
+from fathoms.compare.verdicts import Rules, judge
 
 TOP1 = Metric("top1", "points", 1, 10.0)
 LOSS = Metric("loss", "", -1, 2.3026)

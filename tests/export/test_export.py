@@ -15,6 +15,7 @@ from fathoms.cli import export as export_command
 from fathoms.cli.flags.parse import parse
 from fathoms.evaluate.onnx_model import OnnxModel
 from fathoms.export.export import export_model
+from tiny_models import perturbed_vit, random_images
 
 SMALL = {"image_size": 16, "patch_size": 8, "dim": 24, "heads": 3, "depth": 1, "num_classes": 5}
 CAIT = {"attention": "talking_heads", "residual": "layerscale", "readout": "class_attention"}
@@ -27,16 +28,7 @@ DEEP = {"depth": 2, "residual": "completep", "base_depth": 1, "base_dim": 8}
 
 
 def vit(**more):
-    torch.manual_seed(0)
-    model = ViT(ViTConfig(**SMALL | more)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    return model
-
-
-def images(batch):
-    return torch.randn(batch, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    return perturbed_vit(**SMALL | more)
 
 
 @pytest.mark.compile
@@ -58,8 +50,8 @@ def test_onnx_answers_at_any_batch_as_the_model_does(tmp_path, switches, folded)
     report = export_model(model, tmp_path / "m.onnx", folded=folded)
     assert set(report.differences) == {1, 5}
     assert max(report.differences.values()) < 1e-5
-    logits = OnnxModel(tmp_path / "m.onnx")(images(7))
-    assert torch.allclose(logits, model(images(7)), atol=1e-4)
+    logits = OnnxModel(tmp_path / "m.onnx")(random_images(7))
+    assert torch.allclose(logits, model(random_images(7)), atol=1e-4)
     card = json.loads((tmp_path / "m.onnx.json").read_text())
     assert card["opset"] == 18
     assert card["folded"] == report.folded
@@ -82,7 +74,7 @@ def test_a_program_runs_at_other_batches(tmp_path):
     report = export_model(vit(**CAIT), tmp_path / "m.pt2", "torch-export", folded=True)
     assert max(report.differences.values()) < 1e-5
     program = torch.export.load(tmp_path / "m.pt2").module()
-    assert torch.allclose(program(images(3)), vit(**CAIT)(images(3)), atol=1e-4)
+    assert torch.allclose(program(random_images(3)), vit(**CAIT)(random_images(3)), atol=1e-4)
 
 
 @pytest.mark.parametrize("format", ["safetensors", "timm"])
@@ -93,11 +85,11 @@ def test_weights_load_back_exactly_and_a_model_in_training_stays_in_it(tmp_path,
     assert all(module.training for module in model.modules())
     model.eval()
     twin = ViT(model.config).eval()
-    assert not torch.equal(twin(images(2)), model(images(2)))
+    assert not torch.equal(twin(random_images(2)), model(random_images(2)))
     assert load_weights(twin, tmp_path / "m.safetensors").layout == (
         "fathoms" if format == "safetensors" else "timm"
     )
-    assert torch.equal(twin(images(2)), model(images(2)))
+    assert torch.equal(twin(random_images(2)), model(random_images(2)))
 
 
 def test_a_folded_scaler_network_is_saved_with_the_config_that_rebuilds_it(tmp_path):
@@ -105,7 +97,7 @@ def test_a_folded_scaler_network_is_saved_with_the_config_that_rebuilds_it(tmp_p
     card = json.loads((tmp_path / "m.safetensors.json").read_text())
     twin = ViT(ViTConfig(**card["config"])).eval()
     load_weights(twin, tmp_path / "m.safetensors")
-    assert torch.allclose(twin(images(2)), vit(**SCALER)(images(2)), atol=1e-4)
+    assert torch.allclose(twin(random_images(2)), vit(**SCALER)(random_images(2)), atol=1e-4)
 
 
 @pytest.mark.parametrize(

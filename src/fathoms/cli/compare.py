@@ -312,7 +312,7 @@ def run(args: Args) -> int:
     print(comparison.describe(), flush=True)
     if args.dry_run:
         if not args.no_pilot:
-            print(comparison.estimate())
+            print(comparison.estimate(lambda line: print(line, file=sys.stderr, flush=True)))
         return 0
     with live_table(sys.stdout.isatty() and args.slurm is None) as (say, show):
         results, code = comparison.run(say, show)

@@ -198,12 +198,14 @@ class Comparison:
         lines.append(f"smallest difference these seeds show after correction for {pair}: {least:.2f} {unit}")
         return "\n".join(lines)
 
-    def estimate(self) -> str:
+    def estimate(self, say: Callable[[str], None]) -> str:
         """Expected time and disk of what is missing, from a pilot: a few timed updates of each architecture."""
         from fathoms.compare.workers.pilot import expected, run_pilot
 
         slots = self.slots()
         missing = stale([*(trial.cell for trial in self.trials()), *self.cells()], self.folder)
+        kinds = len({cell.architecture for cell in missing})
+        say(f"timing a few updates of {plural(kinds, 'architecture')}; --no-pilot leaves this out")
         seconds, size = expected(missing, run_pilot(missing, slots[0]), len(slots))
         kept = {"none": 0, "last": 1}.get(
             self.options.keep, 1 + next(iter(self.arms.values()))[1].run.checkpoint_hist

@@ -88,7 +88,9 @@ def judged(
         plan: The plan.
         root: The comparison's folder, whose runs have a bit for each held-out image; None leaves new images out.
     """
-    from fathoms.compare.verdicts import Arm, Metric, Rules, judge, leader
+    from fathoms.compare.arms import Arm, Metric
+    from fathoms.compare.leader import leader
+    from fathoms.compare.verdicts import Rules, judge
 
     classes = plan["classes"]
     metric = (

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from fathoms.compare.arms import Arm, Metric, lost_arms
 from fathoms.compare.pairs import pairs_of
 from fathoms.compare.statistics import (
     ALPHA,
@@ -17,88 +16,19 @@ from fathoms.compare.statistics import (
     divergence_p,
     holm,
     holm_levels,
-    mean_interval,
     on_new_images,
     paired,
     pooled_sd,
     seeds_for,
     welch,
-    wilson,
     win_share,
 )
 from fathoms.text_table import plural
 
 WIN_SHARE_SEEDS = 5
 """P(A > B) of fewer seeds says nothing."""
-MOST_LISTED = 4
-"""Arms that a sentence names; of more it names three."""
 POOLED_DF = 8
 """With fewer degrees of freedom the pooled deviation is too rough to plan seeds with."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """The score that arms are compared by.
-
-    Args:
-        name: Its key in results.json.
-        unit: How a difference is written.
-        sign: 1 if more is better, -1 if less is.
-        chance: The score of a guess, which a diverged run is given where it must count.
-    """
-
-    name: str
-    unit: str
-    sign: int
-    chance: float
-
-
-@dataclass(frozen=True)
-class Arm:
-    """The scores of one variant over its seeds.
-
-    Args:
-        name: As the plan calls it.
-        scores: Seed and score of every run that ended, in the order of seeds.
-        diverged: Runs whose numbers stopped being finite.
-        failed: Runs that ended with an error, which is none of the variant's numbers.
-        stalled: Runs that ended within two standard errors of guessing; they are among the scores.
-        correct: Whether each held-out image was classified correctly, a row a score; None if not known of all of them.
-    """
-
-    name: str
-    scores: tuple[tuple[int, float], ...]
-    diverged: int = 0
-    failed: int = 0
-    stalled: int = 0
-    correct: np.ndarray | None = field(default=None, compare=False)
-
-    @property
-    def values(self) -> list[float]:
-        """The scores alone."""
-        return [score for _, score in self.scores]
-
-    @property
-    def ended(self) -> int:
-        """Runs that say something about the variant: all but failed ones."""
-        return len(self.scores) + self.diverged
-
-    @property
-    def lost(self) -> bool:
-        """Whether every run that ended diverged."""
-        return self.diverged > 0 and not self.scores
-
-    def mean(self) -> float:
-        """Over the runs that did not diverge."""
-        return sum(self.values) / len(self.scores) if self.scores else math.nan
-
-    def mean_with_diverged(self, chance: float) -> float:
-        """Over all runs, diverged ones at the score of a guess."""
-        return (sum(self.values) + self.diverged * chance) / self.ended if self.ended else math.nan
-
-    def divergence(self) -> tuple[float, float]:
-        """Wilson's interval of the share of runs that diverge."""
-        return wilson(self.diverged, self.ended)
 
 
 @dataclass(frozen=True)
@@ -211,7 +141,7 @@ def _planning_sd(arms: Iterable[Arm], rules: Rules) -> float:
 def _too_few(a: Arm, b: Arm) -> Verdict:
     gap = a.mean() - b.mean()
     n = min(len(a.scores), len(b.scores))
-    if lost := _lost([a, b]):
+    if lost := lost_arms([a, b]):
         said = f"{a.name} and {b.name}: no verdict on the score, since {lost}"
     else:
         said = (
@@ -221,14 +151,6 @@ def _too_few(a: Arm, b: Arm) -> Verdict:
         said += _divergence(a, b)
     nan = math.nan
     return Verdict(a.name, b.name, gap, nan, nan, nan, n, "too few seeds", said, "none", nan, None)
-
-
-def _lost(arms: Sequence[Arm]) -> str:
-    """A clause on arms of which every run diverged; empty where there is none."""
-    gone = [arm for arm in arms if arm.lost]
-    if len(gone) > MOST_LISTED:
-        return f"{_listed([arm.name for arm in gone])} diverged in all of their runs"
-    return " and ".join(f"{arm.name} diverged in {arm.diverged} of {arm.ended}" for arm in gone)
 
 
 def _verdict(a: Arm, b: Arm, tested: Tested, rules: Rules) -> Verdict:
@@ -302,63 +224,3 @@ def _divergence(a: Arm, b: Arm) -> str:
 def _amount(value: float, metric: Metric) -> str:
     digits = 2 if metric.unit == "points" else 4
     return f"{value:.{digits}f} {metric.unit}".strip()
-
-
-def leader(arms: Sequence[Arm], verdicts: Sequence[Verdict], metric: Metric) -> str:
-    """The answer in one sentence: the best arm, and which others are not separated from it."""
-    scored = [arm for arm in arms if arm.scores]
-    lost = _lost(arms)
-    if not scored:
-        return "no run has ended with a score" + (f"; {lost}" if lost else "")
-    best = max(scored, key=lambda arm: metric.sign * arm.mean_with_diverged(metric.chance))
-    beaten, open_, same, untested = [], [], [], []
-    lists = {"a better": beaten, "b better": beaten, "equivalent": same, "not separated": open_}
-    for verdict in verdicts:
-        if best.name in (verdict.a, verdict.b):
-            other = verdict.b if verdict.a == best.name else verdict.a
-            lists.get(verdict.verdict, untested).append(other)
-    over = (
-        f"a mean {metric.name} of {_mean_and_interval(best, metric)} over {plural(len(best.scores), 'seed')}"
-    )
-    first, last = _stalled(scored)
-    last = (f"; {best.diverged} of its {best.ended} runs diverged" if best.diverged else "") + last
-    if len(arms) == 1:
-        return f"{first}{best.name} has {over}{last}; there is no other arm to compare it with"
-    said = f"{first}{best.name} leads with {over}"
-    for names, words in ((beaten, "better than"), (same, "equivalent to"), (open_, "not separated from")):
-        if names:
-            said += f"; {words} {_listed(names)}"
-    gone = {arm.name for arm in arms if arm.lost}
-    if few := [name for name in untested if name not in gone]:
-        said += f"; too few seeds against {_listed(few)}"
-    return said + (f"; {lost}" if lost else "") + last
-
-
-def _stalled(scored: Sequence[Arm]) -> tuple[str, str]:
-    """Words on stalled runs: the answer begins with them where no run got beyond guessing, else it ends with them."""
-    stalled, runs = sum(arm.stalled for arm in scored), sum(len(arm.scores) for arm in scored)
-    if not stalled:
-        return "", ""
-    if stalled < runs:
-        return "", f"; {stalled} of {runs} runs stalled at guessing"
-    every = "the only run" if runs == 1 else f"all {runs} runs"
-    return f"{every} stalled at guessing, so nothing was learned to compare; ", ""
-
-
-def _mean_and_interval(arm: Arm, metric: Metric) -> str:
-    """The mean of an arm, and from three seeds on Student's 95 % interval of it."""
-    digits = 2 if metric.unit == "points" else 4
-    mean, interval = f"{arm.mean():.{digits}f}", mean_interval(arm.values)
-    if interval is None:
-        return mean
-    return f"{mean} ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Names in a row; those of several options, which have commas themselves, in quotes."""
-    shown = [repr(name) if "," in name else name for name in names]
-    return (
-        ", ".join(shown)
-        if len(shown) <= MOST_LISTED
-        else f"{', '.join(shown[:3])} and {len(shown) - 3} others"
-    )

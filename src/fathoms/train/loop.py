@@ -70,6 +70,8 @@ class Loop:
         self.saver = AsyncSaver(folder, job.run.checkpoint_hist, world.device, self.warn)
         self.stop = StopRequest()
         self.progress = Progress(0, 0, show=False)
+        self.after_update: Callable[[], None] = lambda: None
+        """Called after each update of this process."""
         self._updates_here = 0
 
     @property
@@ -178,6 +180,7 @@ class Loop:
             self.saver.check()
             self.update(batch)
             self._mark_update()
+            self.after_update()
             since = state.add_time(since)
             inside = {**self.updates.live(), **self.probing.live}
             if progress.live and (state.updates % 10 == 0 or state.batch == batches):

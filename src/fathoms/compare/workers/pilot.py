@@ -21,6 +21,8 @@ from fathoms.train.job import Job
 UPDATES = 8
 """Updates of a pilot; the first ones warm up and are not counted."""
 WARM_UP = 3
+PATIENCE = 10.0
+"""Seconds after which a pilot of slow updates ends with two of them, whose first ones need no warming up."""
 EVALUATION = 0.4
 """Seconds of a forward pass, as a share of an update."""
 
@@ -33,19 +35,18 @@ def time_updates(job: Job, roles: Roles, updates: int) -> dict[str, Any]:
         began = time.monotonic()
         run = replace(job.run, output=scratch, experiment="pilot", log=None, probe_interval=0)
         trainer, times = make_trainer(replace(job, run=run), roles), list[float]()
-        update = trainer.loop.update
 
-        def timed(batch: Any) -> None:
-            update(batch)
+        def note_time() -> None:
             times.append(time.monotonic())
-            if len(times) >= updates:
+            late = len(times) > 1 and times[-1] - times[0] > PATIENCE
+            if len(times) >= updates or late:
                 trainer.loop.stop.code = 143
 
-        trainer.loop.update = timed
+        trainer.loop.after_update = note_time
         start = time.monotonic() - began
         trainer.run()
-        gaps = [after - before for before, after in itertools.pairwise(times)][WARM_UP - 1 :]
-        each = statistics.median(gaps) if gaps else time.monotonic() - began
+        gaps = [after - before for before, after in itertools.pairwise(times)]
+        each = statistics.median(gaps[WARM_UP - 1 :] or gaps or [time.monotonic() - began])
         context = trainer.context
         held_out = 0 if context.data.val is None else context.data.val.batches
         evaluation = held_out * EVALUATION * each / job.run.eval_interval
