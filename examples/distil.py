@@ -2,6 +2,8 @@
 
 You learn `--teacher`: a run folder (or timm/NAME, or NAME=WEIGHTS.safetensors) whose probabilities a student learns
 beside the labels. The student is trained twice, alone and with its teacher, and is a tenth of the teacher's work.
+The weight and temperature are the best of a few that were tried here, so the gain it prints is a favourable one: over
+three seeds it was 2.4 points (-3.7 to 8.6), not separated from nothing.
 
     python examples/distil.py
 """
