@@ -99,3 +99,21 @@ def test_dual_patch_norm_is_the_stem_with_both_norms():
 def test_an_unknown_name_raises_with_the_nearest():
     with pytest.raises(FathomsError, match="no stem_norm is called 'duel'; did you mean 'dual'"):
         stem_of("duel")
+
+
+def test_tokens_are_as_large_at_any_patch_size_with_the_start_of_timm():
+    """Its convolution keeps torch's start, a deviation of 1 / sqrt(3 inputs)."""
+    torch.manual_seed(0)
+    for patch_size in (2, 4, 16):
+        patches = torch.randn(64, 3, 2 * patch_size, 2 * patch_size)
+        theirs = torch.nn.Conv2d(3, 256, patch_size, patch_size)(patches).std().item()
+        ours = PatchEmbed(256, patch_size, stem_init="fan_in")(patches).std().item()
+        plain = PatchEmbed(256, patch_size)(patches).std().item()
+        assert ours == pytest.approx(3**-0.5, rel=0.05)
+        assert ours == pytest.approx(theirs, rel=0.1 if patch_size > 2 else 0.2)
+        assert plain == pytest.approx(0.02 * (3 * patch_size**2) ** 0.5, rel=0.05)
+
+
+def test_an_unknown_start_is_refused_with_the_nearest():
+    with pytest.raises(FathomsError, match="stem_init: no start is called 'fan_out'; did you mean 'fan_in'"):
+        PatchEmbed(8, 4, stem_init="fan_out")

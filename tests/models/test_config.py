@@ -27,6 +27,8 @@ pytestmark = pytest.mark.plain
         ({"attn_placement": "prepost"}, "attn_placement: no placement is called 'prepost'"),
         ({"mlp_placement": "PRE"}, "did you mean 'pre'"),
         ({"stem_norm": "duel"}, "did you mean 'dual'"),
+        ({"stem_init": "fanin"}, "stem_init: no start is called 'fanin'; did you mean 'fan_in'"),
+        ({"stem": "conv", "patch_size": 2, "stem_init": "fan_in"}, "stem 'conv' takes no stem_init"),
         ({"attention": "talking-heads"}, "did you mean 'talking_heads'"),
         ({"attention": "class_attention"}, "use readout='class_attention'"),
         ({"position": "rotary"}, "position: no position is called 'rotary'"),

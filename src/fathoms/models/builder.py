@@ -23,8 +23,9 @@ from fathoms.parts.tokens.stem import STEMS
 def build_stem(config: ViTConfig) -> Stem:
     """The stem, which turns an image into tokens."""
     sizes = config.dim, config.patch_size, config.in_channels, config.stem_norm
-    conv = {"layers": config.stem_layers, "kernel": config.stem_kernel} if config.stem == "conv" else {}
-    return STEMS.build(config.stem, *sizes, **conv)
+    if config.stem == "conv":
+        return STEMS.build("conv", *sizes, layers=config.stem_layers, kernel=config.stem_kernel)
+    return STEMS.build(config.stem, *sizes, stem_init=config.stem_init)
 
 
 def build_position(config: ViTConfig) -> Position:

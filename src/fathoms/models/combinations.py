@@ -93,6 +93,10 @@ def _check_stem(config: ViTConfig) -> None:
     for name in ("stem_layers", "stem_kernel"):
         if config.stem != "conv" and getattr(config, name) != getattr(type(config), name):
             raise ConfigError(f"stem {config.stem!r} takes no {name}; leave it out, or use 'conv'")
+    if config.stem == "conv" and config.stem_init != type(config).stem_init:
+        raise ConfigError(
+            "stem 'conv' takes no stem_init, it starts from He's normal; leave it out, or use 'patch'"
+        )
     if config.stem == "conv":
         conv_stride(config.patch_size, config.stem_layers)
         if config.stem_kernel % 2 == 0:

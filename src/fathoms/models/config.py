@@ -33,6 +33,7 @@ Residual = Literal[
 ]
 Stem = Literal["patch", "conv"]
 StemNorm = Literal["none", "pre", "post", "dual", "post_pos"]
+StemInit = Literal["trunc_normal", "fan_in"]
 Attention = Literal["softmax", "talking_heads"]
 AttnGate = Literal["none", "head", "channel"]
 QKNorm = Literal["none", "rmsnorm", "layernorm"]
@@ -98,6 +99,8 @@ class ViTConfig:
     """Side of its kernels."""
     stem_norm: StemNorm = "none"
     """LayerNorms around the patch projection."""
+    stem_init: StemInit = "trunc_normal"
+    """Init of the patch projection: deviation 0.02, or for any patch size as at 16 x 16, as in timm (fan_in)."""
     attention: Attention = "softmax"
     """Attention of every block."""
     qk_norm: QKNorm = "none"
@@ -178,7 +181,7 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(ViTConfig)
 BELONGING = {
     "norm": ("norm_init",),
     "residual": ("residual_init", "base_depth", "base_dim", "residual_warmup"),
-    "stem": ("stem_layers", "stem_kernel"),
+    "stem": ("stem_layers", "stem_kernel", "stem_init"),
 }
 
 
@@ -258,6 +261,7 @@ def check_early(values: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
 def _check_names(config: ViTConfig) -> None:
     from fathoms.parts import families
     from fathoms.parts.residuals import drop_path
+    from fathoms.parts.tokens.stem import STEM_INITS
 
     for name, family in families().items():
         family.check(getattr(config, name), name)
@@ -270,4 +274,5 @@ def _check_names(config: ViTConfig) -> None:
     for name in parse_ranges(config.placement_by_depth, config.depth, "placement_by_depth").values():
         families()["attn_placement"].check(name, "placement_by_depth")
     check_name(config.drop_path_schedule, drop_path.SCHEDULES, "schedule", "drop_path_schedule")
+    check_name(config.stem_init, STEM_INITS, "start", "stem_init")
     check_name(config.qk_norm, ("none", "rmsnorm", "layernorm"), "qk_norm", "qk_norm")

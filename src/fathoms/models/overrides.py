@@ -16,6 +16,7 @@ from fathoms.models.config import (
     Residual,
     Schedule,
     Stem,
+    StemInit,
     StemNorm,
 )
 
@@ -45,6 +46,7 @@ class Overrides(TypedDict, total=False):
     stem_layers: int
     stem_kernel: int
     stem_norm: StemNorm
+    stem_init: StemInit
     attention: Attention
     qk_norm: QKNorm
     qkv_bias: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError, ShapeError
-from fathoms.names.registry import Registry
+from fathoms.names.registry import Registry, check_name
 from fathoms.parts.init import STD
 from fathoms.parts.linear import linear_flops
 from fathoms.parts.norms.norm import LayerNorm
@@ -70,6 +71,14 @@ def post_position_norm(pixels: int, dim: int) -> StemNorm:
     return StemNorm(post_pos=LayerNorm(dim))
 
 
+# The deviation of the patch projection, by its inputs. fan_in is that of torch's convolutions, which timm, DeiT and the
+# author of LearnableScaler keep: tokens are as large at 4 x 4 pixels as at 16 x 16, where both agree within 4 %.
+STEM_INITS: dict[str, Callable[[int], float]] = {
+    "trunc_normal": lambda _: STD,
+    "fan_in": lambda inputs: (3 * inputs) ** -0.5,
+}
+
+
 def patchify(images: Float[Tensor, "B C H W"], patch_size: int) -> Float[Tensor, "B N P"]:
     """Cut images into square patches, each flattened in the order (row, column, channel).
 
@@ -104,6 +113,7 @@ class PatchEmbed(nn.Module):
         in_channels: Channels of an image.
         stem_norm: Where the LayerNorms are: "none", "pre" (on the pixels of a patch), "post" (on the
             token), "dual" (both), "post_pos" (on the token, after positions are added).
+        stem_init: A name in STEM_INITS, for the start of W.
 
     >>> import torch
     >>> PatchEmbed(192)(torch.randn(2, 3, 224, 224)).shape
@@ -112,11 +122,19 @@ class PatchEmbed(nn.Module):
     Paper: Dosovitskiy et al. 2020, arXiv:2010.11929.
     """
 
-    def __init__(self, dim: int, patch_size: int = 16, in_channels: int = 3, stem_norm: str = "none") -> None:
+    def __init__(
+        self,
+        dim: int,
+        patch_size: int = 16,
+        in_channels: int = 3,
+        stem_norm: str = "none",
+        stem_init: str = "trunc_normal",
+    ) -> None:
         super().__init__()
         if patch_size < 1:
             raise ConfigError(f"patch_size={patch_size} is too small; use 1 or more")
         self.patch_size, self.in_channels = patch_size, in_channels
+        self.stem_init = check_name(stem_init, STEM_INITS, "start", "stem_init")
         pixels = patch_size * patch_size * in_channels
         norms = STEM_NORMS.build(stem_norm, pixels, dim)
         self.ln0 = norms.pre
@@ -126,8 +144,8 @@ class PatchEmbed(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the projection with the truncated normal and a zero bias."""
-        nn.init.trunc_normal_(self.proj.weight, std=STD)
+        """Initialise the projection with a truncated normal and a zero bias."""
+        nn.init.trunc_normal_(self.proj.weight, std=STEM_INITS[self.stem_init](self.proj.in_features))
         nn.init.zeros_(self.proj.bias)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
