@@ -128,7 +128,9 @@ def test_missing_extra_and_misshaped_tensors_are_all_listed_and_nothing_changes(
 def test_another_label_set_needs_an_explicit_skip():
     model, twin = built(), built(num_classes=9)
     state = dict(model.named_parameters())
-    with pytest.raises(FathomsError, match=r'--initial-head new \(in Python skip=\["head\*"\]\)'):
+    with pytest.raises(
+        FathomsError, match=r'--initial-head new \(in Python load_weights with skip=\["head\*"\]\)'
+    ):
         fathoms.load_weights(twin, state)
     report = fathoms.load_weights(twin, state, skip=["head*"])
     assert report.skipped == ("head.weight", "head.bias")

@@ -48,7 +48,7 @@ def check_head(target: LoadedModel, remedy: str) -> None:
 def _load_trained(text: str, model: str | None, switches: dict[str, Any]) -> LoadedModel:
     """Weights with their model; where switches make it another one, the message names them."""
     from fathoms.evaluate.load import load_run
-    from fathoms.models.weights import MisfitError
+    from fathoms.models.weights import MisfitError, said
 
     try:
         return load_run(text, model, **switches)
@@ -56,7 +56,8 @@ def _load_trained(text: str, model: str | None, switches: dict[str, Any]) -> Loa
         if model is not None or not switches:
             raise
         flags = " ".join(f"--{name.replace('_', '-')}" for name in switches)
-        raise WeightsError(f"{flags}: {text} was trained as another model ({error}); leave it out") from error
+        why = said(error.settings) or str(error)
+        raise WeightsError(f"{flags}: {text} was trained as another model ({why}); leave it out") from error
 
 
 def load_images(

@@ -17,10 +17,22 @@ from fathoms.models.recorded_hash import check_recorded_hash
 RUNTIMES: dict[str, Callable[[Path], Any]] = {".onnx": OnnxModel, ".pt2": ProgramModel}
 
 
+def file_of_card(checkpoint: str) -> str:
+    """The weights or exported file that a card (FILE.json) belongs to; anything but a card as it is."""
+    path = Path(checkpoint)
+    file = path.with_suffix("")
+    # Unlike Path's own methods, these are false for a name too long to exist.
+    is_card = path.suffix == ".json" and file.suffix in (".safetensors", *RUNTIMES) and os.path.isfile(path)  # noqa: PTH113
+    if not is_card:
+        return checkpoint
+    if not file.is_file():
+        raise WeightsError(f"{checkpoint}: is the card of {file.name}, which is not next to it; fetch both")
+    return str(file)
+
+
 def exported_file(checkpoint: str) -> Path | None:
     """The exported file that a path names: the file itself, or the only one in a folder without weights."""
-    path = Path(checkpoint)
-    # Unlike Path's own methods, these are false for a name too long to exist.
+    path = Path(file_of_card(checkpoint))
     if path.suffix in RUNTIMES and os.path.isfile(path):  # noqa: PTH113
         return path
     if not os.path.isdir(path):  # noqa: PTH112

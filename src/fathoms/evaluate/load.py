@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fathoms.errors import ConfigError, WeightsError
-from fathoms.evaluate.exported_file import exported_file, open_exported
+from fathoms.evaluate.exported_file import exported_file, file_of_card, open_exported
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.evaluate.training_record import TrainingRecord, record_of_card, record_of_run
 from fathoms.models import hub
@@ -21,7 +21,14 @@ from fathoms.models.overrides import AllFields
 from fathoms.models.resolve import resolve_trained
 from fathoms.models.safetensors_header import check_ending, check_header
 from fathoms.models.vit import ViT
-from fathoms.models.weights import build_for, check_size, load_weights, put_weights, read_tensors
+from fathoms.models.weights import (
+    MisfitError,
+    build_for,
+    check_size,
+    load_weights,
+    put_weights,
+    read_tensors,
+)
 from fathoms.models.zoo import model_config
 from fathoms.surgery.inputs import image_shape
 
@@ -46,6 +53,7 @@ class LoadedModel:
         source: The weights file, or the Hub repository with the commit that was read.
         run: Its run folder, if it has one.
         trained: Whether its weights come from a file; `new_model` draws them.
+        assumed: Whether the preprocessing is the default because nothing records it.
     """
 
     model: nn.Module
@@ -62,6 +70,7 @@ class LoadedModel:
     source: str
     run: Path | None
     trained: bool = True
+    assumed: bool = False
 
 
 def weights_file(folder: Path, ema: bool) -> Path:
@@ -105,17 +114,25 @@ def _from_hub(checkpoint: str) -> tuple[Path, str, TrainingRecord]:
 def _locate(checkpoint: str, ema: bool) -> tuple[Path, str, TrainingRecord]:
     """The weights file, its name for messages, and its record: from its card, else from its run."""
     path = Path(checkpoint)
-    if path.is_dir():
+    if path.is_dir() and _is_saved(path):
+        path = path / hub.FILE
+    elif path.is_dir():
         # The record first: a config that cannot be read explains more than weights that are not there.
         record = record_of_run(path) or TrainingRecord()
         weights = weights_file(path, ema)
         return weights, str(weights), record
-    if resolve_trained(checkpoint).kind == "hub":
+    elif resolve_trained(checkpoint).kind == "hub":
         return _from_hub(checkpoint)
     check_ending(path, str(path))
     card = path.with_name(f"{path.name}.json")
     record = record_of_card(card) if card.is_file() else record_of_run(path.parent)
     return path, str(path), record or TrainingRecord()
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether a folder is one of `save_pretrained`: a run folder may hold an exported file with its card too."""
+    own = (folder / hub.CARD).is_file()
+    return own and not any((folder / name).exists() for name in ("config.toml", "checkpoints"))
 
 
 def load_run(
@@ -129,8 +146,8 @@ def load_run(
     """Load a trained model for inference, with its preprocessing, its class names and its record.
 
     Args:
-        checkpoint: A run folder, a checkpoint folder, a weights file, an exported file (.onnx, .pt2), or
-            hf-hub:OWNER/NAME[@REVISION].
+        checkpoint: A run folder, a checkpoint folder, a folder of `save_pretrained`, a weights file, an exported file
+            (.onnx, .pt2), the card of either (.json), or hf-hub:OWNER/NAME[@REVISION].
         model: Name of the model, "timm/NAME" for a timm model; None takes the name in the run or the card.
         ema: Whether averaged weights are preferred.
         trust_program: Whether a torch.export program (.pt2) may be opened, which can run code.
@@ -144,7 +161,7 @@ def load_run(
     >>> loaded.model(torch.randn(2, loaded.in_channels, loaded.image_size, loaded.image_size)).shape
     torch.Size([2, 10])
     """
-    checkpoint, fields = str(checkpoint), dict(overrides)
+    checkpoint, fields = file_of_card(str(checkpoint)), dict(overrides)
     if (exported := exported_file(checkpoint)) is not None:
         return _load_exported(exported, model, fields, trust_program)
     weights, source, record = _locate(checkpoint, ema)
@@ -158,7 +175,19 @@ def load_run(
     recorded = record.preprocessing or ({} if config or record.recipe else timm_preprocessing(built))
     seen = Preprocessing.recorded(record.recipe, recorded).at(shape[0])
     kept = (seen, record.classes, record.recipe, record.metrics, record.data, source, record.run)
-    return LoadedModel(built.eval(), name or "model", config, *shape, *kept)
+    assumed = not recorded and not record.recipe
+    if isinstance(built, ViT):
+        built.card = _card(name, None if assumed else seen, record.classes)
+    return LoadedModel(built.eval(), name or "model", config, *shape, *kept, assumed=assumed)
+
+
+def _card(
+    name: str | None, preprocessing: Preprocessing | None, classes: tuple[str, ...] | None
+) -> dict[str, Any]:
+    """What a model carries for the card of `save_pretrained`; metrics belong to these weights alone and stay behind."""
+    table = None if preprocessing is None else preprocessing.to_dict()
+    known = {"model": name, "preprocessing": table, "classes": classes}
+    return {key: value for key, value in known.items() if value is not None}
 
 
 def new_model(
@@ -209,7 +238,8 @@ def _load_exported(path: Path, model: str | None, overrides: dict[str, Any], tru
     # Next to a run's config it was exported from that run, whose carved split is then the one to measure on.
     run = path.parent if (path.parent / "config.toml").is_file() else None
     kept = (seen, record.classes, record.recipe, record.metrics, record.data, str(path), run)
-    return LoadedModel(built.eval(), record.name or path.stem, None, size, channels, built.num_classes, *kept)
+    name, assumed = record.name or path.stem, not record.preprocessing and not record.recipe
+    return LoadedModel(built.eval(), name, None, size, channels, built.num_classes, *kept, assumed=assumed)
 
 
 def _load_vit(
@@ -223,8 +253,22 @@ def _load_vit(
     else:
         raise ConfigError(f"{checkpoint}: a weights file alone does not say which model it is; give --model")
     vit = _swapped(build_for(config, weights), record.swap_norms)
-    load_weights(vit, weights)
+    try:
+        load_weights(vit, weights)
+    except MisfitError as error:
+        raise _without_head_flags(error, weights, overrides) from error
     return vit
+
+
+def _without_head_flags(error: MisfitError, weights: Path, overrides: dict[str, Any]) -> MisfitError:
+    """The error for another number of classes: a new classifier is started in training, not here."""
+    if set(error.settings) != {"num_classes"}:
+        return error
+    held, wanted = error.settings["num_classes"]
+    remedy = "leave --num-classes out" if "num_classes" in overrides else "they do not belong together"
+    other = MisfitError(f"{weights} does not fit the model: num_classes {held} against {wanted}; {remedy}")
+    other.plain, other.settings = error.plain, error.settings
+    return other
 
 
 def _outputs(weights: Path, record: TrainingRecord) -> dict[str, Any]:

@@ -43,8 +43,8 @@ class NamedModel:
         return Path(self.text)
 
 
-def resolve(text: str, where: str = "") -> NamedModel:
-    """The model that a text names; `where` is the flag or argument that errors begin with.
+def resolve(text: str, where: str = "", forms: str = _FORMS) -> NamedModel:
+    """The model that a text names; `where` is the flag or argument that errors begin with, `forms` what it takes.
 
     >>> resolve("cait_s24_224").kind, resolve("timm/vit_tiny_patch16_224").kind, resolve("hf-hub:me/mine").kind
     ('zoo', 'timm', 'hub')
@@ -58,7 +58,7 @@ def resolve(text: str, where: str = "") -> NamedModel:
     if text.startswith(hub.PREFIX):
         hub.check_id(text, where)
         return NamedModel("hub", text)
-    raise WeightsError(_place(where) + _unknown(text))
+    raise WeightsError(_place(where) + _unknown(text, forms))
 
 
 def resolve_trained(text: str, where: str = "") -> NamedModel:
@@ -102,12 +102,12 @@ def _is_file_name(text: str) -> bool:
     return text.endswith((".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".onnx", ".pt2"))
 
 
-def _unknown(text: str) -> str:
+def _unknown(text: str, forms: str) -> str:
     """Words on a text that names nothing: the nearest path, model or repository."""
     page = _PAGE.match(text)
     if page:
         return f"{text}: pages are not read; write {hub.PREFIX}{page[1]}"
-    otherwise = f"give {_FORMS}"
+    otherwise = f"give {forms}"
     if "/" not in text and not _is_file_name(text):
         near = nearest(text, [*MODELS, *ALIASES])
         otherwise = f"did you mean the model {near!r}?" if near else otherwise

@@ -41,6 +41,9 @@ class ViT(nn.Module):
         self.grad_checkpointing = False
         # The dtype of the residual stream; None keeps that of the stem, which under autocast is autocast's.
         self.stream_dtype: torch.dtype | None = None
+        # What its record or card says beyond the config (name, preprocessing, classes), for the card of
+        # `save_pretrained`; empty for a new model.
+        self.card: dict[str, Any] = {}
         self.stem = builder.build_stem(config)
         self.position = builder.build_position(config)
         self.registers = nn.Parameter(torch.empty(config.registers, config.dim)) if config.registers else None
@@ -114,22 +117,43 @@ class ViT(nn.Module):
 
     @classmethod
     def from_pretrained(cls, source: str | Path, **overrides: Any) -> ViT:
-        """A model from a folder of `save_pretrained` or from the Hub: see `fathoms.models.pretrained`."""
+        """A model from a folder of `save_pretrained` or from the Hub: see `fathoms.models.pretrained`.
+
+        Args:
+            source: The folder, a weights file with its card, or hf-hub:OWNER/NAME[@REVISION].
+            **overrides: Fields of ViTConfig that leave the weights as they are, such as image_size or drop_path.
+        """
         from fathoms.models.pretrained import from_pretrained
 
         return from_pretrained(source, **overrides)
 
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Write weights and config to a folder; returns the weights file."""
+    def save_pretrained(
+        self, folder: str | Path, *, preprocessing: Any = None, classes: Sequence[str] | None = None
+    ) -> Path:
+        """Write weights and card to a folder; returns the weights file.
+
+        Args:
+            folder: Made if it is not there; files of an earlier save are replaced.
+            preprocessing: `crop_pct`, `interpolation`, `mean` and `std` of its images, as a table or a
+                `Preprocessing`; None takes those that `load_run` or `from_pretrained` found.
+            classes: Names of the outputs; None takes those that were found.
+        """
         from fathoms.models.pretrained import save_pretrained
 
-        return save_pretrained(self, folder)
+        return save_pretrained(self, folder, preprocessing=preprocessing, classes=classes)
 
-    def push_to_hub(self, repo: str, *, public: bool = False) -> str:
-        """Upload weights and config to OWNER/NAME on the Hub; returns hf-hub:OWNER/NAME@COMMIT."""
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        public: bool = False,
+        preprocessing: Any = None,
+        classes: Sequence[str] | None = None,
+    ) -> str:
+        """Upload what `save_pretrained` writes to OWNER/NAME on the Hub; returns hf-hub:OWNER/NAME@COMMIT."""
         from fathoms.models.pretrained import push_to_hub
 
-        return push_to_hub(self, repo, public=public)
+        return push_to_hub(self, repo, public=public, preprocessing=preprocessing, classes=classes)
 
     def get_classifier(self) -> nn.Module:
         """The classifier that reads the class token."""
@@ -138,6 +162,7 @@ class ViT(nn.Module):
     def reset_classifier(self, num_classes: int) -> None:
         """Replace the classifier by a new one of `num_classes` outputs; 0 for none."""
         self.config = self.config.replace(num_classes=num_classes)
+        self.card = {name: value for name, value in self.card.items() if name != "classes"}
         like = self._home()
         self.head = builder.build_head(self.config).to(**like)
         if self.head_dist is not None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import safetensors
 import torch
@@ -32,9 +33,14 @@ _ROOM = 1 << 26
 
 
 class MisfitError(WeightsError):
-    """Weights of another model; `plain` is the message without the flags of a model, which not every command has."""
+    """Weights of another model.
+
+    `plain` is the message without the flags of a model, which not every command has. `settings` are those that differ,
+    each with its value in the weights and in the model; empty where the names of the parameters do not tell.
+    """
 
     plain = ""
+    settings: Mapping[str, tuple[object, object]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,10 @@ def _read(source: str | Path | Mapping[str, object]) -> tuple[str, Mapping[str, 
     if isinstance(source, Mapping):
         return "state_dict", source
     if isinstance(source, Path) or (named := resolve_weights(source)).kind != "hub":
-        return str(source), read_tensors(Path(source), str(source))
+        path = Path(source)
+        # The folder of `save_pretrained`.
+        path = path / hub.FILE if (path / hub.FILE).is_file() else path
+        return str(path), read_tensors(path, str(path))
     path, name = hub.fetch(named.text)
     return name, read_tensors(path, name)
 
@@ -106,13 +115,15 @@ def _check(own: State, given: State, name: str, differ: Mapping[str, tuple[objec
         return
     error = MisfitError(f"{name} does not fit the model: {_advice(differ) or '; '.join(found)}")
     if differ:
-        error.plain = f"{name} does not fit the model: {_said(differ)}; give the --model of these weights"
+        error.settings = differ
+        error.plain = f"{name} does not fit the model: {said(differ)}; give the --model of these weights"
     for fault, keys in faults.items():
         error.add_note(f"{fault}: {', '.join(keys) or 'none'}")
     raise error
 
 
-def _said(differ: Mapping[str, tuple[object, object]]) -> str:
+def said(differ: Mapping[str, tuple[object, object]]) -> str:
+    """Settings that differ, in words."""
     return ", ".join(f"{name} {theirs} against {own}" for name, (theirs, own) in differ.items())
 
 
@@ -120,9 +131,11 @@ def _advice(differ: Mapping[str, tuple[object, object]]) -> str:
     """The settings that differ, and what to do about them."""
     if not differ:
         return ""
-    said = _said(differ)
     if set(differ) == {"num_classes"}:
-        return f'{said}; to start a new classifier, give --initial-head new (in Python skip=["head*"])'
+        return (
+            f"{said(differ)}; to start a new classifier, give --initial-head new "
+            '(in Python load_weights with skip=["head*"])'
+        )
     flags = [
         flag_of(name)
         if theirs is True
@@ -132,7 +145,7 @@ def _advice(differ: Mapping[str, tuple[object, object]]) -> str:
         for name, (theirs, _) in differ.items()
         if name != "num_classes"
     ]
-    return f"{said}; build it with {' '.join(flags)}, or give the --model of these weights"
+    return f"{said(differ)}; build it with {' '.join(flags)}, or give the --model of these weights"
 
 
 def _other_grid(table: Tensor, target: Tensor) -> bool:
@@ -156,8 +169,8 @@ def load_weights(
 
     Args:
         model: The model to fill.
-        source: A .safetensors file, "hf-hub:OWNER/NAME[@REVISION]", "timm/NAME[@REVISION]" for timm's own weights on
-            the Hub, or a state_dict.
+        source: A .safetensors file, a folder of `save_pretrained`, "hf-hub:OWNER/NAME[@REVISION]",
+            "timm/NAME[@REVISION]" for timm's own weights on the Hub, or a state_dict.
         skip: Patterns of parameters that keep their values, for example ["head*"] for another label set.
         antialias: Whether positions are resized with antialiasing, as in timm; DeiT's own code, which fine-tuned its
             384-pixel models, does without.
