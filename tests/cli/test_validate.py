@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fathoms
 from fathoms.cli import train
 from fathoms.cli.flags.parse import parse
 from fathoms.cli.main import main
@@ -224,6 +225,26 @@ def test_a_checkpoint_is_fine_tuned_at_another_size_and_on_other_classes(photos,
     assert run(*small, "--initial-head", "new", "--experiment", "other") == 0
     assert run("train", *QUICK, "--initial-head", "new", "--output", tmp_path) == 2
     assert "--initial-head would not be used" in capsys.readouterr().err
+
+
+def test_a_model_saved_from_a_run_is_measured_as_the_run_is(vit, photos, tmp_path, capsys):
+    """Its card has the mean and std of the run; where a card has none, a line says what is assumed."""
+    model = load_run(vit).model
+    model.save_pretrained(tmp_path / "saved")
+    fresh = fathoms.ViT.from_pretrained(tmp_path / "saved")
+    fresh.card = {}
+    fresh.save_pretrained(tmp_path / "bare")
+    capsys.readouterr()
+    measured = {}
+    for place in (vit, tmp_path / "saved", tmp_path / "bare"):
+        assert run("validate", photos, "--checkpoint", place, "--device", "cpu", "--json") == 0
+        shown = capsys.readouterr()
+        measured[place] = json.loads(shown.out.splitlines()[-1])["results"]
+        assert ("assumed: mean 0.485 0.456 0.406" in shown.err) == (place.name == "bare")
+    assert measured[vit] == measured[tmp_path / "saved"]
+    for words, said in (([], True), (["--mean", "0.5", "0.5", "0.5", "--std", "1", "1", "1"], False)):
+        assert run("predict", photos / "val", "--checkpoint", tmp_path / "bare", *words) == 0
+        assert ("give --mean and --std" in capsys.readouterr().err) == said
 
 
 def test_a_run_records_its_crop_and_one_from_before_keeps_nine_tenths(vit, photos, tmp_path):

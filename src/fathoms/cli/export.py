@@ -7,6 +7,7 @@ differs is not kept. A card is written next to it: config, recipe, metrics, prep
 from __future__ import annotations
 
 import json as json_format
+import sys
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -76,13 +77,17 @@ def run(args: Args) -> int:
             raise FathomsError(f"--{name.replace('_', '-')} needs --{needed}; give both or neither")
     check_data(args.int8, "--int8")
     checkpoint = check_trained(args.checkpoint, args.model, where="CHECKPOINT")
+    from fathoms.evaluate.exported_file import file_of_card
     from fathoms.export.card import card_files
     from fathoms.export.export import FORMATS, export_model
     from fathoms.export.publish import publish
 
     loaded = load(args, checkpoint)
+    if loaded.assumed:
+        remedy = "these go into the card; correct it if it was trained otherwise"
+        print(printable(loaded.preprocessing.assumed(checkpoint, remedy)), file=sys.stderr)
     ending = f".int8{FORMATS[args.format]}" if args.int8 is not None else FORMATS[args.format]
-    target = args.output or default_output(args.checkpoint, loaded, ending)
+    target = args.output or default_output(file_of_card(args.checkpoint), loaded, ending)
     if target.resolve() == Path(loaded.source).resolve():
         raise FathomsError(f"{target}: this would overwrite the checkpoint; give another --output")
     check_absent((target, *card_files(target)), args.overwrite)

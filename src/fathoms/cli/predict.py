@@ -6,6 +6,7 @@ Exit status: 0 all images were read, 1 some could not be read (they are listed),
 from __future__ import annotations
 
 import json as json_format
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -90,6 +91,9 @@ def run(args: Args) -> int:
         loaded = load_run(checkpoint, args.model, trust_program=args.trust_program)
     changes = {name: getattr(args, name) for name in ("crop_pct", "interpolation", "mean", "std")}
     preprocessing = loaded.preprocessing.changed(**changes)
+    if loaded.assumed and None in (args.mean, args.std):
+        remedy = "if it was trained otherwise, give --mean and --std"
+        print(printable(preprocessing.assumed(checkpoint, remedy)), file=sys.stderr)
     classes = class_names(args.classes, loaded.classes, loaded.num_classes)
     if args.attention is not None:
         if loaded.config is None:

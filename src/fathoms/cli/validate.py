@@ -146,6 +146,10 @@ def measure_all(
     sources = {place: open_held_out(place) for place in args.robustness}
     sources = {data: open_held_out(data, args.split, run), **sources}
     loaders = {place: make_loader(args, loaded, source, world) for place, source in sources.items()}
+    if loaded.assumed and world.is_main:
+        seen = changed_preprocessing(args, loaded)
+        remedy = "if it was trained otherwise, save it with save_pretrained(preprocessing=...)"
+        print(printable(seen.assumed(args.checkpoint, remedy)), file=sys.stderr)
     maps: dict[str, Any] = dict.fromkeys(places)
     if loaded.classes is not None:
         maps = {place: match_classes(sources[place].classes, loaded.classes, place) for place in places}
@@ -177,17 +181,21 @@ def check_recorded_data(data: str, checkpoint: str) -> None:
         ) from error
 
 
+def changed_preprocessing(args: Args, loaded: Any) -> Any:
+    """The preprocessing of the checkpoint, except for the flags."""
+    return loaded.preprocessing.changed(crop_pct=args.crop_pct, interpolation=args.interpolation)
+
+
 def make_loader(args: Args, loaded: Any, source: Any, world: Any) -> Any:
     """The images of a data set, preprocessed as in the run except for the flags."""
     from fathoms.evaluate.loader import check_crop, eval_loader
 
     check_crop(args.crop_pct, source)
-    preprocessing = loaded.preprocessing.changed(crop_pct=args.crop_pct, interpolation=args.interpolation)
     return eval_loader(
         source,
         loaded.image_size,
         args.batch_size,
-        preprocessing,
+        changed_preprocessing(args, loaded),
         workers=args.workers,
         device=world.device,
         share=(world.rank, world.size),

@@ -79,3 +79,14 @@ class Preprocessing:
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
         return asdict(self)
+
+    def assumed(self, checkpoint: str, remedy: str) -> str:
+        """A line on a checkpoint that does not record its preprocessing, for which this one is taken."""
+        return (
+            f"{checkpoint}: does not say how its images are prepared; assumed: mean {_numbers(self.mean)}, std "
+            f"{_numbers(self.std)}, crop_pct {self.crop_pct}, {self.interpolation}; {remedy}"
+        )
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:g}" for value in values)
