@@ -203,6 +203,13 @@ def test_folder_weights_and_card_name_the_same_model(tmp_path):
     assert torch.equal(model(images), other(images))
 
 
+def test_the_folder_may_be_the_one_that_python_runs_in(tmp_path, monkeypatch):
+    tiny().save_pretrained(tmp_path, classes=list("abcde"))
+    monkeypatch.chdir(tmp_path)
+    assert load_run(".").classes == tuple("abcde")
+    assert ViT.from_pretrained(".").card["classes"] == tuple("abcde")
+
+
 def test_a_card_without_its_weights_is_one_line(tmp_path):
     path = tiny().save_pretrained(tmp_path)
     path.unlink()
@@ -214,7 +221,7 @@ def test_a_card_without_its_weights_is_one_line(tmp_path):
 
 def test_a_source_that_is_not_there_is_told_what_from_pretrained_takes(tmp_path):
     takes = r"^from_pretrained: .*a folder of save_pretrained.*hf-hub:OWNER/NAME"
-    for source in (tmp_path / "none", "vit_digits", "timm/vit_tiny_patch16_224"):
+    for source in (tmp_path / "none", "vit_digit", "vit_digits", "timm/vit_tiny_patch16_224"):
         with pytest.raises(WeightsError, match=takes):
             ViT.from_pretrained(source)
     (tmp_path / "notes.txt").write_text("mine")

@@ -19,11 +19,10 @@ RUNTIMES: dict[str, Callable[[Path], Any]] = {".onnx": OnnxModel, ".pt2": Progra
 
 def file_of_card(checkpoint: str) -> str:
     """The weights or exported file that a card (FILE.json) belongs to; anything but a card as it is."""
-    path = Path(checkpoint)
-    file = path.with_suffix("")
-    # Unlike Path's own methods, these are false for a name too long to exist.
-    is_card = path.suffix == ".json" and file.suffix in (".safetensors", *RUNTIMES) and os.path.isfile(path)  # noqa: PTH113
-    if not is_card:
+    file = Path(checkpoint.removesuffix(".json"))
+    # Unlike Path's own methods, this is false for a name too long to exist.
+    is_card = checkpoint.endswith(".json") and os.path.isfile(checkpoint)  # noqa: PTH113
+    if not is_card or file.suffix not in (".safetensors", *RUNTIMES):
         return checkpoint
     if not file.is_file():
         raise WeightsError(f"{checkpoint}: is the card of {file.name}, which is not next to it; fetch both")

@@ -109,7 +109,8 @@ def _unknown(text: str, forms: str) -> str:
         return f"{text}: pages are not read; write {hub.PREFIX}{page[1]}"
     otherwise = f"give {forms}"
     if "/" not in text and not _is_file_name(text):
-        near = nearest(text, [*MODELS, *ALIASES])
+        # Who takes other forms takes no architecture.
+        near = nearest(text, [*MODELS, *ALIASES]) if forms == _FORMS else None
         otherwise = f"did you mean the model {near!r}?" if near else otherwise
     elif hub.is_id(text) and not _is_file_name(text):
         otherwise = f"for a repository of the Hub write {hub.PREFIX}{text}"
