@@ -46,7 +46,9 @@ def test_links_are_turned_to_where_pages_and_files_stand_on_the_site(stage, repo
 
 def test_the_page_of_a_run_comes_with_the_files_that_it_links_to(stage, repository, tmp_path):
     (repository / "docs/a.md").write_text("[page](../results/report.html)")
-    (repository / "results/report.html").write_text('<a href="./config.toml">config</a> <a href="gone.csv">csv</a>')
+    (repository / "results/report.html").write_text(
+        '<a href="./config.toml">config</a> <a href="gone.csv">csv</a>'
+    )
     (repository / "results/config.toml").write_text("seed = 1")
     stage.stage(repository, tmp_path / "out")
     assert (tmp_path / "out/files/results/config.toml").read_text() == "seed = 1"

@@ -199,7 +199,9 @@ def _of_blocks(features: Features, sites: Sites, limits: Thresholds, basis: Basi
         worst = min(sharp, key=lambda site: site["entropy"])
         # Rounding leaves the entropy of one token a little below zero.
         entropy = max(0.0, worst["entropy"])
-        text = f"{_when(basis)}attention is saturated at {place(worst)} (entropy {entropy:.2g} of its maximum)"
+        text = (
+            f"{_when(basis)}attention is saturated at {place(worst)} (entropy {entropy:.2g} of its maximum)"
+        )
         found.append(Finding("attention saturated", False, text, against_logits(basis.config)))
     return found
 
@@ -219,7 +221,9 @@ def _of_silence(sites: Sites, limits: Thresholds, basis: Basis) -> list[Finding]
     least = min(site["ratio"] for site in quiet)
     are = "is" if len(quiet) == 1 else "are"
     why = "as its residual scale intends" if meant else "and no residual scale is the reason"
-    text = f"{_when(basis)}{len(quiet)} of {len(sites)} branches {are} silent (branch/stream {least:.2g}), {why}"
+    text = (
+        f"{_when(basis)}{len(quiet)} of {len(sites)} branches {are} silent (branch/stream {least:.2g}), {why}"
+    )
     helps = "nothing to do if the scale is learned" if meant else against_silence(basis.config)
     return [Finding("silent branches", False, text, helps)]
 
