@@ -6,8 +6,10 @@ models through timm. timm's words are taken (`img_size`, `in_chans`, `drop_path_
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from torch import Tensor
 
 from fathoms.errors import ConfigError
 from fathoms.models.param_groups import layer_of, why_no_decay
@@ -24,6 +26,8 @@ PREFIX = "fathoms_"
 _FIELDS = {"img_size": "image_size", "in_chans": "in_channels", "drop_path_rate": "drop_path"}
 # What timm's script passes to every model, and the value that asks for nothing.
 _NEUTRAL = {"drop_rate": 0.0, "drop_block_rate": 0.0, "scriptable": False, "cache_dir": None}
+# timm's words for read-outs.
+_POOLS = {"cls": "token", "mean": "avg"}
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
 
 __all__ = ["PREFIX", "TimmViT"]
@@ -36,10 +40,33 @@ class TimmViT(ViT):
     def pretrained_cfg(self) -> dict[str, Any]:
         """Input size and preprocessing, where timm looks for them; there are no pretrained weights."""
         size = (self.config.in_channels, self.config.image_size, self.config.image_size)
-        own = {"architecture": f"{PREFIX}vit", "num_classes": self.config.num_classes, "input_size": size}
+        own = {"architecture": self.architecture, "num_classes": self.config.num_classes, "input_size": size}
         return {**own, **_IMAGENET, "crop_pct": 0.9, "first_conv": "stem.proj", "classifier": "head"}
 
     default_cfg = pretrained_cfg
+    architecture = f"{PREFIX}vit"
+    """The name that it was created by."""
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the classifier; the pooling is the read-out of the config and cannot change."""
+        readout = self.config.readout
+        if global_pool not in (None, _POOLS.get(readout)):
+            raise ConfigError(
+                f"reset_classifier: global_pool={global_pool!r} is not the read-out {readout!r} of this model; "
+                "leave it out, or create the model with another readout"
+            )
+        super().reset_classifier(num_classes)
+
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Resize the positions for images of another size."""
+        self.set_image_size(_square(img_size, self.architecture))
+
+    def get_intermediate_layers(
+        self, x: Tensor, n: int | Sequence[int] = 1, reshape: bool = False, norm: bool = False
+    ) -> list[Tensor]:
+        """Patches after the last n blocks or after chosen ones, as sequences or, reshaped, as maps."""
+        form = "NCHW" if reshape else "NLC"
+        return self.forward_intermediates(x, n, norm=norm, output_fmt=form, intermediates_only=True)
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that take no weight decay whatever their shape."""
@@ -49,6 +76,14 @@ class TimmViT(ViT):
         """The layer of a parameter, for timm's layer decay: that of `fathoms.param_groups`."""
         del coarse
         return lambda name: layer_of(self, name)
+
+
+def _square(size: int | Sequence[int], name: str) -> int:
+    """The side of square images, given as one number or as two."""
+    sides = {size} if isinstance(size, int) else set(size)
+    if len(sides) != 1:
+        raise ConfigError(f"{name}: img_size={'x'.join(map(str, cast(Sequence[int], size)))} is not square")
+    return sides.pop()
 
 
 def _entrypoint(name: str) -> Callable[..., TimmViT]:
@@ -64,13 +99,16 @@ def _entrypoint(name: str) -> Callable[..., TimmViT]:
         for word, neutral in _NEUTRAL.items():
             if options.pop(word, neutral) != neutral:
                 raise ConfigError(f"{PREFIX}{name}: {word} has no part in this model; leave it out")
+        if options.pop("features_only", False):
+            raise ConfigError(
+                f"{PREFIX}{name}: features_only is not supported; call forward_intermediates of the model"
+            )
         fields = {_FIELDS.get(word, word): value for word, value in options.items()}
-        if isinstance(fields.get("image_size"), tuple | list):
-            height, width = fields["image_size"]
-            if height != width:
-                raise ConfigError(f"{PREFIX}{name}: img_size={height}x{width} is not square")
-            fields["image_size"] = height
-        return TimmViT(model_config(name, **fields))
+        if fields.get("image_size") is not None:
+            fields["image_size"] = _square(fields["image_size"], PREFIX + name)
+        model = TimmViT(model_config(name, **fields))
+        model.architecture = PREFIX + name
+        return model
 
     build.__name__ = build.__qualname__ = PREFIX + name
     build.__doc__ = f"{name} of fathoms."

@@ -82,3 +82,32 @@ def test_what_cannot_be_done_is_one_line(options, words):
     with pytest.raises(FathomsError, match=words) as caught:
         timm.create_model("fathoms_vit_tiny_patch16_224", **options)
     assert "\n" not in str(caught.value)
+
+
+def test_what_timm_calls_to_read_features_is_there():
+    model = timm.create_model("fathoms_vit_tiny_patch16_224", **SMALL).eval()
+    images = torch.randn(2, 3, 32, 32)
+    maps = model.get_intermediate_layers(images, n=2, reshape=True)
+    assert [tuple(each.shape) for each in maps] == [(2, 192, 4, 4)] * 2
+    _, all_of_it = model.forward_intermediates(images, [0, 1])
+    early = model.forward_intermediates(images, [0, 1], intermediates_only=True, stop_early=True)
+    assert all(torch.equal(a, b) for a, b in zip(all_of_it, early, strict=True))
+    calls = []
+    model.blocks[2].register_forward_hook(lambda *_: calls.append(1))
+    model.forward_intermediates(images, [0, 1], intermediates_only=True, stop_early=True)
+    assert not calls
+    model.set_input_size((64, 64))
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 7)
+    with pytest.raises(FathomsError, match="img_size=64x32 is not square"):
+        model.set_input_size((64, 32))
+    with pytest.raises(FathomsError, match="features_only is not supported; call forward_intermediates"):
+        timm.create_model("fathoms_vit_tiny_patch16_224", features_only=True)
+
+
+def test_a_classifier_is_replaced_and_the_pooling_stays():
+    model = timm.create_model("fathoms_vit_tiny_patch16_224", **SMALL)
+    model.reset_classifier(3, "token")
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 3)
+    with pytest.raises(FathomsError, match="global_pool='avg' is not the read-out 'cls' of this model"):
+        model.reset_classifier(5, "avg")
+    assert model.default_cfg["architecture"] == "fathoms_vit_tiny_patch16_224"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
 
 import fathoms
 from fathoms import FathomsError, ViT, ViTConfig
-from fathoms.parts import NORMS
+from fathoms.parts import NORMS, RESIDUALS, Block
 from tiny_models import VARIANTS
 
 SMALL = {"image_size": 32, "patch_size": 8, "dim": 48, "heads": 4, "depth": 3, "num_classes": 10}
+
+
+POST = {"deepnorm": {"attn_placement": "post", "mlp_placement": "post"}}
 
 
 def fresh(variant, **more):
@@ -114,6 +118,34 @@ def test_deepcopy_is_another_model_with_the_same_answer(variant):
     with torch.no_grad():
         twin.stem.proj.weight.add_(1.0)
     assert not torch.equal(vit(images()), twin(images()))
+
+
+def test_a_pickled_model_gives_the_same_answer(variant):
+    """As torch.save of a whole model and processes that are spawned need."""
+    vit = built(variant).eval()
+    assert torch.equal(pickle.loads(pickle.dumps(vit))(images()), vit(images()))
+
+
+@pytest.mark.parametrize("residual", list(RESIDUALS))
+def test_a_block_of_every_residual_method_can_be_pickled(residual):
+    norm = "none" if residual == "fixup" else "layernorm"
+    block = Block(16, 2, residual=residual, norm=norm, **POST.get(residual, {}))
+    assert set(pickle.loads(pickle.dumps(block)).state_dict()) == set(block.state_dict())
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((3, 32, 32), r"images have the shape \(3, 32, 32\); give a batch \(B, 3, 32, 32\)"),
+        ((2, 32, 32, 3), r"images have their 3 channels last; give \(B, 3, 32, 32\)"),
+        ((2, 3, 48, 48), "images are 48x48, the model takes 32x32; resize them or build"),
+        ((2, 1, 32, 32), "images have 1 channels, the model takes 3"),
+    ],
+)
+def test_images_of_another_shape_are_refused_with_what_is_wrong(shape, words):
+    with pytest.raises(FathomsError, match=words):
+        fresh("plain")(torch.zeros(shape))
 
 
 @pytest.mark.compile

@@ -150,13 +150,7 @@ class ViT(nn.Module):
 
     def embed(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
         """The tokens that enter the first block."""
-        size = self.image_size
-        if images.shape[-2:] != (size, size):
-            height, width = images.shape[-2:]
-            raise ShapeError(
-                f"images are {height}x{width}, the model takes {size}x{size}; resize them or build the model "
-                f"with image_size={height}"
-            )
+        self._check_images(images)
         tokens = self.stem(images)
         if self.stream_dtype is not None:
             tokens = tokens.to(self.stream_dtype)
@@ -165,6 +159,23 @@ class ViT(nn.Module):
             registers = self.registers.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
             tokens = torch.cat([registers, tokens], dim=1)
         return self.entering(0, tokens)
+
+    def _check_images(self, images: Tensor) -> None:
+        size, channels = self.image_size, self.config.in_channels
+        if images.ndim != 4:
+            shape = tuple(images.shape)
+            raise ShapeError(f"images have the shape {shape}; give a batch (B, {channels}, {size}, {size})")
+        height, width = images.shape[-2:]
+        if (height, width) == (size, size):
+            return
+        if images.shape[1] == height == size and width == channels:
+            raise ShapeError(
+                f"images have their {channels} channels last; give (B, {channels}, {size}, {size})"
+            )
+        raise ShapeError(
+            f"images are {height}x{width}, the model takes {size}x{size}; resize them or build the model "
+            f"with image_size={height}"
+        )
 
     def entering(self, index: int, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B M D"]:
         """The tokens that enter block `index`, from those that left the one before: queries join in front of one."""
@@ -222,6 +233,7 @@ class ViT(nn.Module):
         output_fmt: str = "NCHW",
         return_prefix_tokens: bool = False,
         intermediates_only: bool = False,
+        stop_early: bool = False,
     ) -> Any:
         """The final tokens and the tokens after chosen blocks, with timm's interface.
 
@@ -232,6 +244,7 @@ class ViT(nn.Module):
             output_fmt: "NCHW" maps or "NLC" sequences of the patches.
             return_prefix_tokens: Give each intermediate as (patches, prefix tokens).
             intermediates_only: Leave the final tokens out.
+            stop_early: With `intermediates_only`, run no block after the last chosen one; final tokens need them all.
         """
         check_name(output_fmt, ("NCHW", "NLC"), "output_fmt", "forward_intermediates")
         wanted = take_indices(indices, self.config.depth)
@@ -242,6 +255,8 @@ class ViT(nn.Module):
             if index in wanted:
                 shown = self.norm(tokens) if norm else tokens
                 taken.append(self._intermediate(shown, index, output_fmt, return_prefix_tokens))
+            if stop_early and intermediates_only and index == max(wanted, default=-1):
+                break
             tokens = self.entering(index + 1, tokens)
         if intermediates_only:
             return taken

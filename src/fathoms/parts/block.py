@@ -189,7 +189,8 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         check_residual(residual, norm, attn_placement, mlp_placement)
-        self.depth, self.method = depth, RESIDUALS.metadata(residual)
+        self.depth, self.residual = depth, residual
+        method = RESIDUALS.metadata(residual)
         self.transfer = transfer_of(residual, depth=depth, dim=dim, base_depth=base_depth, base_dim=base_dim)
 
         def scale() -> Part:
@@ -198,21 +199,22 @@ class Block(nn.Module):
             return build_residual(residual, dim, init_value=residual_init, **place, **own)
 
         def join(branch: int, placement: str, own: Part) -> Join:
-            place = {"place": self.method.place, "branch": 2 * index + branch, "branches": 2 * depth}
+            place = {"place": method.place, "branch": 2 * index + branch, "branches": 2 * depth}
             return Join(dim, own, placement, norm, norm_init=norm_init, drop_path=drop_path, **place)
 
         gate = None if attn_gate == "none" else attn_gate
-        options = {"qkv_bias": qkv_bias, "qk_norm": qk_norm, "layers": self.method.layers, "gate": gate}
+        options = {"qkv_bias": qkv_bias, "qk_norm": qk_norm, "layers": method.layers, "gate": gate}
         self.attn_join = join(0, attn_placement, scale())
         self.attn = ATTENTIONS.build(attention, dim, heads, **options)
-        self.mlp_join = join(1, mlp_placement, self.attn_join.scale if self.method.per_block else scale())
-        self.mlp = MLPS.build(mlp, dim, mlp_ratio, layers=self.method.layers)
+        self.mlp_join = join(1, mlp_placement, self.attn_join.scale if method.per_block else scale())
+        self.mlp = MLPS.build(mlp, dim, mlp_ratio, layers=method.layers)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initialise both branches by the residual method's rule; their biases are zero."""
         for branch in (self.attn, self.mlp):
-            self.method.weights(branch, self.depth)
+            # Looked up by name: functions of the method would keep a model from being pickled.
+            RESIDUALS.metadata(self.residual).weights(branch, self.depth)
             for _, weight in branch.roles():
                 weight.mul_(self.transfer.start)
             for module in branch.modules():
