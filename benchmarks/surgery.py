@@ -11,6 +11,7 @@ way and fine-tunes it. One thread; times are the best of several passes taken in
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import json
@@ -261,4 +262,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     main()

@@ -4,7 +4,7 @@ You learn `fathoms export --convert --accelerate --fold`: it reads a .pth in a p
 can run; replaces timm's talking heads and class attention by faster forms; folds LayerScale and the norms' affine parts
 into the matrices; and compares the written file with timm's model before it gets its name.
 
-    pip install 'fathoms[timm,onnx]'
+    pip install '.[timm,onnx]'
     python examples/checkpoint_to_onnx.py
 """
 

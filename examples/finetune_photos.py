@@ -9,6 +9,7 @@ task start a run: position embeddings are resized, and `--initial-head new` draw
         --initial-checkpoint timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k
 """
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -41,13 +42,14 @@ def write_photos(folder: Path) -> None:
 def fathoms(command: str) -> None:
     """Run a command of fathoms, and show it."""
     print(f"$ fathoms {command}")
-    subprocess.run([sys.executable, "-m", "fathoms", *command.split()], check=True)
+    subprocess.run([sys.executable, "-m", "fathoms", *shlex.split(command)], check=True)
 
 
 if __name__ == "__main__":
-    photos = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("photos")
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("photos")
     if len(sys.argv) == 1:
-        write_photos(photos)
+        write_photos(folder)
+    photos = shlex.quote(str(folder))
     fathoms(f"data check {photos}")
     # Without a network a model trained here, on the digits, stands in for pretrained weights.
     fathoms(f"train --experiment start {SMALL} --image-size 8")

@@ -47,6 +47,8 @@ def serve(model: str, files: list[str]) -> list[dict]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit("usage: python examples/serve.py model.onnx photo.jpg ...")
     print(json.dumps(serve(sys.argv[1], sys.argv[2:]), indent=2))
     assert "torch" not in sys.modules
     assert "fathoms" not in sys.modules

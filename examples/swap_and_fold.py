@@ -4,7 +4,7 @@ You learn three functions that take any model: `swap_norms` replaces its LayerNo
 no statistics) and fits each to the output of the norm it replaces; `fold` moves every scale and shift into the linear
 next to it and compares the outputs before and after. What is left is a Transformer without a single norm.
 
-    pip install 'fathoms[timm]'
+    pip install '.[timm]'
     python examples/swap_and_fold.py
 """
 

@@ -3,7 +3,7 @@
 You learn the way of a model out of the laboratory: `fathoms train`, `fathoms export --fold`, and `serve.py`, which has
 numpy, Pillow, onnxruntime and the card of the file, nothing else. Its probabilities are those of `fathoms predict`.
 
-    pip install 'fathoms[onnx]'
+    pip install '.[onnx]'
     python examples/train_export_serve.py
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL import Image
 from sklearn.datasets import load_digits
 
-FILES = [f"digit_{number}.png" for number in range(8)]
+FILES = [f"scan_{letter}.png" for letter in "abcdefgh"]
 
 
 def run(*words: str) -> str:

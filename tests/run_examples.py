@@ -159,7 +159,7 @@ def run_example(path: Path) -> Outcome:
                 place,
                 "notebook",
                 "not run",
-                detail="needs pip install 'fathoms[notebook]'",
+                detail="needs pip install '.[notebook]'",
             )
     else:
         words = [sys.executable, str(path)]

@@ -34,6 +34,25 @@ def script(monkeypatch):
             del sys.modules[name]
 
 
+PROGRAMS = [
+    path
+    for path in sorted((ROOT / "benchmarks").glob("*.py"))
+    if '__name__ == "__main__"' in path.read_text()
+]
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_a_benchmark_parses_its_arguments_so_that_help_does_not_start_it(path):
+    assert re.search(r"\bparse_args\(", path.read_text())
+
+
+def test_help_of_a_benchmark_without_options_prints_its_page():
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "coordinates.py", "--help"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.partition(" ")[0]) == (0, "usage:")
+
+
 def test_the_table_of_whole_models_is_that_of_its_rows(script):
     assert (ROOT / "results" / "models.md").read_text() == script("models").as_table(kept("models"))
 

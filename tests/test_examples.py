@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +39,20 @@ def test_the_notebook_is_kept_with_its_pictures_and_small():
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert sum("image/svg+xml" in output.get("data", {}) for output in outputs) >= 5
     assert not [output for output in outputs if output["output_type"] == "error"]
+
+
+def test_the_program_that_serves_says_its_usage_without_arguments():
+    pytest.importorskip("onnxruntime")
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "serve.py"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "usage: python examples/serve.py model.onnx photo.jpg ...\n"
+
+
+def test_photos_in_a_folder_whose_name_has_a_space_stay_one_argument(monkeypatch, tmp_path):
+    called = []
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: called.append(words))
+    monkeypatch.setattr(sys, "argv", ["finetune_photos.py", str(tmp_path / "MY PHOTOS")])
+    runpy.run_path(str(ROOT / "examples" / "finetune_photos.py"), run_name="__main__")
+    assert [str(tmp_path / "MY PHOTOS") in words for words in called] == [True, False, True, True]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -92,7 +93,8 @@ def main() -> int:
         return 1
     pages = sum(1 for _ in (target / "html").rglob("*.html"))
     # Search and folder addresses need a server; files opened from the disk have neither.
-    print(f"{pages} pages; to read them: python -m http.server --directory {target / 'html'}")
+    folder = shlex.quote(str(target / "html"))
+    print(f"{pages} pages; to read them: python -m http.server --directory {folder}")
     return 0
 
 

@@ -28,10 +28,8 @@ def dead_links(site: Path) -> list[str]:
     """`PAGE: LINK` for every link inside of `site` whose file or anchor is not there."""
     pages = {}
     for path in sorted(site.rglob("*.html")):
-        # Pages of runs and of comparisons bring their own tests.
-        if "files" not in path.relative_to(site).parts:
-            pages[path.resolve()] = found = _Links()
-            found.feed(path.read_text())
+        pages[path.resolve()] = found = _Links()
+        found.feed(path.read_text())
     dead = []
     for path, page in pages.items():
         # The page for unknown addresses may be served from anywhere.

@@ -87,4 +87,14 @@ def _turn(root: Path, target: Path, source: str, link: str, pages: dict[str, str
     copy = target / "files" / shown
     copy.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(root / name, copy)
+    if name.endswith(".html"):
+        _copy_beside(root / name, copy)
     return os.path.relpath(Path("files") / shown, here)
+
+
+def _copy_beside(page: Path, copy: Path) -> None:
+    """Copy the files next to the page of a run that it links to, under the names that it links to."""
+    for found in LINK.finditer(page.read_text()):
+        name = found["target"].removeprefix("./")
+        if found["open"].startswith("href") and "/" not in name and (page.parent / name).is_file():
+            shutil.copyfile(page.parent / name, copy.parent / name)

@@ -13,8 +13,9 @@ import time
 
 import pytest
 
-from fathoms.cli.completion import script
+from fathoms.cli.completion import FAMILIES, script
 from fathoms.cli.main import COMMANDS
+from fathoms.parts import families
 
 
 def complete(*words):
@@ -35,6 +36,16 @@ def complete(*words):
         (["train", "--norm", "dy"], ["dyt"]),
         (["data", "check", "--he"], ["--help"]),
         (["compare", "--keep", ""], ["none", "last", "all"]),
+        (["train", "--no-am"], ["--no-amp"]),
+        (["validate", "--no-u"], ["--no-use-ema"]),
+        (["train", "--recipe", "cait"], ["cait_400"]),
+        (["train", "--model", "cait_s24_2"], ["cait_s24_224"]),
+        (["train", "--device", "c"], ["cpu", "cuda"]),
+        (["compare", "--preset", "n"], ["norms"]),
+        (["cost", "cait_s24_2"], ["cait_s24_224"]),
+        (["parts", "mlp"], ["mlp", "mlp_placement"]),
+        (["recipes", "dig"], ["digits"]),
+        (["completion", ""], ["bash", "zsh"]),
     ],
 )
 def test_bash_offers_commands_flags_and_values(words, offered):
@@ -44,6 +55,20 @@ def test_bash_offers_commands_flags_and_values(words, offered):
 
 def test_every_command_is_offered():
     assert set(complete("")) == {name.split()[0] for name in COMMANDS}
+
+
+def test_a_flag_is_offered_only_as_the_parser_takes_it():
+    assert complete("validate", "--use") == []
+    assert complete("train", "--no-js") == []
+
+
+def test_an_argument_after_the_first_and_a_path_are_left_to_the_shell():
+    assert complete("probe", "vit_digits", "cait") == []
+    assert complete("train", "cait") == []
+
+
+def test_every_family_of_parts_is_offered():
+    assert set(FAMILIES) == set(families())
 
 
 def typed(shell, start, line):
@@ -83,6 +108,7 @@ def read_until(terminal, end, seconds=30):
         ("fathoms tr", "train"),
         ("fathoms data ch", "data check"),
         ("fathoms train --norm dy", "train --norm dyt"),
+        ("fathoms recipes dig", "recipes digits"),
         ("fathoms predict kit", "predict kitten.jpg"),
     ],
 )
@@ -91,11 +117,7 @@ def test_a_real_shell_completes_what_is_typed(shell, line, completed, tmp_path, 
         pytest.skip(f"{shell} is not installed here")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kitten.jpg").touch()
-    (tmp_path / "script").write_text(
-        ("autoload -Uz bashcompinit && bashcompinit\n" if shell == "zsh" else "") + script()
-    )
+    monkeypatch.setenv("ZDOTDIR", str(tmp_path))
+    (tmp_path / "script").write_text(f"{script(shell)}\n")
     words = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"]}[shell]
-    start = (
-        "source ./script" if shell == "bash" else "autoload -Uz compinit && compinit -D && source ./script"
-    )
-    assert typed(words, start, line).split() == [*completed.split(), "@"]
+    assert typed(words, "source ./script", line).split() == [*completed.split(), "@"]

@@ -28,6 +28,13 @@ def test_an_interrupted_run_says_how_it_goes_on_and_from_where(tmp_path):
     assert last == "next: give the same command again; it resumes in epoch 3, after update 17"
 
 
+def test_a_run_that_is_done_says_which_weights_the_next_command_takes(tmp_path):
+    done = {**SUMMARY, "status": "done", "folder": str(tmp_path)}
+    assert closing(done).endswith(f"\nnext: fathoms validate --checkpoint {tmp_path}")
+    (tmp_path / "checkpoints" / "best").mkdir(parents=True)
+    assert closing(done).endswith(f"\nnext, of checkpoints/best: fathoms validate --checkpoint {tmp_path}")
+
+
 def test_one_epoch_is_not_epochs(tmp_path):
     best = {"epoch": 1, "top1": 10.0}
     report = closing({**SUMMARY, "epoch": 1, "folder": str(tmp_path), "last": best, "best": best})

@@ -93,7 +93,15 @@ def test_numbers_are_written_as_tables(photos, vit, tmp_path, capsys):
     ]
     line += ["--per-class", files["class.csv"], "--confusion", files["confusion.csv"]]
     assert run(*line, "--results-file", files["all.json"]) == 0
-    results = printed_json(capsys)["results"]
+    printed = capsys.readouterr()
+    found = json.loads(printed.out.splitlines()[-1])
+    results = found["results"]
+    best = vit / "checkpoints" / "best" / "model.safetensors"
+    assert found["weights"] == str(best)
+    assert (
+        f"weights: {best}, of the best epoch on val; for the last, give {vit / 'checkpoints' / 'last'}\n"
+        in printed.err
+    )
     assert json.loads(files["all.json"].read_text())["results"] == results
     assert run(*line, "--results-file", files["all.csv"], "--overwrite") == 0
     rows = {

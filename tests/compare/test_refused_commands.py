@@ -175,6 +175,7 @@ def test_one_arm_is_said_to_be_no_comparison(comparisons, capsys):
     said = capsys.readouterr().out
     assert "1 arm x 1 seed = 1 run in" in said
     assert "one arm: nothing is compared" in said
+    assert "differ" not in said
 
 
 def test_only_a_command_that_says_nothing_of_arms_has_three_seeds(comparisons):

@@ -111,3 +111,5 @@ def test_the_command_prints_a_table_and_the_hours_of_a_recipe(capsys):
     assert found["fixed_bytes"]["autocast"] > found["fixed_bytes"]["bf16"]
     assert main(["cost", "--images", "0"]) == 2
     assert "--images 0: use 1 or more" in capsys.readouterr().err
+    assert main(["cost", "--images", "100"]) == 2
+    assert "--images would not be used: it goes with --recipe; add that" in capsys.readouterr().err

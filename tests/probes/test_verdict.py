@@ -67,6 +67,15 @@ def test_what_is_told_beside_the_verdict_names_its_block(change, kind, words):
     assert words in verdict.findings[0].text
 
 
+@pytest.mark.parametrize("change", [{"ratio": 1e-7}, {"logit": 340.0}, {"entropy": 0.01}], ids=str)
+def test_what_is_told_of_branches_after_the_steps_says_so(change):
+    given, stepped = (
+        start_verdict(HEALTHY, [{**SITE, **change}], basis=Basis(sites_after=after)).findings[0].text
+        for after in (0, 10)
+    )
+    assert stepped == f"after 10 steps {given}"
+
+
 def stack(gradients):
     return [{**SITE, "block": f"blocks.{i}", "stream": 1.0, "gradient": g} for i, g in enumerate(gradients)]
 

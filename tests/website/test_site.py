@@ -44,6 +44,17 @@ def test_links_are_turned_to_where_pages_and_files_stand_on_the_site(stage, repo
     assert (tmp_path / "out/files/src/x.py.txt").read_text() == "1"
 
 
+def test_the_page_of_a_run_comes_with_the_files_that_it_links_to(stage, repository, tmp_path):
+    (repository / "docs/a.md").write_text("[page](../results/report.html)")
+    (repository / "results/report.html").write_text(
+        '<a href="./config.toml">config</a> <a href="gone.csv">csv</a>'
+    )
+    (repository / "results/config.toml").write_text("seed = 1")
+    stage.stage(repository, tmp_path / "out")
+    assert (tmp_path / "out/files/results/config.toml").read_text() == "seed = 1"
+    assert not (tmp_path / "out/files/results/gone.csv").exists()
+
+
 def test_a_link_to_nothing_is_an_error_that_names_page_and_link(stage, repository, tmp_path):
     (repository / "docs/a.md").write_text("[gone](gone.md)")
     with pytest.raises(stage.DeadLinkError, match=r"docs/a.md: there is no gone.md to link to"):

@@ -23,6 +23,10 @@ fathoms cost timm/swin_tiny_patch4_window7_224 --json
 """
 
 
+IMAGES = 50_000
+"""Training images of a recipe where --images does not say them: those of CIFAR."""
+
+
 @dataclass(frozen=True)
 class Args:
     """Model, batch and recipe."""
@@ -37,8 +41,8 @@ class Args:
     """Images of the batch that is timed."""
     recipe: str | None = None
     """Expected hours of this recipe, a name or a TOML file."""
-    images: int = 50_000
-    """Number of training images of that recipe."""
+    images: int | None = None
+    """Number of training images of that recipe. Default: 50000, those of CIFAR."""
     device: str = "auto"
     """auto, cpu or cuda."""
     json: bool = False
@@ -49,8 +53,11 @@ class Args:
 def run(args: Args) -> int:
     """Measure, and print the tables."""
     for name in ("batch_size", "measured_batch", "images"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: use 1 or more")
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: use 1 or more")
+    if args.images is not None and args.recipe is None:
+        raise ConfigError("--images would not be used: it goes with --recipe; add that")
     from fathoms.train.recipe.files import read_recipe
 
     recipe = None if args.recipe is None else read_recipe(args.recipe)
@@ -110,6 +117,7 @@ def expected(args: Args, recipe: dict[str, Any], target: Any, device: Any) -> di
     from fathoms.bench.race import Setting, prepare, race
 
     cuda = device.type == "cuda"
+    images_an_epoch = IMAGES if args.images is None else args.images
     batch, epochs = int(recipe.get("batch_size", 128)), float(recipe.get("epochs", 100))
     accumulate = int(recipe.get("grad_accum_steps", 1))
     timed = batch if cuda else min(batch, args.measured_batch)
@@ -120,16 +128,16 @@ def expected(args: Args, recipe: dict[str, Any], target: Any, device: Any) -> di
     labels = torch.randint(0, max(target.num_classes, 1), (timed,), device=device)
     contender = prepare("model", target.model.train(), images, labels, "train", setting)
     speed = race([contender], timed, turns=3, steps=2)["model"]["images_per_second"]
-    updates = math.ceil(epochs * math.ceil(args.images / batch) / accumulate)
+    updates = math.ceil(epochs * math.ceil(images_an_epoch / batch) / accumulate)
     return {
         "name": args.recipe,
-        "images": args.images,
+        "images": images_an_epoch,
         "epochs": epochs,
         "updates": updates,
         "policy": policy,
         "timed_batch": timed,
         "images_per_second": speed,
-        "hours": epochs * args.images / speed / 3600,
+        "hours": epochs * images_an_epoch / speed / 3600,
     }
 
 

@@ -17,6 +17,7 @@ import tyro
 
 from fathoms.cli.flags.early_checks import check_data, check_trained
 from fathoms.cli.flags.parse import Switches, given
+from fathoms.cli.terminal.weights_taken import say_weights
 from fathoms.errors import FathomsError, printable
 from fathoms.files.atomic import check_absent
 
@@ -39,7 +40,8 @@ class Args:
     """Model and format."""
 
     checkpoint: tyro.conf.Positional[str]
-    """A run folder, a checkpoint folder, a weights file, or hf-hub:OWNER/NAME[@REVISION]."""
+    """A run folder, a checkpoint folder, a weights file, or hf-hub:OWNER/NAME[@REVISION]. Of a run folder it is
+    checkpoints/best, else checkpoints/last."""
     model: str | None = None
     """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
     format: Literal["onnx", "torch-export", "safetensors", "timm"] = "onnx"
@@ -102,11 +104,13 @@ def run(args: Args) -> int:
         name=loaded.name,
         about=about(loaded),
     )
+    say_weights(checkpoint, loaded.source)
     pushed = None
     if args.push is not None:
         pushed = publish(exported, args.push, public=args.visibility == "public")
     if args.json:
-        print(json_format.dumps({"model": loaded.name, **exported.to_json(), "pushed": pushed}))
+        named = {"model": loaded.name, "weights": loaded.source}
+        print(json_format.dumps({**named, **exported.to_json(), "pushed": pushed}))
     else:
         print("\n".join(map(printable, lines(exported, pushed))))
     return 0

@@ -20,6 +20,7 @@ from fathoms.cli.flags.early_checks import (
     check_trained,
     without_switches,
 )
+from fathoms.cli.terminal.weights_taken import say_weights
 from fathoms.errors import FathomsError, printable
 from fathoms.files.atomic import check_absent
 
@@ -42,7 +43,7 @@ class Args:
     """Images, or folders of images."""
     checkpoint: str
     """A run folder, a checkpoint folder, a weights file, an exported file (.onnx, .pt2), or
-    hf-hub:OWNER/NAME[@REVISION]."""
+    hf-hub:OWNER/NAME[@REVISION]. Of a run folder it is checkpoints/best, else checkpoints/last."""
     model: str | None = None
     """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
     classes: Path | None = None
@@ -118,9 +119,11 @@ def run(args: Args) -> int:
                 overlay(row, map_file(args.attention, number, Path(row.file)))
             rows.append(row)
             advance(number + 1)
+    say_weights(checkpoint, loaded.source)
     bad = sum(bool(row.problem) for row in rows)
     if args.json:
-        print(json_format.dumps({"predictions": [row.to_json() for row in rows], "bad": bad}))
+        found = [row.to_json() for row in rows]
+        print(json_format.dumps({"weights": loaded.source, "predictions": found, "bad": bad}))
     else:
         print(table(rows))
     return 1 if bad else 0

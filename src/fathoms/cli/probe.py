@@ -7,7 +7,7 @@ set; without it the images are scikit-learn's handwritten digits, resized. Nothi
 from __future__ import annotations
 
 import json as json_format
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -171,6 +171,7 @@ def judge(args: Args, target: Any, signal: Any, images: Any, labels: Any) -> dic
     features = start_features(signal, steps.after, steps.losses)
     features["nonfinite"] = float(steps.after is None or bool(features.get("nonfinite")))
     after = sites if steps.after is None else steps.after.to_json()["sites"]
+    basis = replace(basis, sites_after=0 if steps.after is None else args.steps)
     start = start_verdict(features, after, THRESHOLDS, basis)
     taken = {
         "lr": args.lr,

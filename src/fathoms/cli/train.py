@@ -171,7 +171,8 @@ def closing(summary: dict[str, Any]) -> str:
     there = ", ".join(name for name in FILES if (Path(folder) / name).exists())
     lines.append(f"run folder {folder}: {there}")
     if summary["status"] == "done":
-        lines.append(f"next: fathoms validate --checkpoint {shlex.quote(folder)}")
+        of_best = ", of checkpoints/best" if (Path(folder) / "checkpoints" / "best").exists() else ""
+        lines.append(f"next{of_best}: fathoms validate --checkpoint {shlex.quote(folder)}")
     elif summary["status"] == "interrupted":
         place = f"in epoch {summary['epoch'] + 1}, after update {summary['updates']}"
         lines.append(f"next: give the same command again; it resumes {place}")

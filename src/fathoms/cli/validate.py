@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from fathoms.cli.flags.early_checks import check_counts, check_data, check_trained, without_switches
+from fathoms.cli.terminal.weights_taken import say_weights
 from fathoms.errors import ConfigError, printable
 from fathoms.files.atomic import check_absent
 
@@ -35,7 +36,7 @@ class Args:
 
     checkpoint: str
     """A run folder, a checkpoint folder, a weights file, an exported file (.onnx, .pt2), or
-    hf-hub:OWNER/NAME[@REVISION]."""
+    hf-hub:OWNER/NAME[@REVISION]. Of a run folder it is checkpoints/best, else checkpoints/last."""
     data: tyro.conf.Positional[str | None] = None
     """The data set; default: the one the model was trained on."""
     model: str | None = None
@@ -114,7 +115,8 @@ def run(args: Args) -> int:
     finally:
         leave_world()
     if world.is_main:
-        report(args, results)
+        say_weights(checkpoint, loaded.source)
+        report(args, results, loaded.source)
     return 0
 
 
@@ -243,7 +245,7 @@ def real_accuracy(args: Args, model: Any, loader: Any, labels: dict[int, Any], w
     return 100 * right / counted
 
 
-def report(args: Args, results: dict[str, dict[str, Any]]) -> None:
+def report(args: Args, results: dict[str, dict[str, Any]], weights: str) -> None:
     """Print the metrics, and write the requested files."""
     from fathoms.evaluate import result_files
     from fathoms.evaluate.class_table import class_table
@@ -255,7 +257,7 @@ def report(args: Args, results: dict[str, dict[str, Any]]) -> None:
     if args.results_file is not None:
         result_files.write_results(args.results_file, results)
     if args.json:
-        print(json_format.dumps({"results": results}))
+        print(json_format.dumps({"weights": weights, "results": results}))
         return
     for place, result in results.items():
         print(

@@ -167,11 +167,12 @@ class Comparison:
         names, seeds, settings = list(self.arms), self.seeds, self.settings
         pairs = len(pairs_of(names, self.options.baseline))
         varied = list(dict.fromkeys(name for arm, _ in self.arms.values() for name in arm))
+        rest = " and in nothing else" if varied else ""
         unit = "points" if settings.metric == "top1" else "of loss"
         lines = [
             f"{plural(len(names), 'arm')} x {plural(seeds, 'seed')} = {plural(len(names) * seeds, 'run')}"
             f" in {self.folder.path}",
-            f"arms differ in {', '.join(varied) or 'nothing'}{' and in nothing else' if varied else ''}:",
+            *([f"arms differ in {', '.join(varied) or 'nothing'}{rest}:"] if pairs else []),
             *(f"  {name}" for name in names),
         ]
         if self.tuning is not None:

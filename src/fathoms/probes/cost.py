@@ -150,6 +150,17 @@ def measure_cost(model: nn.Module, images: Tensor, amp: torch.dtype | None = Non
     return Cost({part: cost for part, cost in costs.items() if cost.parameters or cost.multiplications}, peak)
 
 
+def update_memory(model: nn.Module, images: Tensor, batch_size: int, policy: str, opt: str) -> float:
+    """Bytes of a training update with batches of `batch_size`, measured on few images; see `training_memory`."""
+    where, amp = _Where(model), None if policy == "fp32" else torch.bfloat16
+    with in_inference(model), hooked(*where.install(model)), _autocast(images, amp):
+        saved, fixed = _saved_bytes(model, images, where)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return training_memory(
+        parameters, sum(saved.values()), batch_size, policy, opt, fixed=sum(fixed.values())
+    )
+
+
 def _autocast(images: Tensor, amp: torch.dtype | None) -> Any:
     return torch.autocast(images.device.type, dtype=amp, enabled=amp is not None)
 

@@ -24,6 +24,7 @@ from fathoms.train.objective.objective import Objective
 from fathoms.train.precision.machine import device_name, settle
 from fathoms.train.precision.policy import set_stream
 from fathoms.train.record.environment import describe_device
+from fathoms.train.record.memory_note import memory_notes
 from fathoms.train.record.run_folder import DIVERGED, FAILED, Outcome, RunFolder, dumps
 from fathoms.train.record.start_profile import StartProfile
 from fathoms.train.record.trackers import RunInfo, Trackers, parse_trackers
@@ -88,7 +89,7 @@ class Trainer:
                 self._check_room()
             notices = resume(self.context, self.learner, state, self.loop.guard)
             check_agreement(world, f"{state.epoch}/{state.batch}/{state.updates}", "another checkpoint")
-            notices = [*self._resumed(), *notices]
+            notices = [*self._resumed(), *notices, *self._memory_notes()]
             if not {"data", "val_share"} & set(job.run.allow_change or ()):
                 with raise_on_all(world):
                     check_split(folder.path / "split.json", data.roles.split())
@@ -116,6 +117,15 @@ class Trainer:
         if state.updates == 0:
             return []
         return [f"resumes in epoch {state.epoch + 1} of {epochs}, after update {state.updates}"]
+
+    def _memory_notes(self) -> list[str]:
+        """A line on memory that is not there; a GPU says so itself."""
+        job, world, data, _ = self.context
+        # A sharded model runs on all ranks or on none.
+        if world.device.type != "cpu" or not world.is_main or job.run.fsdp:
+            return []
+        batch = min(job.recipe.batch_size, len(data.roles.train))
+        return memory_notes(job, self.model, batch, self.learner.speed.precision)
 
     def _check_room(self) -> None:
         job, folder = self.context.job, self.context.folder

@@ -73,11 +73,13 @@ class Basis:
         steps: Optimizer steps that were taken.
         images: Images in each of their batches; None where that is not known.
         config: Fields of ViTConfig; None for a model that is not fathoms' own.
+        sites_after: Steps after which the branches were measured; 0 for those of the model as it was given.
     """
 
     steps: int = CALIBRATED_STEPS
     images: int | None = None
     config: Config = None
+    sites_after: int = 0
 
 
 def start_outcome(features: Features, limits: Thresholds = THRESHOLDS) -> str:
@@ -190,15 +192,23 @@ def _of_blocks(features: Features, sites: Sites, limits: Thresholds, basis: Basi
         over = [site for site in sites if _is(site, name, lambda value, limit=limit: value > limit)]
         if over:
             worst = max(over, key=lambda site, name=name: site[name])
-            found.append(Finding(kind, False, words.format(place=place(worst), value=worst[name]), helps))
+            text = words.format(place=place(worst), value=worst[name])
+            found.append(Finding(kind, False, f"{_when(basis)}{text}", helps))
     sharp = [site for site in sites if _is(site, "entropy", lambda value: value < limits.entropy)]
     if sharp:
         worst = min(sharp, key=lambda site: site["entropy"])
         # Rounding leaves the entropy of one token a little below zero.
         entropy = max(0.0, worst["entropy"])
-        text = f"attention is saturated at {place(worst)} (entropy {entropy:.2g} of its maximum)"
+        text = (
+            f"{_when(basis)}attention is saturated at {place(worst)} (entropy {entropy:.2g} of its maximum)"
+        )
         found.append(Finding("attention saturated", False, text, against_logits(basis.config)))
     return found
+
+
+def _when(basis: Basis) -> str:
+    """The time of the branches' numbers, where they are not those of the table."""
+    return f"after {plural(basis.sites_after, 'step')} " if basis.sites_after else ""
 
 
 def _of_silence(sites: Sites, limits: Thresholds, basis: Basis) -> list[Finding]:
@@ -211,7 +221,9 @@ def _of_silence(sites: Sites, limits: Thresholds, basis: Basis) -> list[Finding]
     least = min(site["ratio"] for site in quiet)
     are = "is" if len(quiet) == 1 else "are"
     why = "as its residual scale intends" if meant else "and no residual scale is the reason"
-    text = f"{len(quiet)} of {len(sites)} branches {are} silent (branch/stream {least:.2g}), {why}"
+    text = (
+        f"{_when(basis)}{len(quiet)} of {len(sites)} branches {are} silent (branch/stream {least:.2g}), {why}"
+    )
     helps = "nothing to do if the scale is learned" if meant else against_silence(basis.config)
     return [Finding("silent branches", False, text, helps)]
 
