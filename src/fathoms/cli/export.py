@@ -85,9 +85,6 @@ def run(args: Args) -> int:
     from fathoms.export.publish import publish
 
     loaded = load(args, checkpoint)
-    if loaded.assumed:
-        remedy = "these go into the card; correct it if it was trained otherwise"
-        print(printable(loaded.preprocessing.assumed(checkpoint, remedy)), file=sys.stderr)
     ending = f".int8{FORMATS[args.format]}" if args.int8 is not None else FORMATS[args.format]
     target = args.output or default_output(file_of_card(args.checkpoint), loaded, ending)
     if target.resolve() == Path(loaded.source).resolve():
@@ -105,6 +102,9 @@ def run(args: Args) -> int:
         about=about(loaded),
     )
     say_weights(checkpoint, loaded.source)
+    if loaded.assumed:
+        remedy = "these are in the card; correct it if it was trained otherwise"
+        print(printable(loaded.preprocessing.assumed(checkpoint, remedy)), file=sys.stderr)
     pushed = None
     if args.push is not None:
         pushed = publish(exported, args.push, public=args.visibility == "public")

@@ -92,9 +92,6 @@ def run(args: Args) -> int:
         loaded = load_run(checkpoint, args.model, trust_program=args.trust_program)
     changes = {name: getattr(args, name) for name in ("crop_pct", "interpolation", "mean", "std")}
     preprocessing = loaded.preprocessing.changed(**changes)
-    if loaded.assumed and None in (args.mean, args.std):
-        remedy = "if it was trained otherwise, give --mean and --std"
-        print(printable(preprocessing.assumed(checkpoint, remedy)), file=sys.stderr)
     classes = class_names(args.classes, loaded.classes, loaded.num_classes)
     if args.attention is not None:
         if loaded.config is None:
@@ -120,6 +117,9 @@ def run(args: Args) -> int:
             rows.append(row)
             advance(number + 1)
     say_weights(checkpoint, loaded.source)
+    if loaded.assumed and None in (args.mean, args.std):
+        remedy = "if it was trained otherwise, give --mean and --std"
+        print(printable(preprocessing.assumed(checkpoint, remedy)), file=sys.stderr)
     bad = sum(bool(row.problem) for row in rows)
     if args.json:
         found = [row.to_json() for row in rows]

@@ -116,6 +116,10 @@ def run(args: Args) -> int:
         leave_world()
     if world.is_main:
         say_weights(checkpoint, loaded.source)
+        if loaded.assumed:
+            seen = changed_preprocessing(args, loaded)
+            remedy = "if it was trained otherwise, save it with save_pretrained(preprocessing=...)"
+            print(printable(seen.assumed(args.checkpoint, remedy)), file=sys.stderr)
         report(args, results, loaded.source)
     return 0
 
@@ -148,10 +152,6 @@ def measure_all(
     sources = {place: open_held_out(place) for place in args.robustness}
     sources = {data: open_held_out(data, args.split, run), **sources}
     loaders = {place: make_loader(args, loaded, source, world) for place, source in sources.items()}
-    if loaded.assumed and world.is_main:
-        seen = changed_preprocessing(args, loaded)
-        remedy = "if it was trained otherwise, save it with save_pretrained(preprocessing=...)"
-        print(printable(seen.assumed(args.checkpoint, remedy)), file=sys.stderr)
     maps: dict[str, Any] = dict.fromkeys(places)
     if loaded.classes is not None:
         maps = {place: match_classes(sources[place].classes, loaded.classes, place) for place in places}
