@@ -126,7 +126,7 @@ def _shape(row: Row) -> str:
 
 
 def talking_heads(read: Read) -> str:
-    """What that table says."""
+    """The sentence below that table."""
     rows = _ops(read, "talking_heads")
     return (
         f"That is {_each(rows, 'speedup_over_timm_training', '.1f')} times as fast as timm's code, and "
@@ -150,7 +150,7 @@ def class_attention_table(read: Read) -> str:
 
 
 def class_attention(read: Read) -> str:
-    """What that table says."""
+    """The sentence below that table."""
     rows = _ops(read, "class_attention")
     return (
         f"That is {_each(rows, 'speedup_training', '.2f')} times as fast as the reference, both compiled. Not "
@@ -171,7 +171,7 @@ def gelu_mlp_table(read: Read) -> str:
 
 
 def gelu_mlp(read: Read) -> str:
-    """What that table leaves out."""
+    """The sentence below that table."""
     rows = _ops(read, "gelu_mlp")
     worst = max(row["errors"]["triton"] / row["errors"]["eager"] for row in rows)
     (narrow,) = [row for row in rows if row["shape"][1] == 192]

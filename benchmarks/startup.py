@@ -130,7 +130,7 @@ def measure_imports(environment: dict[str, str]) -> dict[str, Any]:
 
 
 def keep_byte_code(imports: dict[str, Any], folder: Path) -> dict[str, str]:
-    """What lets new processes find the byte code of earlier ones, where the installation holds none."""
+    """The environment in which new processes find the byte code of earlier ones, where the installation holds none."""
     cached = all(row["byte code is cached"] for row in imports.values())
     return {} if cached else {"PYTHONPYCACHEPREFIX": str(folder / "byte_code"), "PYTHONDONTWRITEBYTECODE": ""}
 

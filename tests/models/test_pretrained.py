@@ -11,7 +11,7 @@ import fathoms
 from fathoms import FathomsError, ViT, create_model, load_run
 from fathoms.errors import WeightsError
 from fathoms.evaluate.preprocessing import Preprocessing
-from fathoms.models.pretrained_card import STEPS
+from fathoms.models.pretrained.card import STEPS
 
 TINY = {"depth": 2, "dim": 48, "heads": 4, "image_size": 16, "patch_size": 8, "num_classes": 5}
 

@@ -7,7 +7,6 @@ differs is not kept. A card is written next to it: config, recipe, metrics, prep
 from __future__ import annotations
 
 import json as json_format
-import sys
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import tyro
 
 from fathoms.cli.flags.early_checks import check_data, check_trained
 from fathoms.cli.flags.parse import Switches, given
-from fathoms.cli.terminal.weights_taken import say_weights
+from fathoms.cli.terminal.weights_taken import say_assumed, say_weights
 from fathoms.errors import FathomsError, printable
 from fathoms.files.atomic import check_absent
 
@@ -104,7 +103,7 @@ def run(args: Args) -> int:
     say_weights(checkpoint, loaded.source)
     if loaded.assumed:
         remedy = "these are in the card; correct it if it was trained otherwise"
-        print(printable(loaded.preprocessing.assumed(checkpoint, remedy)), file=sys.stderr)
+        say_assumed(checkpoint, loaded.preprocessing, remedy)
     pushed = None
     if args.push is not None:
         pushed = publish(exported, args.push, public=args.visibility == "public")

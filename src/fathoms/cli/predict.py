@@ -6,7 +6,6 @@ Exit status: 0 all images were read, 1 some could not be read (they are listed),
 from __future__ import annotations
 
 import json as json_format
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -20,7 +19,7 @@ from fathoms.cli.flags.early_checks import (
     check_trained,
     without_switches,
 )
-from fathoms.cli.terminal.weights_taken import say_weights
+from fathoms.cli.terminal.weights_taken import say_assumed, say_weights
 from fathoms.errors import FathomsError, printable
 from fathoms.files.atomic import check_absent
 
@@ -119,7 +118,7 @@ def run(args: Args) -> int:
     say_weights(checkpoint, loaded.source)
     if loaded.assumed and None in (args.mean, args.std):
         remedy = "if it was trained otherwise, give --mean and --std"
-        print(printable(preprocessing.assumed(checkpoint, remedy)), file=sys.stderr)
+        say_assumed(checkpoint, preprocessing, remedy)
     bad = sum(bool(row.problem) for row in rows)
     if args.json:
         found = [row.to_json() for row in rows]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from fathoms.cli.flags.early_checks import check_counts, check_data, check_trained, without_switches
-from fathoms.cli.terminal.weights_taken import say_weights
+from fathoms.cli.terminal.weights_taken import say_assumed, say_weights
 from fathoms.errors import ConfigError, printable
 from fathoms.files.atomic import check_absent
 
@@ -117,9 +117,8 @@ def run(args: Args) -> int:
     if world.is_main:
         say_weights(checkpoint, loaded.source)
         if loaded.assumed:
-            seen = changed_preprocessing(args, loaded)
             remedy = "if it was trained otherwise, save it with save_pretrained(preprocessing=...)"
-            print(printable(seen.assumed(args.checkpoint, remedy)), file=sys.stderr)
+            say_assumed(args.checkpoint, changed_preprocessing(args, loaded), remedy)
         report(args, results, loaded.source)
     return 0
 

@@ -184,7 +184,7 @@ def load_run(
 def _card(
     name: str | None, preprocessing: Preprocessing | None, classes: tuple[str, ...] | None
 ) -> dict[str, Any]:
-    """What a model carries for the card of `save_pretrained`; metrics belong to these weights alone and stay behind."""
+    """Entries of the card that a model carries; metrics belong to these weights alone and stay behind."""
     table = None if preprocessing is None else preprocessing.to_dict()
     known = {"model": name, "preprocessing": table, "classes": classes}
     return {key: value for key, value in known.items() if value is not None}

@@ -123,7 +123,7 @@ class ViT(nn.Module):
             source: The folder, a weights file with its card, or hf-hub:OWNER/NAME[@REVISION].
             **overrides: Fields of ViTConfig that leave the weights as they are, such as image_size or drop_path.
         """
-        from fathoms.models.pretrained import from_pretrained
+        from fathoms.models.pretrained.save_and_load import from_pretrained
 
         return from_pretrained(source, **overrides)
 
@@ -138,7 +138,7 @@ class ViT(nn.Module):
                 `Preprocessing`; None takes those that `load_run` or `from_pretrained` found.
             classes: Names of the outputs; None takes those that were found.
         """
-        from fathoms.models.pretrained import save_pretrained
+        from fathoms.models.pretrained.save_and_load import save_pretrained
 
         return save_pretrained(self, folder, preprocessing=preprocessing, classes=classes)
 
@@ -151,7 +151,7 @@ class ViT(nn.Module):
         classes: Sequence[str] | None = None,
     ) -> str:
         """Upload what `save_pretrained` writes to OWNER/NAME on the Hub; returns hf-hub:OWNER/NAME@COMMIT."""
-        from fathoms.models.pretrained import push_to_hub
+        from fathoms.models.pretrained.save_and_load import push_to_hub
 
         return push_to_hub(self, repo, public=public, preprocessing=preprocessing, classes=classes)
 

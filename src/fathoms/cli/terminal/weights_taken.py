@@ -1,12 +1,21 @@
-"""The weights that a command took out of a run folder, on standard error."""
+"""The weights that a command took out of a run folder, and a preprocessing it assumed, on standard error."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fathoms.errors import printable
+
+if TYPE_CHECKING:
+    from fathoms.evaluate.preprocessing import Preprocessing
+
+
+def say_assumed(checkpoint: str, preprocessing: Preprocessing, remedy: str) -> None:
+    """Name the preprocessing of a checkpoint that does not record its own; after the work, so a refusal is one line."""
+    print(printable(preprocessing.assumed(checkpoint, remedy)), file=sys.stderr)
 
 
 def say_weights(checkpoint: str, source: str) -> None:

@@ -22,7 +22,7 @@ UPDATES = 8
 """Updates of a pilot; the first ones warm up and are not counted."""
 WARM_UP = 3
 PATIENCE = 10.0
-"""Seconds after which a pilot of slow updates ends with two of them, whose first ones need no warming up."""
+"""Seconds after which a pilot of slow updates ends, though not before the second."""
 EVALUATION = 0.4
 """Seconds of a forward pass, as a share of an update."""
 

@@ -49,7 +49,7 @@ def card_entries(model: ViT, preprocessing: Any, classes: Sequence[str] | None) 
 
 
 def kept_entries(card: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What a model keeps of its card, checked: the card may be a stranger's."""
+    """Entries of a card that a model keeps, checked: the card may be a stranger's."""
     kept: dict[str, Any] = {}
     if isinstance(card.get("model"), str):
         kept["model"] = card["model"]
