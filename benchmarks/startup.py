@@ -158,7 +158,8 @@ def measure(arguments: argparse.Namespace, more: Sequence[str]) -> dict[str, Any
     """All runs, with `more` flags for each; what is there is written after each."""
     report: dict[str, Any] = {}
     if arguments.before is not None:
-        report["before"] = json.loads(arguments.before.read_text())
+        earlier = json.loads(arguments.before.read_text())
+        report["before"] = {name: row for name, row in earlier.items() if name != "before"}
     report["imports"] = measure_imports({})
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -28,24 +28,25 @@ _NAMES = {"train": ("train",), "val": ("val", "valid", "validation", "test"), "t
 def npz_splits(path: str | Path) -> list[str]:
     """The splits whose images or labels are in an .npz, training first."""
     with _opened(path) as archive:
-        return [name for name in _SPLITS if {f"x_{name}", f"y_{name}"} & set(archive.files)]
+        files = _names(archive)
+        return [name for name in _SPLITS if {f"x_{name}", f"y_{name}"} & set(files)]
 
 
 def open_npz(path: str | Path, split: str = "train") -> ArraySource:
     """Open one split of an .npz."""
     names = _NAMES.get(split, (split,))
     with _opened(path) as archive:
-        files = archive.files
+        files = _names(archive)
         found = next((name for name in names if {f"x_{name}", f"y_{name}"} & set(files)), None)
         if found is None or not {f"x_{found}", f"y_{found}"} <= set(files):
             _refuse(path, found or names[0], files)
-        images = as_rgb(archive[f"x_{found}"], f"{path}: x_{found}")
+        images = as_rgb(_array(archive, f"x_{found}"), f"{path}: x_{found}")
         labels = {
-            name: _labels(archive[f"y_{name}"], f"{path}: y_{name}")
+            name: _labels(_array(archive, f"y_{name}"), f"{path}: y_{name}")
             for name in _SPLITS
             if f"y_{name}" in files
         }
-        named = [str(name) for name in archive["classes"]] if "classes" in files else None
+        named = [str(name) for name in _array(archive, "classes")] if "classes" in files else None
     classes = named or [str(i) for i in range(1 + max(int(own.max()) for own in labels.values()))]
     taken = {"classes"} | {f"{part}_{name}" for part in "xy" for name in _SPLITS}
     left = LeftOut()
@@ -63,17 +64,14 @@ def _refuse(path: str | Path, split: str, files: list[str]) -> NoReturn:
 
 
 @contextmanager
-def _opened(path: str | Path) -> Iterator[Any]:
+def _opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
     """The archive, after a look at the headers of its arrays; whatever is wrong with it is a `DataError`."""
     try:
-        # numpy leaves a file open that it opened itself and could not read.
         with Path(path).open("rb") as file:
             if not zipfile.is_zipfile(file):
                 raise DataError(f"{path}: not a plain .npz (not a zip file); save it with numpy.savez")
-            file.seek(0)
-            _check_headers(file, path)
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
+            with zipfile.ZipFile(file) as archive:
+                _check_headers(archive, path)
                 yield archive
     except DataError:
         raise
@@ -82,28 +80,48 @@ def _opened(path: str | Path) -> Iterator[Any]:
         raise DataError(f"{path}: not a plain .npz ({reason(error)}); save it again") from error
 
 
-def _check_headers(file: BinaryIO, path: str | Path) -> None:
+def _names(archive: zipfile.ZipFile) -> list[str]:
+    return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """An array whose header has been checked.
+
+    It is unpacked in one call, without the interpreter's lock; numpy takes the lock for every 256 KiB, which is long
+    where another thread imports modules.
+    """
+    with archive.open(_entry(archive, name)) as member:
+        shape, by_columns, dtype = _header(member)
+        content = member.read(math.prod(shape) * dtype.itemsize)
+    return np.ndarray(shape, dtype, content, order="F" if by_columns else "C")
+
+
+def _entry(archive: zipfile.ZipFile, name: str) -> str:
+    return name if name in archive.namelist() else f"{name}.npy"
+
+
+def _header(member: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether columns come first, and dtype of the array that follows."""
+    version = np.lib.format.read_magic(member)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return read(member, max_header_size=MAX_TEXT)
+
+
+def _check_headers(archive: zipfile.ZipFile, path: str | Path) -> None:
     """Refuse Python objects, and an archive that would unpack to more than memory should hold."""
     packed = Path(path).stat().st_size
-    with zipfile.ZipFile(file) as archive:
-        unpacked = 0
-        for entry in archive.infolist():
-            with archive.open(entry) as member:
-                version = np.lib.format.read_magic(member)
-                read = (
-                    np.lib.format.read_array_header_1_0
-                    if version == (1, 0)
-                    else np.lib.format.read_array_header_2_0
-                )
-                shape, _, dtype = read(member, max_header_size=MAX_TEXT)
-            if dtype.hasobject:
-                name = entry.filename.removesuffix(".npy")
-                raise DataError(
-                    f"{path}: not a plain .npz ({name} holds Python objects, which could run code); "
-                    "store pixels as uint8, labels as whole numbers and names as text"
-                )
-            # The array's header decides how much numpy allocates; the size in the archive is not trusted.
-            unpacked += max(math.prod(shape) * dtype.itemsize, entry.file_size)
+    unpacked = 0
+    for entry in archive.infolist():
+        with archive.open(entry) as member:
+            shape, _, dtype = _header(member)
+        if dtype.hasobject:
+            name = entry.filename.removesuffix(".npy")
+            raise DataError(
+                f"{path}: not a plain .npz ({name} holds Python objects, which could run code); "
+                "store pixels as uint8, labels as whole numbers and names as text"
+            )
+        # The array's header decides how much is allocated; the size in the archive is not trusted.
+        unpacked += max(math.prod(shape) * dtype.itemsize, entry.file_size)
     if unpacked > min(MAX_BYTES, max(SMALL, MAX_RATIO * packed)):
         raise ValueError(f"{packed} bytes would unpack to {unpacked}")
 
