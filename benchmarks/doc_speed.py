@@ -199,8 +199,8 @@ def accelerate_training(read: Read) -> str:
     name, row = next(iter(read("accelerate_training")["rows"].items()))
     plain, graph = row["autocast, launched"], row["autocast, graph"]
     return (
-        f"After `fathoms.accelerate`, timm's {name} trains at {plain['images_per_second']:,.0f} images/s under autocast "
-        f"with its blocks compiled, {plain['ratio']:.2f} times as fast as timm's own compiled so, in "
+        f"After `fathoms.accelerate`, timm's {name} trains at {plain['images_per_second']:,.0f} images/s under "
+        f"autocast with its blocks compiled, {plain['ratio']:.2f} times as fast as timm's own compiled so, in "
         f"{plain['memory_ratio']:.2f} of the memory (batch {row['batch']}); replayed as a CUDA graph, "
         f"{graph['ratio']:.2f} times"
     )
