@@ -7,7 +7,7 @@ from collections.abc import Callable
 from doc_format import Read, Row, table
 
 # Folder in results/compare/ of each question that has been run.
-QUESTIONS = ("stem_patch4", "stem_patch8")
+QUESTIONS = ("stem_patch4", "stem_patch8", "norms_by_depth")
 
 
 def arms_table(read: Read, folder: str) -> str:
@@ -29,9 +29,12 @@ def arms_table(read: Read, folder: str) -> str:
 
 def _row(arm: Row, verdict: Row | None) -> list[str]:
     lost = [f"{arm[kind]} {kind}" for kind in ("diverged", "stalled", "failed") if arm[kind]]
-    own = [arm["name"], ", ".join([str(arm["seeds"]), *lost]), f"{arm['mean']:.2f}", f"{arm['sd']:.2f}"]
+    scores = ("" if arm[key] is None else f"{arm[key]:.2f}" for key in ("mean", "sd"))
+    own = [arm["name"], ", ".join([str(arm["seeds"]), *lost]), *scores]
     if verdict is None:
         return [*own, "", "", "", ""]
+    if verdict["low"] is None:
+        return [*own, "", "", "", verdict["verdict"]]
     gap, low, high = (f"{verdict[key]:+.2f}" for key in ("difference", "low", "high"))
     new = " to ".join(f"{edge:+.2f}" for edge in verdict["new_images"] or ())
     words = {"a better": "better", "b better": "worse"}

@@ -123,8 +123,8 @@ def difference_strips(arms: Sequence[Arm], comparison: Comparison) -> Strips | N
         if (ahead := number(row.get("win_share"))) is not None:
             remark += f", first ahead in {ahead:.0%} of pairs of runs"
         if (further := _new_images(row)) is not None:
-            least, most = (score(value, comparison.metric) for value in further)
-            remark += f"; on new images {least} to {most}"
+            wider = [score(value, comparison.metric) for value in further]
+            remark += "" if wider == [least, most] else f"; on new images {wider[0]} to {wider[1]}"
         mean = None if difference is None else scale.place(difference)
         style = "sure" if str(row.get("verdict")).endswith("better") else "unsure"
         rows.append(
