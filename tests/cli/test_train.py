@@ -1,7 +1,8 @@
-"""The last printed lines of `fathoms train`."""
+"""Arguments of `fathoms train`, and its last printed lines."""
 
 from __future__ import annotations
 
+from fathoms.cli.flags.early_checks import path_or_digits
 from fathoms.cli.train import closing
 
 SUMMARY = {
@@ -51,3 +52,11 @@ def test_a_run_without_a_finite_evaluation_has_no_best(tmp_path):
 def test_the_test_accuracy_is_that_of_the_last_weights(tmp_path):
     report = closing({**SUMMARY, "folder": str(tmp_path), "last": {"top1": 10.0}, "test": {"top1": 9.5}})
     assert "test accuracy 9.50 % of the last weights\n" in report
+
+
+def test_the_built_in_digits_have_a_name_unless_a_path_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert path_or_digits("digits") is None
+    (tmp_path / "digits").mkdir()
+    assert path_or_digits("digits") == "digits"
+    assert path_or_digits("photos") == "photos"

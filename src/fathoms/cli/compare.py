@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from fathoms.cli import train as train_command
-from fathoms.cli.flags.early_checks import check_run
+from fathoms.cli.flags.early_checks import check_run, path_or_digits
 from fathoms.cli.flags.parse import Switches, given, merged, parse, parse_setting
 from fathoms.cli.flags.plan_file import read_plan_file
 from fathoms.cli.terminal.live_table import live_table
@@ -266,6 +266,7 @@ def with_val_share(args: Args) -> Args:
 
 def make_comparison(args: Args) -> Comparison:
     """The comparison that the flags describe, with the arms and seeds that are in its folder already."""
+    args = dataclasses.replace(args, data=path_or_digits(args.data))
     refuse_unused(args)
     typed = flags_of_all(args)
     args = with_plan_file(args)

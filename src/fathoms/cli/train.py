@@ -11,13 +11,13 @@ import json as json_format
 import os
 import shlex
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import tyro
 
-from fathoms.cli.flags.early_checks import check_run
+from fathoms.cli.flags.early_checks import check_run, path_or_digits
 from fathoms.cli.flags.parse import Switches, given, optional
 from fathoms.errors import printable
 from fathoms.models.build_timm import TIMM
@@ -98,6 +98,7 @@ def run(args: Args) -> int:
     from fathoms.train.record.start_profile import StartProfile
 
     start = StartProfile()
+    args = replace(args, data=path_or_digits(args.data))
     # A rank that refuses before it has joined leaves the others waiting.
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     if alone:

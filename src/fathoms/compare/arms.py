@@ -10,6 +10,8 @@ import numpy as np
 
 from fathoms.compare.statistics import wilson
 
+DIGITS = {"top1": 2, "loss": 4}
+"""Decimals of each score."""
 MOST_LISTED = 4
 """Arms that a sentence names; of more it names three."""
 
@@ -29,6 +31,11 @@ class Metric:
     unit: str
     sign: int
     chance: float
+
+    @property
+    def digits(self) -> int:
+        """Decimals that a score is written with."""
+        return DIGITS[self.name]
 
 
 @dataclass(frozen=True)

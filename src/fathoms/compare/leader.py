@@ -53,7 +53,7 @@ def _stalled(scored: Sequence[Arm]) -> tuple[str, str]:
 
 def _mean_and_interval(arm: Arm, metric: Metric) -> str:
     """The mean of an arm, and from three seeds on Student's 95 % interval of it."""
-    digits = 2 if metric.unit == "points" else 4
+    digits = metric.digits
     mean, interval = f"{arm.mean():.{digits}f}", mean_interval(arm.values)
     if interval is None:
         return mean

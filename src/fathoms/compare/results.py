@@ -148,7 +148,9 @@ def _number(value: float) -> float | None:
 
 def as_table(results: Mapping[str, Any]) -> str:
     """table.md: the answer, the arms with their spread, the verdicts."""
-    digits = 2 if results["metric"] == "top1" else 4
+    from fathoms.compare.arms import DIGITS
+
+    digits = DIGITS[results["metric"]]
     lines = [
         results["answer"] + ".",
         "",

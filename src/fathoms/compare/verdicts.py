@@ -222,5 +222,4 @@ def _divergence(a: Arm, b: Arm) -> str:
 
 
 def _amount(value: float, metric: Metric) -> str:
-    digits = 2 if metric.unit == "points" else 4
-    return f"{value:.{digits}f} {metric.unit}".strip()
+    return f"{value:.{metric.digits}f} {metric.unit}".strip()

@@ -40,6 +40,11 @@ def check_data(path: str | Path | None, where: str = "", otherwise: str = "check
         raise ConfigError(f"{where} {missing(text, otherwise)}".lstrip())
 
 
+def path_or_digits(data: str | None) -> str | None:
+    """The path of a data set; None for the built-in digits, also by their name where no path has it."""
+    return None if data in NO_PATH and not Path(str(data)).exists() else data
+
+
 def check_report_folders(folders: Sequence[str]) -> None:
     """Refuse to make a page of nothing, or of folders that do not exist."""
     if not folders:

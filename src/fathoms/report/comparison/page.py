@@ -97,13 +97,12 @@ def headline(arms: Sequence[Arm], comparison: Comparison) -> list[tuple[str, str
     most = max((len(arm.cells) for arm in arms), default=0)
     rows = [("runs", str(len(cells)), words), ("arms", str(len(arms)), f"up to {plural(most, 'seed')} each")]
     unit = "points" if comparison.metric == "top1" else "of loss"
-    digits = 2 if comparison.metric == "top1" else 4
     # That of a loss is not known, and written as 0.
     if floor := number(comparison.plan.get("floor")):
         images = number(comparison.plan.get("images"), 0)
-        rows.append(("noise floor", f"{floor:.{digits}f}", f"{unit}, {images:,.0f} held-out images"))
+        rows.append(("noise floor", score(floor, comparison.metric), f"{unit}, {images:,.0f} held-out images"))
     if (margin := number(comparison.plan.get("margin"))) is not None:
-        rows.append(("smallest difference", f"{margin:.{digits}f}", f"{unit} that matter"))
+        rows.append(("smallest difference", score(margin, comparison.metric), f"{unit} that matter"))
     seconds = [cell.seconds for cell in cells if cell.seconds is not None]
     if seconds:
         rows.append(("training", duration(sum(seconds)), "all runs together"))
