@@ -21,13 +21,15 @@ def compared(read: Read, family: str, name: str) -> list[str]:
             continue
         arms = {arm["name"]: arm for arm in results["arms"]}
         for arm, options in plan["arms"].items():
-            if options.get(family) == name and arm in arms:
+            # An arm of which no run has ended with a score says nothing.
+            if options.get(family) == name and arm in arms and arms[arm]["mean"] is not None:
                 said.append(_sentence(folder, plan, arms[arm], results["verdicts"]))
     return said
 
 
 def _sentence(folder: str, plan: Row, arm: Row, verdicts: list[Row]) -> str:
-    config, recipe = plan["base"]["config"] or {}, plan["base"]["recipe"]
+    config = {**(plan["base"]["config"] or {}), **plan["arms"][arm["name"]]}
+    recipe = plan["base"]["recipe"]
     where = (
         f"{DATA.get(plan['data'], plan['data'])}, {config.get('depth')} blocks of {config.get('dim')}, patch "
         f"{config.get('patch_size')}, {recipe['epochs']} epochs, {arm['seeds']} seeds"
@@ -37,11 +39,11 @@ def _sentence(folder: str, plan: Row, arm: Row, verdicts: list[Row]) -> str:
     if against and plan["baseline"]:
         found = against[0]
         words = {"a better": "better", "b better": "worse"}
-        own += (
-            f", {found['difference']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f}) against "
-            f"`{found['b']}`: {words.get(found['verdict'], found['verdict'])}"
-        )
-    elif plan["baseline"] == arm["name"]:
+        gap = ""
+        if found["low"] is not None:
+            gap = f" {found['difference']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"
+        own += f",{gap} against `{found['b']}`: {words.get(found['verdict'], found['verdict'])}"
+    elif plan["baseline"] and arm["name"] in {verdict["b"] for verdict in verdicts}:
         own += ", the baseline"
     return f"{where}: {own} ([all arms](../evidence.md), `results/compare/{folder}`)"
 
