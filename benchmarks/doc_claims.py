@@ -54,12 +54,6 @@ def loader_ratios(read: Read) -> str:
     return f"{default} times as fast per core as timm's ({bilinear} with bilinear filters)"
 
 
-def cifar10(read: Read) -> str:
-    """One run from scratch."""
-    summary = read("cifar10/summary")
-    return f"{summary['last']['top1']:.0f} % of CIFAR-10 in {summary['seconds']:.0f} s on one H200 (one seed)"
-
-
 def soak(read: Read) -> str:
     """A run that was killed again and again."""
     kept = read("soak")
@@ -221,7 +215,6 @@ TEXTS: dict[str, Callable[[Read], str]] = {
         fed_from_files,
         fed_share,
         loader_ratios,
-        cifar10,
         soak,
         fuzz,
         guard_cost,
