@@ -148,6 +148,7 @@ class Comparison:
             "command": list(self.settings.command),
             "version": VERSION,
             "arms": self.settings_of_arms(),
+            "own": {name: own_settings(job, self.settings.base) for name, (_, job) in self.arms.items()},
             "keys": {name: key_of(job, self.settings.fingerprint) for name, (_, job) in self.arms.items()},
             "seeds": self.seeds,
             "tune": grid,
@@ -242,6 +243,21 @@ def shared_settings(jobs: Sequence[Job]) -> dict[str, Any]:
     """Settings that all arms share, by name, without data and seed."""
     shared = _common([job.identity() for job in jobs])
     return {key: value for key, value in shared.items() if key not in ("data", "seed")}
+
+
+def own_settings(job: Job, base: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of one arm that not all arms share."""
+    return _rest({key: value for key, value in job.identity().items() if key not in ("data", "seed")}, base)
+
+
+def _rest(whole: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    rest: dict[str, Any] = {}
+    for key, value in whole.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping):
+            rest[key] = _rest(value, base[key])
+        elif key not in base:
+            rest[key] = value
+    return {key: value for key, value in rest.items() if value != {}}
 
 
 def _common(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def _grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """The earlier plan with the new command's arms, seeds and values to tune; `grown` has what was added."""
     new = [name for name in now["arms"] if name not in before["arms"]]
     grown = list(before.get("grown", []))
-    plan = {**before, **{key: now[key] for key in ("data", "base", "split")}}
+    plan = {**before, **{key: now[key] for key in ("data", "base", "own", "split")}}
     plan["seeds"] = max(before["seeds"], now["seeds"])
     for key in ("arms", "keys", "tune"):
         plan[key] = {**before[key], **now[key]}

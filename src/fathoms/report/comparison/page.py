@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from fathoms.report.comparison.arms import Arm, arms_of, leading
 from fathoms.report.comparison.axis_map import axis_maps
 from fathoms.report.comparison.files import Cell, Comparison
-from fathoms.report.comparison.provenance import differing, growth, machines, made_by, shared, train_command
+from fathoms.report.comparison.provenance import differing, growth, machines, made_by, shared
 from fathoms.report.comparison.scatter import cost_scatters
 from fathoms.report.comparison.series import page_data
 from fathoms.report.comparison.strips import difference_strips, score_strips
+from fathoms.report.comparison.train_command import train_command
 from fathoms.report.comparison.tuning import tuning_curves
 from fathoms.report.html import fill
 from fathoms.report.quantities import clipped, count, duration, file_size, score
@@ -100,7 +101,9 @@ def headline(arms: Sequence[Arm], comparison: Comparison) -> list[tuple[str, str
     # That of a loss is not known, and written as 0.
     if floor := number(comparison.plan.get("floor")):
         images = number(comparison.plan.get("images"), 0)
-        rows.append(("noise floor", score(floor, comparison.metric), f"{unit}, {images:,.0f} held-out images"))
+        rows.append(
+            ("noise floor", score(floor, comparison.metric), f"{unit}, {images:,.0f} held-out images")
+        )
     if (margin := number(comparison.plan.get("margin"))) is not None:
         rows.append(("smallest difference", score(margin, comparison.metric), f"{unit} that matter"))
     seconds = [cell.seconds for cell in cells if cell.seconds is not None]

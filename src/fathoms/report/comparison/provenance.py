@@ -1,4 +1,4 @@
-"""Provenance of a comparison: the command of its best arm, what differs, versions, hardware, data."""
+"""Provenance of a comparison: how it was made, what differs, versions, hardware, data."""
 
 from __future__ import annotations
 
@@ -8,46 +8,10 @@ from typing import Any
 
 from fathoms.report.comparison.arms import Arm
 from fathoms.report.comparison.files import Comparison
-from fathoms.report.comparison.tuning import arms_of
 from fathoms.report.quantities import clipped, file_size, shown
 from fathoms.report.run.files import listed, number, table
 
 Rows = list[tuple[str, str]]
-
-# Flags of `fathoms compare` that `fathoms train` does not take, or that belong to the comparison's folder.
-WITH_VALUE = {
-    *("--axis", "--arm", "--preset", "--plan", "--seeds", "--tune", "--tune-epochs"),
-    *("--baseline", "--metric", "--smallest-difference"),
-    *("--budget", "--jobs", "--per-gpu", "--shard", "--slurm", "--keep", "--output", "--experiment"),
-}
-WITHOUT_VALUE = ("--paired", "--dry-run", "--json", "--wait", "--no-pilot")
-
-
-def train_command(arm: Arm, comparison: Comparison) -> str:
-    """The command that trains an arm alone, quoted for a shell; empty for runs that no comparison made."""
-    words = [str(word) for word in listed(comparison.plan.get("command"))]
-    if words[:1] != ["compare"]:
-        return ""
-    kept, skip = list[str](), False
-    for word in words[1:]:
-        flag = word.partition("=")[0].replace("_", "-") if word.startswith("--") else word
-        if skip or flag in WITHOUT_VALUE:
-            skip = False
-        elif flag in WITH_VALUE:
-            skip = "=" not in word
-        else:
-            kept.append(word)
-    options = dict(arm.options)
-    tuned = table(arms_of(comparison.tuning).get(arm.name, {}).get("best"))
-    options |= {str(name): shown(value) for name, value in tuned.items()}
-    recipe = table(table(comparison.plan.get("base")).get("recipe"))
-    # The demonstration is shorter than the recipe, and a comparison takes its val from the training set.
-    for name in ("epochs", "val_share"):
-        flag, value = f"--{name.replace('_', '-')}", number(recipe.get(name))
-        if value is not None and name not in options and not any(w.partition("=")[0] == flag for w in kept):
-            options[name] = f"{value:g}"
-    kept += [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
-    return shlex.join(["fathoms", "train", *kept])
 
 
 def made_by(comparison: Comparison) -> Rows:
