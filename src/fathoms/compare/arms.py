@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,6 +48,7 @@ class Arm:
         diverged: Runs whose numbers stopped being finite.
         failed: Runs that ended with an error, which is none of the variant's numbers.
         stalled: Runs that ended within two standard errors of guessing; they are among the scores.
+        settings: What makes the variant, by option.
         correct: Whether each held-out image was classified correctly, a row a score; None if not known of all of them.
     """
 
@@ -56,6 +57,7 @@ class Arm:
     diverged: int = 0
     failed: int = 0
     stalled: int = 0
+    settings: Mapping[str, str] = field(default_factory=dict)
     correct: np.ndarray | None = field(default=None, compare=False)
 
     @property

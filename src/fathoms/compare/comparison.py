@@ -73,7 +73,7 @@ class Comparison:
         self.notes = notes
         self.folder = ComparisonFolder(folder)
         if options.baseline is not None:
-            check_baseline(options.baseline, list(arms))
+            check_baseline(options.baseline, self.settings_of_arms())
         first = next(iter(arms.values()))[1]
         path, roles = first.data, open_roles(first.data, first.recipe.val_share)
         # Data that every run would refuse is refused here, before the plan is fixed to it.
@@ -166,7 +166,7 @@ class Comparison:
         from fathoms.compare.statistics import ALPHA, MIN_SEEDS, detectable
 
         names, seeds, settings = list(self.arms), self.seeds, self.settings
-        pairs = len(pairs_of(names, self.options.baseline))
+        pairs = len(pairs_of(self.settings_of_arms(), self.options.baseline))
         varied = list(dict.fromkeys(name for arm, _ in self.arms.values() for name in arm))
         rest = " and in nothing else" if varied else ""
         unit = "points" if settings.metric == "top1" else "of loss"

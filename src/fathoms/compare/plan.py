@@ -14,6 +14,8 @@ from fathoms.names.registry import check_name
 from fathoms.text_table import plural
 
 VERSION = 1
+JOINT = ", "
+"""Between the parts in the name of an arm of several axes."""
 MAX_CELLS = 10_000
 FLAGS = {
     "axes": "--axis",
@@ -133,7 +135,7 @@ class Plan:
         for axis, values in self.axes.items():
             lists.append([(f"{axis}={value}", ((axis, value),)) for value in values])
         return [
-            Arm(", ".join(name for name, _ in choice), tuple(itertools.chain(*(made for _, made in choice))))
+            Arm(JOINT.join(name for name, _ in choice), tuple(itertools.chain(*(made for _, made in choice))))
             for choice in itertools.product(*lists)
         ]
 

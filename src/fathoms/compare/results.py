@@ -107,7 +107,7 @@ def judged(
         }
         correct = None if root is None else _correct_of_all(ended, root, plan["images"])
         scores = tuple((row["seed"], row[metric.name]) for row in ended)
-        arms.append(Arm(name, scores, **counts, correct=correct))
+        arms.append(Arm(name, scores, **counts, settings=own[0]["arm"], correct=correct))
     rules = Rules(metric, plan["margin"], plan["floor"], plan["baseline"], plan["paired"])
     verdicts = judge(arms, rules)
     summary = [

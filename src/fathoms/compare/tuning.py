@@ -12,6 +12,7 @@ from typing import Any
 
 from fathoms.compare.cells import Cell, make_cell
 from fathoms.compare.folder import VERSION, ComparisonFolder
+from fathoms.compare.plan import JOINT
 from fathoms.train.job import Job
 
 FIRST_SEED = 1000
@@ -54,7 +55,7 @@ class Tuning:
         made: list[Trial] = []
         for (arm, settings), choice in itertools.product(arms.items(), self.choices()):
             tried = {**settings, **choice}
-            name = ", ".join([arm, *(f"{key}={value}" for key, value in choice.items())])
+            name = JOINT.join([arm, *(f"{key}={value}" for key, value in choice.items())])
             job = self.job({**tried, **shorter})
             cell = make_cell(name, tried, FIRST_SEED, job, fingerprint, folder.tuning)
             made.append(Trial(arm, choice, dataclasses.replace(cell, test=False)))

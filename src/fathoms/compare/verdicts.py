@@ -104,7 +104,7 @@ class Tested:
 def judge(arms: Iterable[Arm], rules: Rules) -> list[Verdict]:
     """The verdict of every pair, corrected by Holm over all pairs that can be tested."""
     known = {arm.name: arm for arm in arms}
-    pairs = pairs_of(list(known), rules.baseline)
+    pairs = pairs_of({arm.name: arm.settings for arm in known.values()}, rules.baseline)
     found = {pair: _difference(known[pair[0]], known[pair[1]], rules) for pair in pairs}
     differences = {pair: value for pair, value in found.items() if value is not None}
     ps = [value.p for value in differences.values()]
