@@ -137,6 +137,29 @@ def test_the_results_of_given_rows_count_divergence_and_show_new_images(comparis
     assert judged(rows, plan, comparison.folder.path)["verdicts"][0]["new_images"] is None
 
 
+def test_a_run_whose_loss_is_not_a_number_counts_as_diverged_by_loss(comparisons):
+    comparison = comparisons.make(*NORMS, "--metric", "loss", "--smallest-difference", "0.1")
+    plan, rows = comparison.plan(), []
+    for cell in comparison.cells():
+        loss = None if (cell.arm, cell.seed) == ("norm=dyt", 0) else 0.5 + 0.01 * cell.seed
+        summary = {"status": "done", "reason": None, "test": {"top1": 80.0, "loss": loss}}
+        rows.append(row_of(cell, summary, comparison.folder, plan))
+    results = judged(rows, plan)
+    arms = {arm["name"]: (arm["seeds"], arm["diverged"]) for arm in results["arms"]}
+    assert arms == {"norm=layernorm": (5, 0), "norm=dyt": (4, 1)}
+    assert [row["reason"] for row in rows if row["status"] == "diverged"] == ["loss is not a finite number"]
+
+
+def test_the_answer_says_so_far_until_every_run_has_ended(comparisons):
+    comparison = comparisons.make(*NORMS)
+    plan = comparison.plan()
+    done = {"status": "done", "reason": None, "test": {"top1": 80.0, "loss": 0.5}}
+    rows = [row_of(cell, done, comparison.folder, plan) for cell in comparison.cells()]
+    assert judged(rows, plan)["answer"].startswith("norm=")
+    rows[0] = row_of(comparison.cells()[0], {}, comparison.folder, plan)
+    assert judged(rows, plan)["answer"].startswith("so far: norm=")
+
+
 def test_a_plan_of_an_earlier_version_learns_the_split_that_scores_are_measured_on(comparisons):
     comparison = comparisons.make(*NORMS)
     comparison.folder.path.mkdir(parents=True)
@@ -175,7 +198,7 @@ def test_trials_of_tuning_are_not_followed_by_an_answer(comparisons):
     session.tuned = [{"name": "norm=dyt", "best": {"lr": "1e-3"}, "edge": []}]
     session.progress.ended(session.cells[0], {"status": "done"})
     session.progress.close()
-    assert said[-1] == "  no run has ended with a score"
+    assert said[-1] == "  so far: no run has ended with a score"
 
 
 @pytest.mark.parametrize("text", ['{"status": ', '{"status": "done", "seconds": NaN}'], ids=["torn", "NaN"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -87,6 +88,14 @@ def test_means_leave_diverged_runs_out_and_intervals_need_three_seeds(folder):
     assert leading(list(arms.values()), comparison) is full
     strips = score_strips(list(arms.values()), "top1")
     assert [row.remark for row in strips.rows] == ["", "", "1 failed", "1 diverged"]
+
+
+def test_a_mean_of_zero_is_a_mean(folder):
+    comparison = read_comparison(folder)
+    results = {"arms": [{"name": "norm=ln, depth=24", "mean_with_diverged": 0.0}]}
+    comparison = dataclasses.replace(comparison, results={**comparison.results, **results})
+    best = leading(arms_of(comparison), comparison)
+    assert best.name != "norm=ln, depth=24", "its runs that diverged count at chance"
 
 
 def test_tuned_values_are_drawn_used_and_marked_at_the_edge(tmp_path):

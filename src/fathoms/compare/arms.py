@@ -25,12 +25,14 @@ class Metric:
         unit: How a difference is written.
         sign: 1 if more is better, -1 if less is.
         chance: The score of a guess, which a diverged run is given where it must count.
+        rounding: Least variance over seeds, that of the score's rounding; 0 where it is not rounded.
     """
 
     name: str
     unit: str
     sign: int
     chance: float
+    rounding: float = 0.0
 
     @property
     def digits(self) -> int:
