@@ -26,7 +26,7 @@ COMMANDS = [
     ("--axis", "model=vit_tiny_patch16_224,cait_xxs24_224", "--mlp-ratio", "3", "--val-share", "0.2"),
     # The second arm has the learning rate of all, which the first does not share.
     ("--arm", "a: lr=1e-3,depth=2", "--arm", "b: norm=dyt", "--lr", "5e-4", "--opt-betas", "0.9", "0.95"),
-    ("--preset", "scaler", "--swap-norms", "dyt"),
+    ("--preset", "scaler", "--swap-norms", "dyt", "--guard", "skip"),
     ("--model", "timm/vit_tiny_patch16_224", "--axis", "lr=1e-3,2e-3", "--amp"),
     ("--plan", str(ROOT / "plans" / "norms_by_depth.toml")),
     ("--plan", str(ROOT / "plans" / "speed_90.toml")),
