@@ -13,6 +13,7 @@ from typing import Any
 from fathoms.compare.cells import Cell, make_cell
 from fathoms.compare.folder import VERSION, ComparisonFolder
 from fathoms.compare.plan import JOINT
+from fathoms.files.jsonl import epoch_of, read_lines
 from fathoms.train.job import Job
 
 FIRST_SEED = 1000
@@ -92,11 +93,11 @@ def _row(trial: Trial, folder: ComparisonFolder) -> dict[str, Any]:
 
 
 def _curve(run: Path) -> list[dict[str, Any]]:
-    path = run / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    keys = ("epoch", "top1", "loss")
-    rows = [row | {"epoch": row["epoch"] + ("version" not in row)} for row in rows]
-    return [{key: row.get(key) for key in keys} for row in rows if row.get("split") == "val"]
+    return [
+        {"epoch": int(epoch_of(row)), "top1": row.get("top1"), "loss": row.get("loss")}
+        for row in read_lines(run / "metrics.jsonl")
+        if row.get("split") == "val"
+    ]
 
 
 def _edges(best: Mapping[str, str], choices: Sequence[Mapping[str, str]]) -> list[str]:

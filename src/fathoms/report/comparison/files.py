@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import ConfigError
+from fathoms.files.jsonl import epoch_of
 from fathoms.report.quantities import shown
-from fathoms.report.run.files import RunRecord, epoch_of, listed, number, read_json_file, read_run, table
+from fathoms.report.run.files import RunRecord, listed, number, read_json_file, read_run, table
 
 SCORED = ("done", "stalled")
 """Statuses of cells that count in the mean of their arm."""

@@ -10,10 +10,11 @@ import numpy as np
 
 from fathoms.drawing.colours import PALETTE, RAMP
 from fathoms.errors import ConfigError
+from fathoms.files.jsonl import Row, read_lines
 from fathoms.report.comparison.arms import Arm
 from fathoms.report.comparison.files import Cell
 from fathoms.report.quantities import clipped
-from fathoms.report.run.files import Row, number, read_lines, table
+from fathoms.report.run.files import number, table
 from fathoms.report.run.heatmap import site_name
 
 CURVES = (
