@@ -1,16 +1,19 @@
 """The comparison folder's locks, its checkpoints, and the plan's estimate."""
 
+import json
+
 import numpy as np
 import pytest
 
 from fathoms.compare.comparison import Options
 from fathoms.compare.folder import ComparisonFolder
+from fathoms.compare.progress import Progress
 from fathoms.compare.results import as_table, gather, judged, load_results, row_of, write_results
 from fathoms.compare.session import Session
+from fathoms.compare.tuning import choose
 from fathoms.compare.workers import pilot, worker
 from fathoms.compare.workers.pilot import expected
 from fathoms.compare.workers.resident import ResidentData
-from fathoms.compare.workers.runner import make_slots
 from fathoms.errors import ConfigError
 
 NORMS = ("--axis", "norm=layernorm,dyt", "--seeds", "5")
@@ -97,13 +100,51 @@ def test_a_pilot_of_slow_updates_ends_after_two_of_them(comparisons, monkeypatch
 
 def test_runs_that_share_a_gpu_are_said_to_take_turns_unless_mps_runs(comparisons, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    comparison = comparisons.make(*NORMS, "--per-gpu", "4")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    comparison = comparisons.make(*NORMS, "--per-gpu", "4", "--device", "cuda")
     assert "--per-gpu 4: NVIDIA's MPS does not run" in comparison.describe()
     (tmp_path / "control").touch()
     assert "MPS" not in comparison.describe()
-    assert len(make_slots(0, 2, 4)) == 8
-    assert {slot["CUDA_VISIBLE_DEVICES"] for slot in make_slots(0, 2, 4)} == {"0", "1"}
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in comparison.slots()] == ["3"] * 4 + ["5"] * 4
+
+
+def test_runs_on_one_of_several_gpus_see_it_alone(comparisons, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    comparison = comparisons.make(*NORMS, "--device", "cuda:1")
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in comparison.slots()] == ["5"]
+    assert {cell.job.run.device for cell in comparison.cells()} == {"cuda"}
+    names = {cell.folder.name for cell in comparison.cells()}
+    assert {cell.folder.name for cell in comparisons.make(*NORMS).cells()} == names
+    with pytest.raises(ConfigError, match="--device cuda:2: there are 2 GPUs, numbered from 0"):
+        comparisons.make(*NORMS, "--device", "cuda:2")
+
+
+def test_workers_for_devices_that_the_runs_are_not_on_are_refused(comparisons, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(
+        ConfigError, match="--per-gpu 2 would not be used: the runs are on the CPU; use --jobs"
+    ):
+        comparisons.make(*NORMS, "--per-gpu", "2")
+    with pytest.raises(ConfigError, match="--jobs 2 would not be used: the runs are on GPUs; use --per-gpu"):
+        comparisons.make(*NORMS, "--jobs", "2", "--device", "auto")
+
+
+def test_a_line_that_a_kill_has_torn_is_left_out_of_curves_and_rates(comparisons):
+    comparison = comparisons.make(*NORMS, "--tune", "lr=1e-3,1e-4")
+    trial = comparison.trials()[0]
+    trial.cell.folder.mkdir(parents=True)
+    rows = [
+        {"version": 2, "epoch": 1, "split": split, "top1": 9.0, "loss": 2.0} for split in ("train", "val")
+    ]
+    whole = "".join(json.dumps(row | {"images_per_second": 7.0}) + "\n" for row in rows)
+    (trial.cell.folder / "metrics.jsonl").write_text(whole + '{"epoch": 2, "spl')
+    (trial.cell.folder / "summary.json").write_text('{"status": "diverged"}')
+    (arm, _) = choose(comparison.trials(), comparison.folder, "top1")
+    assert arm["trials"][0]["curve"] == [{"epoch": 1, "top1": 9.0, "loss": 2.0}]
+    progress = Progress(comparison.folder, 1, "none", print, str)
+    progress.close()
+    (row,) = json.loads(progress.timings([trial.cell])).values()
+    assert row["images_per_second"] == 7.0
 
 
 def test_the_results_of_given_rows_count_divergence_and_show_new_images(comparisons):

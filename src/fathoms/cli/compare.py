@@ -28,6 +28,7 @@ from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
 from fathoms.compare.slurm.submit import SlurmOptions, check_installed, parse_slurm
 from fathoms.compare.void_flags import refuse_void_flags
 from fathoms.errors import ConfigError, FathomsError
+from fathoms.machine.devices import visible_gpus
 from fathoms.models.config import FIELDS
 from fathoms.names.registry import check_name
 from fathoms.text_table import plural
@@ -247,6 +248,17 @@ def refuse_unused(args: Args) -> None:
         raise ConfigError("--no-pilot would not be used: it belongs to --dry-run; leave it out")
 
 
+def refuse_idle_workers(args: Args, slurm: SlurmOptions | None) -> None:
+    """Refuse a number of runs at a time for devices that these runs are not on."""
+    if slurm is not None and ":" in args.run.device:
+        raise ConfigError(f"--device {args.run.device}: Slurm chooses the GPUs; use --device cuda")
+    gpus = slurm.gpus if slurm is not None else len(visible_gpus(args.run.device))
+    if gpus and args.jobs:
+        raise ConfigError(f"--jobs {args.jobs} would not be used: the runs are on GPUs; use --per-gpu")
+    if not gpus and args.per_gpu > 1:
+        raise ConfigError(f"--per-gpu {args.per_gpu} would not be used: the runs are on the CPU; use --jobs")
+
+
 def flags_of_all(args: Args) -> dict[str, Any]:
     """The options that flags give to all arms, of those that an axis can set."""
     apart = {"model": args.model, "swap_norms": args.run.swap_norms}
@@ -272,6 +284,7 @@ def make_comparison(args: Args) -> Comparison:
     args = with_plan_file(args)
     check_run(args.run, args.data, given(args.training).get("teacher"))
     slurm, shard, seconds = slurm_options(args), parse_shard(args.shard), parse_budget(args.budget)
+    refuse_idle_workers(args, slurm)
     plan = make_plan(args)
     flags = flags_of_all(args)
     written = {name: f"{name} under [train] of {args.plan}" for name in flags if name not in typed}

@@ -22,6 +22,7 @@ from fathoms.compare.workers.runner import make_slots
 from fathoms.data.sources.splits import check_split, open_roles
 from fathoms.data.tools.trainable import check_trainable
 from fathoms.errors import ConfigError
+from fathoms.machine.devices import visible_gpus
 from fathoms.text_table import plural
 from fathoms.train.job import Job
 
@@ -234,9 +235,9 @@ class Comparison:
         return make_slots(self.options.jobs, self.gpus, self.options.per_gpu)
 
     @property
-    def gpus(self) -> int:
-        """Number of GPUs that the workers may use."""
-        return count_gpus(next(iter(self.arms.values()))[1].run.device)
+    def gpus(self) -> list[str]:
+        """The GPUs that the workers may use."""
+        return visible_gpus(next(iter(self.arms.values()))[1].run.device)
 
 
 def shared_settings(jobs: Sequence[Job]) -> dict[str, Any]:
@@ -274,13 +275,3 @@ def _common(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def mps_runs() -> bool:
     """Whether NVIDIA's Multi-Process Service runs: kernels of several processes then share a GPU at the same time."""
     return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
-
-
-def count_gpus(device: str) -> int:
-    """GPUs that workers may use, asked without loading torch."""
-    if device == "cpu":
-        return 0
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if shown is not None:
-        return len([gpu for gpu in shown.split(",") if gpu.strip() not in ("", "-1")])
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))

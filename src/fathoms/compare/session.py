@@ -103,7 +103,7 @@ class Session:
         ours = self._share(missing, cells)
         self.progress.total = self.progress.ended_cells + len(ours) + more
         if not self.runner.stopping.is_set():
-            self.runner.run(order(ours, self.comparison.gpus))
+            self.runner.run(order(ours, len(self.comparison.gpus)))
 
     def _share(self, missing: Sequence[Cell], cells: Sequence[Cell]) -> list[Cell]:
         """The missing cells of this shard, which is the same share of all cells whatever is missing."""
