@@ -1,6 +1,7 @@
 """The comparison folder's locks, its checkpoints, and the plan's estimate."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from fathoms.compare.folder import ComparisonFolder
 from fathoms.compare.progress import Progress
 from fathoms.compare.results import as_table, gather, judged, load_results, row_of, write_results
 from fathoms.compare.session import Session
-from fathoms.compare.tuning import choose
+from fathoms.compare.tuning import choose, tuning_file, tuning_lines
 from fathoms.compare.workers import pilot, worker
 from fathoms.compare.workers.pilot import expected
 from fathoms.compare.workers.resident import ResidentData
@@ -216,7 +217,7 @@ def test_results_have_a_column_for_each_tuned_value(comparisons):
     results = judged(gather(comparison.cells(), folder, plan), plan)
     best = [{"lr": "0.003"}, None]
     results["tuning"] = [
-        {"name": row["name"], "best": one, "edge": []}
+        {"name": row["name"], "best": one, "edge": [], "failed": []}
         for row, one in zip(results["cells"], best, strict=True)
     ]
     folder.path.mkdir(parents=True)
@@ -229,6 +230,37 @@ def test_results_have_a_column_for_each_tuned_value(comparisons):
     assert "lr" not in rows[1]
 
 
+def test_a_shard_gathers_and_writes_while_no_other_does(comparisons):
+    comparison = comparisons.make(*NORMS)
+    comparison.folder.path.mkdir(parents=True)
+    session = Session(comparison, comparison.plan(), print)
+    session.progress.close()
+    refresh = threading.Thread(target=session.refresh)
+    with ComparisonFolder(comparison.folder.path).writing():
+        refresh.start()
+        refresh.join(0.3)
+        assert refresh.is_alive()
+        assert not (comparison.folder.path / "results.json").exists()
+    refresh.join(60)
+    assert (comparison.folder.path / "results.json").is_file()
+
+
+def test_trials_that_failed_are_named(comparisons):
+    comparison = comparisons.make(*NORMS, "--tune", "lr=1e-3,1e-4")
+    for trial in comparison.trials():
+        trial.cell.folder.mkdir(parents=True)
+        if trial.choice["lr"] == "1e-4":
+            comparison.folder.note_failure(trial.cell, "out of memory")
+        else:
+            done = {"status": "done", "last": {"top1": 50.0, "loss": 1.0}}
+            (trial.cell.folder / "summary.json").write_text(json.dumps(done))
+    found = choose(comparison.trials(), comparison.folder, "top1")
+    assert [arm["failed"] for arm in found] == [[{"lr": "1e-4"}]] * 2
+    assert tuning_lines(found)[0].endswith("; tried in vain, since the run failed: lr=1e-4")
+    table = json.loads(tuning_file(found, comparison.tuning, "top1"))
+    assert table["arms"][0]["failed"] == [{"lr": "1e-4"}]
+
+
 def test_trials_of_tuning_are_not_followed_by_an_answer(comparisons):
     comparison = comparisons.make(*NORMS, "--tune", "lr=1e-3,1e-4")
     comparison.folder.path.mkdir(parents=True)
@@ -236,7 +268,7 @@ def test_trials_of_tuning_are_not_followed_by_an_answer(comparisons):
     session = Session(comparison, comparison.plan(), said.append)
     session.progress.ended(session.trials[0].cell, {"status": "done"})
     assert len(said) == 1
-    session.tuned = [{"name": "norm=dyt", "best": {"lr": "1e-3"}, "edge": []}]
+    session.tuned = [{"name": "norm=dyt", "best": {"lr": "1e-3"}, "edge": [], "failed": []}]
     session.progress.ended(session.cells[0], {"status": "done"})
     session.progress.close()
     assert said[-1] == "  so far: no run has ended with a score"

@@ -22,7 +22,7 @@ import tyro
 from fathoms.cli import train as train_command
 from fathoms.cli.flags.early_checks import check_run, path_or_digits
 from fathoms.cli.flags.parse import Switches, given, merged, parse, parse_setting
-from fathoms.cli.flags.plan_file import read_plan_file
+from fathoms.cli.flags.plan_file import PlanFile, read_plan_file
 from fathoms.cli.terminal.live_table import live_table
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
 from fathoms.compare.slurm.submit import SlurmOptions, check_installed, parse_slurm
@@ -113,7 +113,7 @@ class Args:
     switches: Switches = field(default_factory=Switches)
 
 
-def make_plan(args: Args) -> Plan:
+def make_plan(args: Args, file: PlanFile | None = None) -> Plan:
     """The plan that flags, preset and file describe together."""
     if is_demo(args):
         tune = parse_axes(args.tune, "--tune")
@@ -122,16 +122,14 @@ def make_plan(args: Args) -> Plan:
     table: dict[str, Any] = {}
     if args.preset is not None:
         table = dict(PRESETS[check_name(args.preset, PRESETS, "preset", "--preset")])
-    if args.plan is not None:
-        table |= read_plan_file(args.plan).plan
-    where = args.plan or "--preset"
-    base = Plan.from_dict({"axes": {"_": ["_"]}, **table}, where) if table else None
-    axes = {**(base.axes if base else {}), **parse_axes(args.axis)}
-    axes.pop("_", None)
-    arms = {**(base.arms if base else {}), **parse_arms(args.arm)}
-    seeds = args.seeds if args.seeds is not None else (base.seeds if base else 5)
-    tune = {**(base.tune if base else {}), **parse_axes(args.tune, "--tune")}
-    tune_epochs = args.tune_epochs if args.tune_epochs is not None else (base.tune_epochs if base else None)
+    if file is not None:
+        table |= file.plan
+    base = Plan.from_dict(table, args.plan or "--preset")
+    axes = {**base.axes, **parse_axes(args.axis)}
+    arms = {**base.arms, **parse_arms(args.arm)}
+    tune = {**base.tune, **parse_axes(args.tune, "--tune")}
+    if not axes and not arms:
+        raise ConfigError("--axis: nothing is compared; give an axis, such as --axis norm=layernorm,dyt")
     tied = [name for arm in arms.values() for name in arm]
     for flag, names in (("--axis", axes), ("--arm", tied), ("--tune", tune)):
         for name in names:
@@ -140,21 +138,19 @@ def make_plan(args: Args) -> Plan:
             check_name(name, (*FIELDS, *RECIPE_FIELDS, "model", "swap_norms"), "option", flag)
             if name == "val_share":
                 raise ConfigError(f"{flag} val_share: all arms share one val split; give --val-share instead")
-    return Plan(axes, arms, seeds, tune, tune_epochs)
+    seeds = base.seeds if args.seeds is None else args.seeds
+    return Plan(axes, arms, seeds, tune, base.tune_epochs if args.tune_epochs is None else args.tune_epochs)
 
 
-def with_plan_file(args: Args) -> Args:
+def with_plan_file(args: Args, file: PlanFile) -> Args:
     """The flags with the plan file's settings of all runs, where no flag says otherwise."""
-    if args.plan is None:
-        return args
-    _, train, baseline = read_plan_file(args.plan)
     return dataclasses.replace(
         args,
-        model=args.model or train.model,
-        recipe=args.recipe or train.recipe,
-        training=merged(train.training, args.training),
-        switches=merged(train.switches, args.switches),
-        baseline=args.baseline or baseline,
+        model=args.model or file.train.model,
+        recipe=args.recipe or file.train.recipe,
+        training=merged(file.train.training, args.training),
+        switches=merged(file.train.switches, args.switches),
+        baseline=args.baseline or file.baseline,
     )
 
 
@@ -281,11 +277,12 @@ def make_comparison(args: Args) -> Comparison:
     args = dataclasses.replace(args, data=path_or_digits(args.data))
     refuse_unused(args)
     typed = flags_of_all(args)
-    args = with_plan_file(args)
+    file = None if args.plan is None else read_plan_file(args.plan)
+    args = args if file is None else with_plan_file(args, file)
     check_run(args.run, args.data, given(args.training).get("teacher"))
     slurm, shard, seconds = slurm_options(args), parse_shard(args.shard), parse_budget(args.budget)
     refuse_idle_workers(args, slurm)
-    plan = make_plan(args)
+    plan = make_plan(args, file)
     flags = flags_of_all(args)
     written = {name: f"{name} under [train] of {args.plan}" for name in flags if name not in typed}
     refuse_void_flags(plan, flags, parse_axes(args.axis), written)

@@ -102,8 +102,6 @@ class Plan:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise ConfigError(f"{self.spelled('seeds')} {self.seeds}: use 1 or more")
-        if not self.axes and not self.arms:
-            raise ConfigError("--axis: nothing is compared; give an axis, such as --axis norm=layernorm,dyt")
         _refuse_odd_names(self)
         _refuse_clashes(self)
         if self.tune_epochs is not None and (self.tune_epochs < 1 or not self.tune):

@@ -72,7 +72,9 @@ def choose(trials: Sequence[Trial], folder: ComparisonFolder, metric: str) -> li
         sign = 1 if metric == "top1" else -1
         best = max(scored, key=lambda row: sign * row[metric])["choice"] if scored else None
         edge = [] if best is None else _edges(best, [row["choice"] for row in rows])
-        found.append({"name": arm, "best": best, "edge": edge, "trials": rows})
+        # A trial that ended with an error tells nothing of its values, unlike one that diverged.
+        failed = [row["choice"] for row in rows if row["status"] == "failed"]
+        found.append({"name": arm, "best": best, "edge": edge, "failed": failed, "trials": rows})
     return found
 
 
@@ -127,15 +129,22 @@ def tuning_file(found: Sequence[Mapping[str, Any]], tuning: Tuning, metric: str)
 
 
 def tuning_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The chosen values, a line an arm; a best value at the edge of the grid is named."""
+    """The chosen values, a line an arm; a best value at the edge of the grid and trials that failed are named."""
     lines: list[str] = []
     for arm in found:
+        lost = [_written(choice) for choice in arm["failed"]]
+        failed = f"; tried in vain, since the run failed: {' and '.join(lost)}" if lost else ""
         if arm["best"] is None:
-            lines.append(f"tuning {arm['name']}: no trial has a score; it keeps the settings of all arms")
+            said = "no trial has a score; it keeps the settings of all arms"
+            lines.append(f"tuning {arm['name']}: {said}{failed}")
             continue
-        chosen = ", ".join(f"{name}={value}" for name, value in arm["best"].items())
+        chosen = _written(arm["best"])
         edge = (
             f"; {', '.join(arm['edge'])} is at the edge of the grid: try more values" if arm["edge"] else ""
         )
-        lines.append(f"tuning {arm['name']}: {chosen}{edge}")
+        lines.append(f"tuning {arm['name']}: {chosen}{edge}{failed}")
     return lines
+
+
+def _written(choice: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in choice.items())

@@ -24,7 +24,7 @@ def tuning_curves(
     A grid over more than one option has no curve.
     """
     grid = list(table(tuning.get("grid")))
-    remarks = _at_the_edge(arms, tuning)
+    remarks = _remarks(arms, tuning)
     if len(grid) != 1:
         return None, remarks
     option, found = clipped(str(grid[0]), 40), arms_of(tuning)
@@ -33,8 +33,8 @@ def tuning_curves(
     return (_curves(option, tried, metric) if tried else None), remarks
 
 
-def _at_the_edge(arms: Sequence[Arm], tuning: dict[str, Any]) -> list[str]:
-    """A remark for each best value that tuning.json says to be at the edge of the grid."""
+def _remarks(arms: Sequence[Arm], tuning: dict[str, Any]) -> list[str]:
+    """A remark for each best value at the edge of the grid, and for trials that failed, as tuning.json has them."""
     found, remarks = arms_of(tuning), []
     for arm in arms:
         own = found.get(arm.name, {})
@@ -43,6 +43,9 @@ def _at_the_edge(arms: Sequence[Arm], tuning: dict[str, Any]) -> list[str]:
             remarks.append(
                 f"{arm.label}: the best {clipped(option, 40)}, {best}, is at the edge of the grid; extend it"
             )
+        for choice in map(table, listed(own.get("failed"))):
+            tried = clipped(", ".join(f"{name}={shown(value)}" for name, value in choice.items()), 80)
+            remarks.append(f"{arm.label}: the trial of {tried} failed, so the best was chosen without it")
     return remarks
 
 
