@@ -50,7 +50,6 @@ SWITCHED_OFF = {
     "sched_on_updates": (True, {"sched": "constant"}),
     "scale": ((0.5, 1.0), {"crop": "whole"}),
     "ratio": ((0.9, 1.1), {"crop": "pad"}),
-    "amp": (True, {"precision": "bf16"}),
     "compile_scope": ("blocks", {"torchcompile": "none"}),
 }
 
