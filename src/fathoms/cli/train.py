@@ -128,7 +128,8 @@ def run(args: Args) -> int:
                 start.mark("training")
                 write_report(job.folder)
                 start.mark("report")
-                if job.run.profile_start:
+                # A run that was done already has made no update; its start.json stays.
+                if job.run.profile_start and "first update" in start.rows:
                     start.write(job.folder)
                 print_safely(json_format.dumps(outcome.summary) if args.json else closing(outcome.summary))
             # torchrun ends all ranks when one has left after a signal: none leaves while rank 0 still writes.
