@@ -18,7 +18,7 @@ SPEED = ("amp", "precision", "torchcompile", "compile_scope", "launch")
 """Options whose result on this device is recorded beside the identity, and compared with the record."""
 
 
-POLICY = {"guard": "stop", "guard_limit": 5, "on_spike": "log", "spike_score": 10.0}
+POLICY: dict[str, Any] = {"guard": "stop", "guard_limit": 5, "on_spike": "log", "spike_score": 10.0}
 """Defaults of the guard's policy, which decides what becomes of a run whose numbers are not finite or jump."""
 
 
