@@ -140,7 +140,7 @@ def write_comparison(folder, arms, *, seeds=3, epochs=4, probes=3, lost=(), tuni
 def _shared(options, epochs):
     """The settings of all arms: those of the default model, and of no recipe but the epochs."""
     model = "vit_small_patch16_224"
-    base = Job("photos", model, model_config(model), Recipe(epochs=epochs)).identity()
+    base = Job("photos", model, model_config(model), Recipe(epochs=max(1, epochs))).identity()
     varied = {name for own in options for name in own}
     for key in ("config", "recipe"):
         base[key] = {name: value for name, value in base[key].items() if name not in varied}

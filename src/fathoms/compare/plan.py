@@ -68,7 +68,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One variant: its name, and its settings as option name and text."""
 
     name: str
@@ -125,7 +125,7 @@ class Plan:
         where = f"{self.file}: " if file is None else file
         return f"{where}[{key}]" if key in TABLES else f"{where}{key} ="
 
-    def variants(self) -> list[Arm]:
+    def variants(self) -> list[Variant]:
         """Every arm, in the order of the axes."""
         lists: list[list[tuple[str, tuple[tuple[str, str], ...]]]] = []
         if self.arms:
@@ -133,7 +133,9 @@ class Plan:
         for axis, values in self.axes.items():
             lists.append([(f"{axis}={value}", ((axis, value),)) for value in values])
         return [
-            Arm(JOINT.join(name for name, _ in choice), tuple(itertools.chain(*(made for _, made in choice))))
+            Variant(
+                JOINT.join(name for name, _ in choice), tuple(itertools.chain(*(made for _, made in choice)))
+            )
             for choice in itertools.product(*lists)
         ]
 

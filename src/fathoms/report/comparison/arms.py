@@ -8,7 +8,7 @@ from typing import Any
 
 from fathoms.compare.spread import mean_interval, rounding_variance, sd_over_seeds
 from fathoms.drawing.colours import PALETTE
-from fathoms.report.comparison.files import Cell, Comparison
+from fathoms.report.comparison.files import CellRecord, ComparisonRecord
 from fathoms.report.quantities import clipped
 from fathoms.report.run.files import listed, number, table
 
@@ -17,7 +17,7 @@ MARKS = 3
 
 
 @dataclass(frozen=True)
-class Arm:
+class ArmView:
     """One variant and its cells.
 
     Args:
@@ -36,7 +36,7 @@ class Arm:
     label: str
     index: int
     options: dict[str, str]
-    cells: list[Cell]
+    cells: list[CellRecord]
     metric: str
     diverged: tuple[float, float, float] | None = None
     rounding: float = 0.0
@@ -77,7 +77,7 @@ class Arm:
         return sum(known) / len(known) if known else None
 
 
-def arms_of(comparison: Comparison) -> list[Arm]:
+def arms_of(comparison: ComparisonRecord) -> list[ArmView]:
     """The arms in the order of the plan, then of the cells."""
     planned = table(comparison.plan.get("arms")) if comparison.results else {}
     names = list(dict.fromkeys([*map(str, planned), *(cell.arm for cell in comparison.cells)]))
@@ -92,7 +92,7 @@ def arms_of(comparison: Comparison) -> list[Arm]:
         cells = [cell for cell in comparison.cells if cell.arm == name]
         options = cells[0].options if cells else {str(k): str(v) for k, v in table(planned.get(name)).items()}
         lost = _diverged(judged.get(name, {}))
-        made.append(Arm(name, label, index, options, cells, comparison.metric, lost, least))
+        made.append(ArmView(name, label, index, options, cells, comparison.metric, lost, least))
     return made
 
 
@@ -117,7 +117,7 @@ def unique(labels: Sequence[str]) -> list[str]:
     return made
 
 
-def leading(arms: Sequence[Arm], comparison: Comparison) -> Arm | None:
+def leading(arms: Sequence[ArmView], comparison: ComparisonRecord) -> ArmView | None:
     """The arm with the best mean, diverged runs counted at chance as in the verdict; None before a score."""
     kept = {
         str(row.get("name")): number(row.get("mean_with_diverged"))

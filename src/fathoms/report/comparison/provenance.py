@@ -6,15 +6,15 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from fathoms.report.comparison.arms import Arm
-from fathoms.report.comparison.files import Comparison
+from fathoms.report.comparison.arms import ArmView
+from fathoms.report.comparison.files import ComparisonRecord
 from fathoms.report.quantities import clipped, file_size, shown
 from fathoms.report.run.files import listed, number, table
 
 Rows = list[tuple[str, str]]
 
 
-def made_by(comparison: Comparison) -> Rows:
+def made_by(comparison: ComparisonRecord) -> Rows:
     """Command, data and rules of a comparison."""
     plan = comparison.plan
     rows: Rows = []
@@ -39,7 +39,7 @@ def made_by(comparison: Comparison) -> Rows:
     return rows
 
 
-def growth(comparison: Comparison) -> list[str]:
+def growth(comparison: ComparisonRecord) -> list[str]:
     """Sentences on what later commands added to the plan."""
     made = []
     for row in map(table, listed(comparison.plan.get("grown"))):
@@ -51,7 +51,7 @@ def growth(comparison: Comparison) -> list[str]:
     return made
 
 
-def machines(arms: Sequence[Arm]) -> tuple[Rows, list[str]]:
+def machines(arms: Sequence[ArmView]) -> tuple[Rows, list[str]]:
     """Versions and hardware, and a sentence for each entry that is not the same in all cells."""
     values: dict[str, dict[str, int]] = {}
     for cell in (cell for arm in arms for cell in arm.cells):
@@ -72,7 +72,7 @@ def machines(arms: Sequence[Arm]) -> tuple[Rows, list[str]]:
     return rows, [f"{key} is not the same in all runs" for key in mixed]
 
 
-def differing(arms: Sequence[Arm]) -> tuple[list[str], list[tuple[Arm, list[str]]]]:
+def differing(arms: Sequence[ArmView]) -> tuple[list[str], list[tuple[ArmView, list[str]]]]:
     """Options that differ between arms, and each arm's values."""
     names = list(dict.fromkeys(name for arm in arms for name in arm.options))
     kept = [name for name in names if len({arm.options.get(name) for arm in arms}) > 1]
@@ -80,7 +80,7 @@ def differing(arms: Sequence[Arm]) -> tuple[list[str], list[tuple[Arm, list[str]
     return [clipped(name, 60) for name in kept], rows
 
 
-def shared(comparison: Comparison) -> list[tuple[str, Rows]]:
+def shared(comparison: ComparisonRecord) -> list[tuple[str, Rows]]:
     """Settings that all arms have in common, by section."""
     base = table(comparison.plan.get("base"))
     plain = {key: value for key, value in base.items() if not isinstance(value, dict) and value is not None}

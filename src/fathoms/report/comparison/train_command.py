@@ -13,9 +13,9 @@ from fathoms.models.build_timm import TIMM
 from fathoms.models.config import ViTConfig
 from fathoms.models.zoo import model_config
 from fathoms.names.config_checks import OFF_WORDS, takes_off
-from fathoms.report.comparison.arms import Arm
-from fathoms.report.comparison.files import Comparison
-from fathoms.report.comparison.tuning import arms_of
+from fathoms.report.comparison.arms import ArmView
+from fathoms.report.comparison.files import ComparisonRecord
+from fathoms.report.comparison.tuning import tuned_arms
 from fathoms.report.quantities import shown
 from fathoms.report.run.files import listed, table
 from fathoms.train.identity import SPEED, completed
@@ -30,7 +30,7 @@ NOT_FLAGS = ("data", "model", "seed", "config", "recipe")
 """Parts of a run's identity that are not options of it."""
 
 
-def train_command(arm: Arm, comparison: Comparison) -> str:
+def train_command(arm: ArmView, comparison: ComparisonRecord) -> str:
     """The command, quoted for a shell; empty for runs that no comparison made, and where flags cannot say it all.
 
     Among the recipes of the package it begins with the one that leaves the fewest flags to give.
@@ -39,7 +39,7 @@ def train_command(arm: Arm, comparison: Comparison) -> str:
     if listed(plan.get("command"))[:1] != ["compare"]:
         return ""
     options = dict(arm.options)
-    tuned = table(arms_of(comparison.tuning).get(arm.name, {}).get("best"))
+    tuned = table(tuned_arms(comparison.tuning).get(arm.name, {}).get("best"))
     options |= {str(name): shown(value) for name, value in tuned.items()}
     data = plan.get("data")
     # A comparison of the digits has no path, and so begins with their recipe.
