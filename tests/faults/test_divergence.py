@@ -31,7 +31,7 @@ def everything(trainer):
     moments, record = optimizer_state(trainer.learner.optimizer)
     tensors = {**dict(trainer.model.named_parameters()), **moments}
     if trainer.learner.ema is not None:
-        tensors |= {f"ema/{name}": value for name, value in trainer.learner.ema.state_dict().items()}
+        tensors |= {f"ema/{name}": value for name, value in trainer.learner.ema.module.state_dict().items()}
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}, json.dumps(record)
 
 

@@ -103,8 +103,15 @@ class Stepper:
         if report is not None:
             self.conditional_step.settle(report.nonfinite)
             if self.learner.ema is not None and not report.nonfinite:
-                self.learner.ema.update(self.learner.model, report.update + 1)
+                # The statistics of that update, whether the next one's forward passes have come already or not.
+                settled = self.conditional_step.settled_statistics()
+                self.learner.ema.update(self.learner.model, report.update + 1, settled)
         return report
+
+    def abandon(self) -> None:
+        """Undo the batches of an update that will not be applied."""
+        self.conditional_step.abandon()
+        self.clear()
 
     def apply(self, state: TrainState, norm: Tensor, lr: float, vote: int) -> None:
         """Take the optimizer step, unless the device finds that the loss or the gradient norm is not finite.

@@ -100,7 +100,9 @@ def headline(arms: Sequence[Arm], comparison: Comparison) -> list[tuple[str, str
     # That of a loss is not known, and written as 0.
     if floor := number(comparison.plan.get("floor")):
         images = number(comparison.plan.get("images"), 0)
-        rows.append(("noise floor", score(floor, comparison.metric), f"{unit}, {images:,.0f} held-out images"))
+        rows.append(
+            ("noise floor", score(floor, comparison.metric), f"{unit}, {images:,.0f} held-out images")
+        )
     if (margin := number(comparison.plan.get("margin"))) is not None:
         rows.append(("smallest difference", score(margin, comparison.metric), f"{unit} that matter"))
     seconds = [cell.seconds for cell in cells if cell.seconds is not None]
