@@ -138,7 +138,7 @@ def measure_all(
 
     from fathoms.data.sources.splits import open_held_out
     from fathoms.evaluate.metrics import FewerChannels
-    from fathoms.evaluate.robustness import class_note, match_classes
+    from fathoms.evaluate.robustness import class_note, match_classes, real_of
 
     data = args.data if args.data is not None else loaded.data
     if data is None:
@@ -150,6 +150,7 @@ def measure_all(
     run = loaded.run if args.data is None else None
     sources = {place: open_held_out(place) for place in args.robustness}
     sources = {data: open_held_out(data, args.split, run), **sources}
+    labels = None if real is None else real_of(sources[data], real, str(args.real_labels))
     loaders = {place: make_loader(args, loaded, source, world) for place, source in sources.items()}
     maps: dict[str, Any] = dict.fromkeys(places)
     if loaded.classes is not None:
@@ -163,12 +164,10 @@ def measure_all(
 
         model = torch.compile(model, backend=check_backend(args.torchcompile))
     seen = FewerChannels(model, loaded.in_channels)
-    results = {}
-    for place in places:
-        results[place] = measure(args, seen, loaders[place], maps[place], world)
-        if real is not None and place == data:
-            results[place]["real_top1"] = real_accuracy(args, seen, loaders[place], real, world)
-    return results
+    return {
+        place: measure(args, seen, loaders[place], maps[place], world, labels if place == data else None)
+        for place in places
+    }
 
 
 def check_recorded_data(data: str, checkpoint: str) -> None:
@@ -204,7 +203,7 @@ def make_loader(args: Args, loaded: Any, source: Any, world: Any) -> Any:
     )
 
 
-def measure(args: Args, model: Any, loader: Any, label_map: Any, world: Any) -> dict[str, Any]:
+def measure(args: Args, model: Any, loader: Any, label_map: Any, world: Any, real: Any) -> dict[str, Any]:
     """Metrics of one data set."""
     import torch
 
@@ -212,36 +211,11 @@ def measure(args: Args, model: Any, loader: Any, label_map: Any, world: Any) -> 
 
     dtype = getattr(torch, args.amp_dtype) if args.amp else None
     classes = loader.source.classes
-    options = {"device": world.device, "amp_dtype": dtype, "label_map": label_map}
+    options = {"device": world.device, "amp_dtype": dtype, "label_map": label_map, "real": real}
     result = evaluate(model, loader.epoch(0), len(classes), **options)
     per_class = dict(zip(classes, result.per_class, strict=True))
-    return {**result.summary(), "per_class": per_class, "confusion": result.confusion}
-
-
-def real_accuracy(args: Args, model: Any, loader: Any, labels: dict[int, Any], world: Any) -> float:
-    """Percent of images whose prediction is among their ReaL labels; images without labels do not count."""
-    import torch
-
-    from fathoms.evaluate.robustness import image_number
-    from fathoms.models.inference_mode import in_inference
-    from fathoms.train.distributed import sum_over_ranks
-
-    dtype = getattr(torch, args.amp_dtype) if args.amp else None
-    right = counted = 0
-    with torch.no_grad(), in_inference(model):
-        for batch in loader.epoch(0):
-            with torch.autocast(world.device.type, dtype=dtype, enabled=dtype is not None):
-                predicted = model(batch.images).argmax(dim=1).tolist()
-            for index, label in zip(batch.ids.tolist(), predicted, strict=True):
-                allowed = labels.get(image_number(loader.source.where(index)))
-                if allowed is not None:
-                    counted += 1
-                    right += label in allowed
-    sums = sum_over_ranks(world, torch.tensor([right, counted], dtype=torch.float64, device=world.device))
-    right, counted = (int(value) for value in sums.tolist())
-    if not counted:
-        raise ConfigError(f"{args.real_labels}: has labels for none of the images")
-    return 100 * right / counted
+    extra = {} if real is None else {"real_top1": result.real_top1}
+    return {**result.summary(), "per_class": per_class, "confusion": result.confusion, **extra}
 
 
 def report(args: Args, results: dict[str, dict[str, Any]], weights: str) -> None:
@@ -256,7 +230,7 @@ def report(args: Args, results: dict[str, dict[str, Any]], weights: str) -> None
     if args.results_file is not None:
         result_files.write_results(args.results_file, results)
     if args.json:
-        print(json_format.dumps({"weights": weights, "results": results}))
+        print(json_format.dumps({"weights": weights, "results": result_files.written_out(results)}))
         return
     for place, result in results.items():
         print(
@@ -265,7 +239,7 @@ def report(args: Args, results: dict[str, dict[str, Any]], weights: str) -> None
         )
         if result["skipped"]:
             print(f"  {result['skipped']} images could not be read", file=sys.stderr)
-        if "real_top1" in result:
+        if result.get("real_top1") is not None:
             print(f"  ReaL top1 {result['real_top1']:.2f}")
         table = class_table(result["per_class"], result["confusion"])
         print("\n".join(f"  {line}" for line in table.splitlines()))

@@ -108,14 +108,8 @@ class EpochEnd:
     def _keep_details(self, split: str, loader: AnyLoader, result: Evaluation) -> None:
         """Keep what the last evaluation says beyond its averages: each image, each class, and a dozen examples."""
         world, folder, job = self.context.world, self.context.folder, self.context.job
-        pairs = [
-            [true, guess, count]
-            for true, row in enumerate(result.confusion)
-            for guess, count in enumerate(row)
-            if count
-        ]
         details = {"split": split, "epoch": self.state.epoch, "images": result.images}
-        folder.write_json("evaluation.json", {**details, "confusion": pairs})
+        folder.write_json("evaluation.json", {**details, "confusion": result.confusion.pairs()})
         chosen = spread(np.arange(len(loader.source)), COUNT)
         if world.size == 1:
             # With several ranks nobody has the results of all images.
