@@ -39,6 +39,7 @@ def test_it_says_the_same_to_a_reader(capsys):
         ([*SMALL, "--launch", "graph"], "needs a CUDA device; use eager"),
         ([*SMALL, "--against", "timm"], "no model with these switches"),
         ([*SMALL, "--accelerated"], "--accelerated: measures timm's model; add --against timm"),
+        ([*SMALL, "--keep", "all"], "--keep would not be used"),
         (["vit_digits", "--batch-size", "0"], "--batch-size 0: use 1 or more"),
         (
             ["vit_digits", "--device", "cpu", "--against", "timm", "--compile", "none"],

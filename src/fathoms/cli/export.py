@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from fathoms.cli.flags.early_checks import check_data, check_trained
+from fathoms.cli.flags.early_checks import check_data, check_trained, named_data
 from fathoms.cli.flags.parse import Switches, given
 from fathoms.cli.terminal.weights_taken import say_assumed, say_weights
 from fathoms.errors import FathomsError, printable
@@ -168,7 +168,7 @@ def judge(args: Args, loaded: LoadedModel) -> Judge:
     from fathoms.export.quantise import Judge
 
     assert args.int8 is not None
-    source = open_held_out(args.int8)
+    source = open_held_out(named_data(args.int8))
     loader = eval_loader(source, loaded.image_size, 32, loaded.preprocessing)
     labels = None if loaded.classes is None else match_classes(source.classes, loaded.classes, args.int8)
     drop = {} if args.max_drop is None else {"max_drop": args.max_drop}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fathoms.cli.flags.early_checks import path_or_digits
 from fathoms.errors import ConfigError, WeightsError
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def load_images(
         count: How many; a data set with fewer is refused.
         spare: How many more, as far as there are.
     """
-    found = _digits if data in (None, "digits") else _of_data
+    data = path_or_digits(data)
+    found = _digits if data is None else _of_data
     images, labels = found(target, str(data), count, spare)
     return images, labels if int(labels.max()) < target.num_classes else None
 

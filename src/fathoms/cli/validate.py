@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from fathoms.cli.flags.early_checks import check_counts, check_data, check_trained, without_switches
+from fathoms.cli.flags.early_checks import (
+    check_counts,
+    check_data,
+    check_trained,
+    named_data,
+    without_switches,
+)
 from fathoms.cli.terminal.weights_taken import say_assumed, say_weights
 from fathoms.errors import ConfigError, printable
 from fathoms.files.atomic import check_absent
@@ -42,7 +48,7 @@ class Args:
     model: str | None = None
     """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
     split: str | None = None
-    """The split to evaluate; default: val, validation or test, or all of a folder without splits."""
+    """The split to evaluate; default: test, else val or validation, or all of a folder without splits."""
     batch_size: int = 256
     """Images per batch."""
     device: str = "auto"
@@ -53,8 +59,8 @@ class Args:
     """Share of the images that may be unreadable; they are left out of the metrics, and more end the command."""
     amp: bool = False
     """Mixed precision."""
-    amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
-    """Autocast dtype of --amp."""
+    amp_dtype: Literal["bfloat16", "float16"] | None = None
+    """Autocast dtype of --amp; default bfloat16."""
     torchcompile: str | None = None
     """Compile with this backend of torch, such as inductor."""
     image_size: int | None = None
@@ -88,6 +94,8 @@ def run(args: Args) -> int:
     """Evaluate, and print the metrics."""
     check_counts(args, ("batch_size",))
     check_counts(args, ("workers",), least=0)
+    if args.amp_dtype is not None and not args.amp:
+        raise ConfigError("--amp-dtype would not be used: it goes with --amp; add that")
     for place in (args.data, args.real_labels, *args.robustness):
         check_data(place)
     checkpoint = check_trained(args.checkpoint, args.model, args.device)
@@ -140,15 +148,16 @@ def measure_all(
     from fathoms.evaluate.metrics import FewerChannels
     from fathoms.evaluate.robustness import class_note, match_classes, real_of
 
-    data = args.data if args.data is not None else loaded.data
+    data = named_data(args.data) if args.data is not None else loaded.data
     if data is None:
         raise ConfigError("the checkpoint does not record its data; give DATA")
     if args.data is None:
         check_recorded_data(data, args.checkpoint)
-    places = (data, *args.robustness)
+    further = tuple(map(named_data, args.robustness))
+    places = (data, *further)
     # The split that a run carved belongs to the run's own data.
     run = loaded.run if args.data is None else None
-    sources = {place: open_held_out(place) for place in args.robustness}
+    sources = {place: open_held_out(place) for place in further}
     sources = {data: open_held_out(data, args.split, run), **sources}
     labels = None if real is None else real_of(sources[data], real, str(args.real_labels))
     loaders = {place: make_loader(args, loaded, source, world) for place, source in sources.items()}
@@ -209,7 +218,7 @@ def measure(args: Args, model: Any, loader: Any, label_map: Any, world: Any, rea
 
     from fathoms.evaluate.metrics import evaluate
 
-    dtype = getattr(torch, args.amp_dtype) if args.amp else None
+    dtype = getattr(torch, args.amp_dtype or "bfloat16") if args.amp else None
     classes = loader.source.classes
     options = {"device": world.device, "amp_dtype": dtype, "label_map": label_map, "real": real}
     result = evaluate(model, loader.epoch(0), len(classes), **options)

@@ -191,10 +191,6 @@ class DeviceLoader:
                 self.stats.elapsed += now - requested
                 requested = now
 
-    def batch(self, epoch: int, number: int) -> Batch:
-        """One batch; any may be asked for, in any order."""
-        return self._prepare(epoch, range(number, number + 1))[0]
-
     def _groups(self, start: int) -> list[range]:
         """The batches of an epoch that are prepared together, from `start` on."""
         left = self.batches - start

@@ -71,7 +71,10 @@ def read_real(path: str | Path) -> dict[int, tuple[int, ...]]:
 class Named(Protocol):
     """Images with names, in classes."""
 
-    classes: Sequence[str]
+    @property
+    def classes(self) -> Sequence[str]:
+        """Names of the classes."""
+        ...
 
     def __len__(self) -> int: ...
 
