@@ -18,10 +18,10 @@ SHORT = ["--turns", "1", "--steps", "1"]
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_it_measures_a_model(capsys, mode):
-    assert main(["bench", *SMALL, *SHORT, "--mode", mode, "--keep", "all", "--json"]) == 0
+    assert main(["bench", *SMALL, *SHORT, "--mode", mode, "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["mode"] == mode
-    how = {"precision": "bf16", "compile": "none", "launch": "eager", "keep": "all", "mode": "default"}
+    how = {"precision": "bf16", "compile": "none", "launch": "eager", "keep": "lean", "mode": "default"}
     assert report["setting"] == how
     row = report["fathoms"]
     assert row["images_per_second"] == pytest.approx(4 / (row["ms"] / 1e3))

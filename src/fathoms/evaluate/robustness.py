@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fathoms.errors import ConfigError, reason
 from fathoms.names.registry import nearest
@@ -68,6 +68,7 @@ def read_real(path: str | Path) -> dict[int, tuple[int, ...]]:
     return {number: tuple(row) for number, row in enumerate(rows, start=1) if row}
 
 
+@runtime_checkable
 class Named(Protocol):
     """Images with names, in classes."""
 
