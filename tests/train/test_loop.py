@@ -197,6 +197,7 @@ POLICIES = [
     [
         "ddp",
         "ddp_bf16",
+        "ddp_accumulated",
         "fsdp",
         "fsdp_bf16",
         "fsdp_bf16_everything",
@@ -215,6 +216,8 @@ def test_two_ranks_train_as_one_does(digit_runs, kind):
     if "autocast" in kind:
         # Each rank rounds its gradients to bfloat16, so the runs part with the length of their steps.
         common += ["--precision", kind.partition("_")[2], "--lr", "0.001"]
+    if kind == "ddp_accumulated":
+        common += ["--grad-accum-steps", "3"]
     if kind == "fsdp_muon":
         common += ["--opt", "muon"]
     if kind == "fsdp_bf16_everything":
