@@ -162,6 +162,7 @@ def about(loaded: LoadedModel) -> dict[str, object]:
 
 def judge(args: Args, loaded: LoadedModel) -> Judge:
     """The images on which int8 is measured, preprocessed as in the model's recipe."""
+    from fathoms.data import LoaderOptions
     from fathoms.data.sources.splits import open_held_out
     from fathoms.evaluate.loader import eval_loader
     from fathoms.evaluate.robustness import match_classes
@@ -169,7 +170,8 @@ def judge(args: Args, loaded: LoadedModel) -> Judge:
 
     assert args.int8 is not None
     source = open_held_out(named_data(args.int8))
-    loader = eval_loader(source, loaded.image_size, 32, loaded.preprocessing)
+    options = LoaderOptions(grey=loaded.in_channels == 1)
+    loader = eval_loader(source, loaded.image_size, 32, loaded.preprocessing, options=options)
     labels = None if loaded.classes is None else match_classes(source.classes, loaded.classes, args.int8)
     drop = {} if args.max_drop is None else {"max_drop": args.max_drop}
     return Judge(args.int8, lambda: loader.epoch(0), len(source.classes), labels, **drop)

@@ -93,6 +93,7 @@ def _of_data(target: LoadedModel, data: str, count: int, spare: int) -> tuple[An
     import numpy as np
     import torch
 
+    from fathoms.data import LoaderOptions
     from fathoms.data.sources.splits import open_held_out, open_roles
     from fathoms.data.sources.subset import subset
     from fathoms.evaluate.loader import eval_loader
@@ -107,7 +108,9 @@ def _of_data(target: LoadedModel, data: str, count: int, spare: int) -> tuple[An
     # Any order but by class: a step then sees more than one of them.
     spread = np.random.default_rng(0).permutation(spread)
     chosen = subset(source, spread, "probe")
-    loader = eval_loader(chosen, target.image_size, min(count, len(spread)), target.preprocessing)
+    options = LoaderOptions(grey=target.in_channels == 1)
+    size = min(count, len(spread))
+    loader = eval_loader(chosen, target.image_size, size, target.preprocessing, options=options)
     batches = list(loader.epoch(0))
     images = torch.cat([batch.images for batch in batches])[:, : target.in_channels].float()
     return images, torch.cat([batch.labels for batch in batches])

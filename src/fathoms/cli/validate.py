@@ -197,6 +197,7 @@ def changed_preprocessing(args: Args, loaded: Any) -> Any:
 
 def make_loader(args: Args, loaded: Any, source: Any, world: Any) -> Any:
     """The images of a data set, preprocessed as in the run except for the flags."""
+    from fathoms.data import LoaderOptions
     from fathoms.evaluate.loader import check_crop, eval_loader
 
     check_crop(args.crop_pct, source)
@@ -205,10 +206,9 @@ def make_loader(args: Args, loaded: Any, source: Any, world: Any) -> Any:
         loaded.image_size,
         args.batch_size,
         changed_preprocessing(args, loaded),
-        workers=args.workers,
+        options=LoaderOptions(args.workers, max_bad=args.max_bad, grey=loaded.in_channels == 1),
         device=world.device,
         share=(world.rank, world.size),
-        max_bad=args.max_bad,
     )
 
 
