@@ -1,8 +1,8 @@
-"""`fathoms train cifar10.npz --recipe cifar` with no other flag: images/s and accuracy over seeds.
+"""`fathoms train cifar10.npz --recipe cifar --val-share 0`, the rest at its defaults: images/s and accuracy over seeds.
 
     python benchmarks/cifar_default.py cifar10.npz --output results/cifar_default.json
 
-Runs of all 50,000 training images (`--val-share 0`), each in a new process; accuracy is that of the last weights on
+Runs of all 50,000 training images, each in a new process; accuracy is that of the last weights on
 the test split. The rate is the median over the epochs after the first, which compiles. About 70 s for each of three
 seeds on an H200; written after each. Words after `--` go to every run.
 """

@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
 FOLDERS = ("images", "photos", "imagenet", "DATA", "MY_PHOTOS")
-"""What pages call a folder of photos."""
+"""Names of a folder of photos on the pages."""
 TINY_RUN = (
     "--recipe cifar --image-size 32 --depth 2 --dim 32 --heads 2 --epochs 1 --warmup-epochs 0 --device cpu"
 )
@@ -45,7 +45,7 @@ model = timm.create_model(
 cait = fathoms.ViT(fathoms.ViTConfig(depth=2, attention="talking_heads", readout="class_attention", **small))
 make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3)
 """
-"""What the Python of the pages takes for granted: a small model of timm and a batch."""
+"""Names that Python on the pages takes for granted: a small model of timm and a batch."""
 
 
 def photographs(folder: Path, size: int = 48) -> None:

@@ -1,4 +1,4 @@
-"""What README promises, on a fresh machine: a clone in an empty folder, bare Python, nothing else of this checkout.
+"""README's promises on a fresh machine: a clone in an empty folder, bare Python, nothing else of this checkout.
 
     python tests/fresh_machine.py                                  # every command of README; wheel and sdist
     python tests/fresh_machine.py --no-suite --python python3.12   # without `make test`; packages on another Python
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 # A busy or slow machine takes longer than README says, so three times that is allowed; the accuracy is that of a seed,
 # and rounding moves it by a few of 359 images.
 PROMISES = ("a 12-block ViT", "in about a minute", "every test, in a quarter of an hour")
-"""What README says of its two commands, in its words."""
+"""README's words on its two commands."""
 DEMO_SECONDS, SUITE_SECONDS, PATIENCE = 60.0, 900.0, 3.0
 DEMO_DEPTH, DEMO_TOP1, DEMO_TOLERANCE = 12, 98.6, 1.5
 # What `pip install fathoms` puts beside torch and what torch brings, in MB.
@@ -77,7 +77,7 @@ def run(*words: str | Path, where: Path) -> str:
 
 
 def megabytes(folder: Path) -> float:
-    """What a folder takes of the disk, in MB."""
+    """Size of a folder on the disk, in MB."""
     counted = subprocess.run(["du", "-sk", folder], capture_output=True, text=True, check=False).stdout
     return int(counted.split()[0]) / 1000 if counted else 0.0
 

@@ -52,7 +52,7 @@ def write_run(
 
 
 def write_details(folder, name="x"):
-    """What a run records beside its metrics; untrusted texts are `name`."""
+    """Files that a run records beside its metrics; untrusted texts are `name`."""
     file = io.BytesIO()
     Image.new("RGB", (16, 16), "red").save(file, "PNG")
     png = base64.b64encode(file.getvalue()).decode()

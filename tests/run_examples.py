@@ -28,7 +28,7 @@ from doc_stage import PRELUDE, made_small, set_up
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE_SECONDS = 120
-"""What an example may take of a core; the wall clock also counts what else the machine does."""
+"""Seconds of a core that an example may take; the wall clock also counts what else the machine does."""
 COMMAND_SECONDS = 240
 PATIENCE = {"watch": 15, "train": 60, "compare": 120}
 """Seconds after which a command that goes on by its nature is interrupted, as a user would; it must end in order."""
@@ -47,7 +47,7 @@ ELSEWHERE = {
     r"--log ": "needs a tracker",
     r"--against timm": "needs a GPU to take minutes and not hours",
 }
-"""What is not run here, and why; a block can also say so itself."""
+"""Commands that are not run here, and why; a block can also say so itself."""
 
 
 @dataclass(frozen=True)

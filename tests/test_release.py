@@ -31,7 +31,7 @@ CORE = {
     "tyro",
 }
 CORE_PACKAGES = 24
-"""What these bring, with themselves, beside torch and what torch needs."""
+"""Number of these and of all packages that they need, beside torch and its own dependencies."""
 
 
 def names(requirements):

@@ -72,7 +72,7 @@ def test_every_family_of_parts_is_offered():
 
 
 def typed(shell, start, line):
-    """What a real shell has on its line after `line` was typed into a terminal."""
+    """The line of a real shell after `line` was typed into a terminal."""
     program, terminal = pty.fork()
     if program == 0:
         os.environ.update(TERM="dumb", PS1="ready> ")
@@ -91,7 +91,7 @@ def typed(shell, start, line):
 
 
 def read_until(terminal, end, seconds=30):
-    """What a terminal shows until `end`, without its control sequences."""
+    """The text of a terminal until `end`, without its control sequences."""
     shown, last = "", time.monotonic() + seconds
     while end not in shown:
         assert time.monotonic() < last, shown

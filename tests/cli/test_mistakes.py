@@ -254,7 +254,7 @@ SAID = {
     "validate --checkpoint arrays.npz": "arrays (.npz) are not read as weights",
     "validate --checkpoint notes.txt": "only .safetensors files are opened",
     "validate --checkpoint many": "many: is a folder of runs; give one of them, such as many/one",
-    "validate --checkpoint nowhere": "nowhere: is a link that leads nowhere; mend it",
+    "validate --checkpoint nowhere": "nowhere: is a link that leads nowhere; fix it",
     "predict photos --checkpoint compared": "is a folder of runs; give one of them, such as compared/cells/one",
     "validate photos --checkpoint weights.safetensors --model vit_tiny_patch16_224": (
         "depth 1 against 12, dim 8 against 192, patch_size 2 against 16; give the --model of these weights, or leave "

@@ -1,4 +1,4 @@
-"""What every part prints: its arguments, never just its name. A new part gets these tests by being registered."""
+"""The repr of every part: its arguments, never just its name. A new part gets these tests by being registered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is odd about a data set gets a line, in training and in `data check` and `data info`."""
+"""Oddities of a data set get a line each, in training and in `data check` and `data info`."""
 
 import json
 import shutil

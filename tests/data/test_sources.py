@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 import tarfile
+import zipfile
 from hashlib import sha256
 
 import numpy as np
@@ -282,6 +283,32 @@ def test_npz_arrays_with_and_without_names(tmp_path):
         open_source(path)
     with pytest.raises(DataError, match="no x_val"):
         open_source(path, "val")
+
+
+def test_an_npz_in_any_order_and_byte_order_is_read_as_numpy_reads_it(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), dtype=np.uint8)
+    labels = np.array([0, 1, 1, 0], ">i4")
+    for name, save in (("plain", np.savez), ("packed", np.savez_compressed)):
+        path = tmp_path / f"{name}.npz"
+        save(path, x_train=np.asfortranarray(pixels), y_train=labels)
+        source = open_source(path)
+        assert np.array_equal(source.images, pixels)
+        assert source.labels.tolist() == [0, 1, 1, 0]
+
+
+def test_an_npz_whose_content_is_ambiguous_or_empty_is_refused(tmp_path):
+    pixels, labels = np.zeros((4, 6, 5, 3), np.uint8), np.array([0, 1, 1, 0])
+    np.savez(tmp_path / "flat.npz", x_train=pixels[:, :0], y_train=labels)
+    with pytest.raises(DataError, match="have no pixels"):
+        open_source(tmp_path / "flat.npz")
+    np.savez(tmp_path / "names.npz", x_train=pixels, y_train=labels, classes=np.array(["a", "a"]))
+    with pytest.raises(DataError, match="two classes are called 'a'"):
+        open_source(tmp_path / "names.npz")
+    np.savez(tmp_path / "twice.npz", x_train=pixels, y_train=labels)
+    with zipfile.ZipFile(tmp_path / "twice.npz", "a") as archive, archive.open("y_train", "w") as member:
+        np.lib.format.write_array(member, labels[::-1].copy())
+    with pytest.raises(DataError, match="two arrays called y_train"):
+        open_source(tmp_path / "twice.npz")
 
 
 def test_an_npz_with_a_pickle_inside_runs_nothing(tmp_path):

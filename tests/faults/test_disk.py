@@ -132,7 +132,7 @@ def test_a_disk_that_fills_up_loses_older_checkpoints_first_and_never_the_last(t
 def test_a_folder_that_goes_away_ends_the_run_in_one_line(tiny_runs):
     trainer = tiny_runs.trainer("--recovery-interval", "2")
     before_update(trainer, 5, lambda: (trainer.loop.saver.close(), shutil.rmtree(tiny_runs.folder())))
-    with pytest.raises(FathomsError, match="cannot save: the folder is gone; bring it back") as ended:
+    with pytest.raises(FathomsError, match="cannot save: the folder is gone; restore it") as ended:
         trainer.run()
     assert "\n" not in str(ended.value)
 
@@ -150,7 +150,7 @@ def test_a_save_that_fails_while_the_run_diverges_is_reported(tiny_runs, monkeyp
     trainer.loop.show = True
     poison(trainer, {(0, 4)}, trainer.model.blocks[1].mlp, lambda output: output * float("nan"))
     assert trainer.run().code == DIVERGED
-    assert "checkpoints: cannot save: Permission denied; mend it" in capsys.readouterr().err
+    assert "checkpoints: cannot save: Permission denied; fix it" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_training(tiny_runs, capsys):

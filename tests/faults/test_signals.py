@@ -124,3 +124,27 @@ def test_closed_pipes_change_nothing(tiny_runs, monkeypatch):
         assert code == 0
         assert json.loads((tiny_runs.folder(name) / "summary.json").read_text())["status"] == "done"
     assert tiny_runs.same("pipe", "closed")
+
+
+@pytest.mark.parametrize(("importing", "code"), [(True, 130), (False, 7)])
+def test_an_import_cannot_swallow_ctrl_c(tmp_path, importing, code):
+    """numpy's import does; elsewhere the interrupt stays an exception, which may be handled."""
+    body = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    while True:
+        pass
+except BaseException:
+    pass
+"""
+    (tmp_path / "greedy.py").write_text(body)
+    script = f"""
+import signal, sys
+from fathoms.cli.main import interrupt
+signal.signal(signal.SIGINT, interrupt)
+{"import greedy" if importing else body}
+sys.exit(7)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == code

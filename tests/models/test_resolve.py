@@ -1,4 +1,4 @@
-"""What names a model: a path, the zoo, timm, the Hub; anything else is answered here, without the network."""
+"""Names of models: a path, the zoo, timm, the Hub; anything else is answered here, without the network."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_numbers_agree_with_a_measure_by_hand():
 
 
 def left(model):
-    """What must not change: modes, gradients, hooks, weights."""
+    """A state that must not change: modes, gradients, hooks, weights."""
     return (
         [module.training for module in model.modules()],
         [None if p.grad is None else p.grad.clone() for p in model.parameters()],

@@ -45,5 +45,5 @@ def test_taper_trains_both_and_resumes_from_a_saved_model():
 
 
 def test_taper_needs_at_least_one_update():
-    with pytest.raises(FathomsError, match="steps=0 is too few"):
+    with pytest.raises(FathomsError, match="steps=0: use whole updates"):
         taper(vit(), 0)

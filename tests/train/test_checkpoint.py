@@ -119,7 +119,7 @@ def test_an_error_of_the_thread_is_raised_in_training(folder, monkeypatch):
     saver.save(lambda _stage: kept(1))
     saver.close()
     with pytest.raises(
-        FathomsError, match="cannot save: Permission denied; mend it and give the same command"
+        FathomsError, match="cannot save: Permission denied; fix it and give the same command"
     ):
         saver.check()
     saver.check()

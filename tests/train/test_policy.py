@@ -40,8 +40,19 @@ def test_a_precision_given_by_hand_overrides_the_amp_of_a_recipe():
     assert Recipe.join({"precision": "bf16"}, {"precision": "auto"}) == Recipe()
 
 
+@pytest.mark.parametrize("amp", [True, False])
+def test_a_flag_for_mixed_precision_overrides_the_precision_of_a_recipe(amp):
+    joined = Recipe.join({"precision": "bf16"}, {"amp": amp})
+    assert (joined.amp, joined.precision) == (amp, "auto")
+
+
+def test_two_flags_that_decide_the_precision_are_refused_by_their_names():
+    with pytest.raises(ConfigError, match="^--no-amp and --precision decide the same; leave one of them out"):
+        Recipe.join({}, {"amp": False, "precision": "bf16"})
+
+
 def test_contradictions_are_refused():
-    with pytest.raises(ConfigError, match="--amp would not be used"):
+    with pytest.raises(ConfigError, match="--amp and --precision decide the same"):
         Recipe(precision="fp32", amp=True)
     with pytest.raises(ConfigError, match="float16"):
         Recipe(precision="bf16", amp_dtype="float16")

@@ -1,4 +1,4 @@
-"""What a run folder records for its page, beyond the metrics: nothing of it changes the training."""
+"""Records of a run folder for its page, beyond the metrics: none of them changes the training."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_a_run_that_resumes_keeps_what_it_began_with(tiny_runs, monkeypatch):
     assert json.loads(state.read_text())["speed"] == vars(Speed("bf16"))
     resumed = tiny_runs.trainer("--recovery-interval", "3")
     assert resumed.learner.speed == Speed("bf16")
-    assert resumed.speed_lines[0].endswith("as this run began")
+    assert resumed.speed_lines[0].endswith("as its checkpoint records")
     with pytest.raises(
         ConfigError, match=r"other settings \(--precision: bf16 -> fp32\).*--allow-change prec"
     ):
@@ -163,6 +163,15 @@ def test_a_run_that_resumes_keeps_what_it_began_with(tiny_runs, monkeypatch):
     changed = tiny_runs.trainer("--recovery-interval", "3", "--allow-change", "precision")
     assert changed.learner.speed == Speed()
     assert changed.run().code == 0
+
+
+def test_mixed_precision_asked_for_against_the_record_is_refused(tiny_runs):
+    trainer = tiny_runs.trainer("--recovery-interval", "3")
+    kill_before_update(trainer, 4)
+    with pytest.raises(Killed):
+        trainer.run()
+    with pytest.raises(ConfigError, match=r"--precision: fp32 -> autocast"):
+        tiny_runs.train("--amp")
 
 
 @pytest.mark.plain

@@ -18,7 +18,7 @@ from fathoms.ops.dispatch import constant_to_compiler
 from fathoms.train.job import Job
 from fathoms.train.optim.build import build_optimizer
 from fathoms.train.optim.plain import PlainOptimizer
-from fathoms.train.precision.compile_cache import CACHE, cache_folder, keep_compiled_code
+from fathoms.train.precision.compile_cache import CACHE, compile_cache, keep_compiled_code
 from fathoms.train.quick_start import open_meanwhile, without_collection
 from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.record.start_profile import StartProfile, age_of_process
@@ -63,9 +63,9 @@ def test_compiled_code_is_kept_in_the_users_cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     keep_compiled_code()
     assert os.environ[CACHE] == str(tmp_path / "fathoms" / "inductor")
-    assert cache_folder().stat().st_mode & 0o077 == 0
+    assert compile_cache().stat().st_mode & 0o077 == 0
     monkeypatch.setenv(CACHE, str(tmp_path / "own"))
-    assert cache_folder() == tmp_path / "own"
+    assert compile_cache() == tmp_path / "own"
 
 
 def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""timm's model after `fathoms.accelerate`: what someone gains who keeps the model they have."""
+"""Benchmark a timm model after `fathoms.accelerate`."""
 
 from __future__ import annotations
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
 from fathoms.cli.terminal.streams import lost_output, make_safe
@@ -38,6 +40,7 @@ COMMANDS = {
 }
 
 USAGE_ERROR = 2
+INTERRUPTED = 130
 
 
 def overview() -> str:
@@ -115,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"fathoms {name}: {message}".replace("fathoms : ", "fathoms: "), file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has exited, as `| head` does; there is nobody to report to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -133,8 +136,22 @@ def one_line_warning(message: Warning | str, *_: object, **__: object) -> None:
         print(printable(f"warning: {' '.join(str(message).split())}"), file=sys.stderr)
 
 
+def interrupt(_number: int, frame: FrameType | None) -> NoReturn:
+    """Ctrl-C: raise KeyboardInterrupt, but leave at once while a module is being imported.
+
+    An import may swallow the exception, as numpy's does, and the command would go on with half a module.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
 def command() -> NoReturn:
     """Entry point of the process that a shell or a launcher starts."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     warnings.showwarning = one_line_warning
     make_safe()
     set_openmp()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import tyro
 
+from fathoms.errors import flag_of
+
 EXAMPLES = """
 fathoms parts
 fathoms parts residual
@@ -36,7 +38,7 @@ def run(args: Args) -> int:
         print(json_format.dumps(listing))
         return 0
     for family, parts in listing.items():
-        print(f"--{family.replace('_', '-')}")
+        print(flag_of(family))
         for name, summary in parts.items():
             print(f"  {name:<20}{summary}")
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fathoms.cli.flags.early_checks import path_or_digits
-from fathoms.errors import ConfigError, WeightsError
+from fathoms.errors import ConfigError, WeightsError, flag_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +56,7 @@ def _load_trained(text: str, model: str | None, switches: dict[str, Any]) -> Loa
     except MisfitError as error:
         if model is not None or not switches:
             raise
-        flags = " ".join(f"--{name.replace('_', '-')}" for name in switches)
+        flags = " ".join(map(flag_of, switches))
         why = said(error.settings) or str(error)
         raise WeightsError(f"{flags}: {text} was trained as another model ({why}); leave it out") from error
 

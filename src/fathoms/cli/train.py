@@ -70,7 +70,7 @@ class Args:
 
 def make_job(args: Args) -> Job:
     """The job that the flags describe."""
-    from fathoms.errors import ConfigError
+    from fathoms.errors import ConfigError, flag_of
     from fathoms.models.zoo import model_config
 
     name = args.recipe or ("digits" if args.data is None else None)
@@ -83,8 +83,8 @@ def make_job(args: Args) -> Job:
     switches = given(args.switches)
     if model.startswith(TIMM):
         if switches:
-            first = next(iter(switches)).replace("_", "-")
-            raise ConfigError(f"--{first}: timm models have no such switch; leave it out")
+            first = flag_of(next(iter(switches)))
+            raise ConfigError(f"{first}: timm models have no such switch; leave it out")
         return Job(args.data, model, None, recipe, args.run)
     # The switches of a recipe belong to its model; another model has its own.
     base = (
@@ -128,7 +128,8 @@ def run(args: Args) -> int:
                 start.mark("training")
                 write_report(job.folder)
                 start.mark("report")
-                if job.run.profile_start:
+                # A run that was done already has made no update; its start.json stays.
+                if job.run.profile_start and "first update" in start.rows:
                     start.write(job.folder)
                 print_safely(json_format.dumps(outcome.summary) if args.json else closing(outcome.summary))
             # torchrun ends all ranks when one has left after a signal: none leaves while rank 0 still writes.

@@ -93,7 +93,7 @@ class Comparison:
         if margin <= 0:
             raise ConfigError(f"--smallest-difference {margin}: use a number above zero")
         self.earlier = self.folder.plan()
-        # Cells are named by the fingerprint: a comparison that began with an earlier kind of it goes on with that.
+        # Cells are named by the fingerprint: a comparison that began with an earlier kind of it keeps using it.
         stored = (self.earlier or {}).get("fingerprint")
         same = isinstance(stored, str) and roles.has_fingerprint(stored)
         self.settings = Settings(

@@ -1,4 +1,4 @@
-"""Runs that contradict themselves, found before anything runs: every model is built once, without memory."""
+"""Check every arm before anything runs: build its model once on the meta device."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Session:
         return results
 
     def _answer(self) -> str:
-        """The answer so far; none while values are still tried, which are no runs of the comparison."""
+        """The answer so far; none while values are still tried, which are not runs of the comparison."""
         answer = str(self.refresh()["answer"])
         return answer if self.tuned or not self.trials else ""
 

@@ -24,7 +24,7 @@ TOP = 3
 
 
 def choose(correct: Sequence[bool], count: int = COUNT) -> list[int]:
-    """Indices of images to show: half of them mistakes where there are so many, evenly spread over the split.
+    """Indices of images to show: half of them mistakes if there are that many, evenly spread over the split.
 
     >>> choose([True, False, True, True, False, True], 4)
     [1, 4, 0, 5]

@@ -13,7 +13,7 @@ from fathoms.evaluate.program_model import ProgramModel
 from fathoms.evaluate.training_record import TrainingRecord, record_of_card
 from fathoms.models.recorded_hash import check_recorded_hash
 
-# What opens an exported file, by its ending. Weights (.safetensors) are no program: they are loaded into a model.
+# Opener of an exported file by its ending. Weights (.safetensors) are not a program: they are loaded into a model.
 RUNTIMES: dict[str, Callable[[Path], Any]] = {".onnx": OnnxModel, ".pt2": ProgramModel}
 
 

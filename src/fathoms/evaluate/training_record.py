@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import ConfigError
-from fathoms.files.untrusted import check_names, read_json, read_toml
+from fathoms.files.untrusted import MAX_CARD, check_names, read_json, read_toml
 from fathoms.models.config import FIELDS
 from fathoms.names.registry import check_name
 
-# A card holds the names of all classes; a summary names every image that could not be read.
-MAX_CARD = 64 << 20
 DO_WITHOUT = (
     "remove the file: the weights are not in it, and giving the training command again writes it anew"
 )

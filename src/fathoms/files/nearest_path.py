@@ -52,7 +52,7 @@ def _stems_alike(name: str, entry: str) -> bool:
 def missing(path: str | Path, otherwise: str, kind: str = "file or folder") -> str:
     """Words on a path that does not exist: the nearest one, or else what to do."""
     if os.path.islink(path):  # noqa: PTH114 - unlike Path's, false for a name too long to exist
-        return f"{path}: is a link that leads nowhere; mend it, or give the file itself"
+        return f"{path}: is a link that leads nowhere; fix it, or give the file itself"
     near = nearest_path(path)
     advice = otherwise if near is None else f"did you mean {str(near)!r}?"
     shown = str(path)

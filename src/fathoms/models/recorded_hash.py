@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import WeightsError
-from fathoms.files.untrusted import read_json, sha256_of
+from fathoms.files.untrusted import MAX_CARD, read_json, sha256_of
 
 MANIFEST = "manifest.json"
-# A manifest lists a handful of files; a card holds the names of all classes.
+# A manifest lists a handful of files.
 _MAX = {MANIFEST: 1 << 20}
-_MAX_CARD = 64 << 20
 
 
 def check_recorded_hash(path: Path, name: str) -> None:
@@ -43,4 +42,4 @@ def _records(path: Path) -> list[tuple[str, Any]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return read_json(path, WeightsError, _MAX.get(path.name, _MAX_CARD))
+    return read_json(path, WeightsError, _MAX.get(path.name, MAX_CARD))

@@ -1,4 +1,4 @@
-"""The MLP branch: two linears with a curve between them."""
+"""The MLP branch: two linears with an activation between them."""
 
 from __future__ import annotations
 

@@ -9,15 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fathoms.drawing.colours import INK, PAPER, ramp_pixels
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 SIDE = 448
 """Pixels of each of the two images at least."""
 GAP, SCALE, BAR, CAPTION = 16, 120, 18, 30
-PAPER, INK = (255, 255, 255), (40, 44, 50)
-# Dark blue to yellow in even lightness.
-RAMP = ("#2b2f6b", "#35518f", "#3a74a3", "#4396a6", "#5bb79c", "#8cd38a", "#c6e77c", "#f7f59a")
 
 
 def draw_attention(pixels: Float[Tensor, "3 h w"], attention: Float[Tensor, "G G"]) -> Image:
@@ -40,7 +39,7 @@ def draw_attention(pixels: Float[Tensor, "3 h w"], attention: Float[Tensor, "G G
     light = torch.nn.functional.interpolate(
         (attention / most)[None, None].float(), size[::-1], mode="bicubic", align_corners=False
     )
-    colours = Pillow.fromarray(shade(light[0, 0].clamp(0, 1).numpy()))
+    colours = Pillow.fromarray(ramp_pixels(light[0, 0].numpy(), 0.0, 1.0))
     mapped = Pillow.blend(plain.convert("L").convert("RGB"), colours, 0.6)
     sheet = Pillow.new("RGB", (2 * size[0] + 3 * GAP + SCALE, size[1] + CAPTION + GAP), PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(15)
@@ -49,7 +48,7 @@ def draw_attention(pixels: Float[Tensor, "3 h w"], attention: Float[Tensor, "G G
         sheet.paste(image, (left, GAP))
         draw.text((left, GAP + size[1] + 7), text, INK, font)
     left = 2 * size[0] + 3 * GAP
-    ramp = shade(np.linspace(1, 0, size[1])[:, None].repeat(BAR, 1))
+    ramp = ramp_pixels(np.linspace(1, 0, size[1])[:, None].repeat(BAR, 1), 0.0, 1.0)
     sheet.paste(Pillow.fromarray(ramp), (left, GAP))
     even = 1 / attention.numel()
     top, bottom = GAP - 4, GAP + size[1] - 14
@@ -62,11 +61,3 @@ def draw_attention(pixels: Float[Tensor, "3 h w"], attention: Float[Tensor, "G G
         draw.text((left + BAR + 9, place), text, INK, font)
     draw.text((left, GAP + size[1] + 7), "share of a patch", INK, font)
     return sheet
-
-
-def shade(values: np.ndarray) -> np.ndarray:
-    """Values from 0 to 1 as colours of the ramp, (..., 3) bytes."""
-    stops = np.array([[int(hex_[at : at + 2], 16) for at in (1, 3, 5)] for hex_ in RAMP], float)
-    places = np.linspace(0, 1, len(stops))
-    channels = [np.interp(values, places, stops[:, channel]) for channel in range(3)]
-    return np.stack(channels, -1).round().astype(np.uint8)

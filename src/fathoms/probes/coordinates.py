@@ -1,4 +1,4 @@
-"""The coordinate check: does what ten optimizer steps do to the activations depend on the size of the model?
+"""Coordinate check (muP): do ten optimizer steps move the activations alike at every size of the model?
 
 Models of several depths (or widths) take the same few steps on the same batch. With a parametrisation under which a
 learning rate carries over from one size to another, the activations rise by the same amount at every size; without

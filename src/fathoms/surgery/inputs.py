@@ -26,18 +26,41 @@ def home_of(module: nn.Module) -> dict[str, torch.device | torch.dtype]:
     return {} if tensor is None else {"device": tensor.device, "dtype": tensor.dtype}
 
 
+def check_model(model: Any, where: str) -> None:
+    """Refuse what is not a model, such as its name or its weights."""
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise FathomsError(f"{where}: {model.__name__} is a class; give a model that is built")
+    if isinstance(model, str):
+        raise FathomsError(
+            f"{where}: {model!r} is a name; build the model first, with fathoms.create_model or timm"
+        )
+    raise FathomsError(
+        f"{where}: a {type(model).__name__} is not a model; give an nn.Module with its weights loaded"
+    )
+
+
 def as_batches(given: Any, model: nn.Module) -> list[Tensor]:
     """The images of one tensor, or of an iterable of tensors or (images, labels), where the model's weights are."""
-    listed: Iterable[Any] = [given] if isinstance(given, Tensor) else given
+    listed = [given] if isinstance(given, Tensor) else given
+    if not isinstance(listed, Iterable):
+        raise FathomsError(f"batches: a {type(given).__name__} is not a batch of images; give tensors")
     home = next((p for p in model.parameters()), torch.empty(0))
     batches = []
     for batch in listed:
         images = batch[0] if isinstance(batch, tuple | list) else batch
         images = next(iter(images.values())) if isinstance(images, Mapping) else images
-        if not isinstance(images, Tensor) or not len(images):
+        if not isinstance(images, Tensor):
             raise FathomsError(
                 f"batches: {type(images).__name__} is not a batch of images; give tensors or (images, labels)"
             )
+        if not images.numel():
+            raise FathomsError(
+                f"batches: one of shape {tuple(images.shape)} holds no images; give at least one"
+            )
+        if not images.isfinite().all():
+            raise FathomsError("batches: an image holds values that are not finite; leave it out")
         batches.append(images.to(home.device, home.dtype if images.is_floating_point() else images.dtype))
     if not batches:
         raise FathomsError("batches: there are none; give at least one batch of images")
@@ -88,6 +111,14 @@ def run(model: nn.Module, images: Tensor) -> list[Tensor]:
     """The output tensors of a model in inference, whatever mode it is in."""
     with in_inference(model):
         return [tensor.clone() for tensor in output_tensors(model(images))]
+
+
+def finite_run(model: nn.Module, images: Tensor, where: str) -> list[Tensor]:
+    """The output tensors of a model; one that is not finite is refused, since nothing could be compared with it."""
+    found = run(model, images)
+    if not all(tensor.isfinite().all() for tensor in found):
+        raise FathomsError(f"{where}: the model's output is not finite; check its weights and the images")
+    return found
 
 
 def difference(before: list[Tensor], after: list[Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""Parameters that are all zero, which a comparison of outputs would not look behind.
+"""Randomise all-zero parameters while outputs are compared, since they hide what they multiply.
 
 A classifier or a branch that starts at zero hides whatever it multiplies: two different models then agree. Such
 parameters get random values for the length of a comparison.

@@ -1,4 +1,4 @@
-"""RunContext, what a run is given and does not change; TrainState, how far it has come."""
+"""RunContext: the fixed inputs of a run. TrainState: its progress."""
 
 from __future__ import annotations
 

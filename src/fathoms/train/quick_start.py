@@ -1,4 +1,4 @@
-"""The start of a run without waiting: data is decoded while modules are imported, and no garbage is searched for.
+"""Start a run faster: decode its data during the imports, and collect no garbage meanwhile.
 
 Importing this file does not import torch.
 """

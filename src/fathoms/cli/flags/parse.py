@@ -204,7 +204,7 @@ def spell_out(words: Sequence[str], args: type, aliases: dict[str, str]) -> list
     An alias of "" stands for an argument without a flag. `--amp` becomes `--amp True` and `--no-amp` becomes `--amp
     False` where "not given" is a third state.
     """
-    flags = {f"--{name.replace('_', '-')}" for name in _optional_bools(args)}
+    flags = set(map(flag_of, _optional_bools(args)))
     spelled: list[str] = []
     for word, after in itertools.zip_longest(words, words[1:], fillvalue=""):
         # A word that begins with "=" is a value.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fathoms.errors import flag_of
 from fathoms.text_table import aligned, plural
 
 _SHOWN = ("stream", "ratio", "gradient_rms", "weights_rms", "entropy", "logit", "token_cosine", "largest")
@@ -81,7 +82,7 @@ def default_note(config: dict[str, Any], switches: dict[str, Any]) -> list[str]:
     differ = [name for name, value in trained.items() if name != "name" and config[name] != value]
     if not differ:
         return []
-    flags = " ".join(f"--{name.replace('_', '-')} {trained[name]}" for name in differ)
+    flags = " ".join(f"{flag_of(name)} {trained[name]}" for name in differ)
     return [f"Note: `fathoms train` takes the model of its recipe digits; to probe that, add {flags}"]
 
 

@@ -69,7 +69,7 @@ def run_pilot(cells: Sequence[Cell], slot: dict[str, str]) -> dict[str, dict[str
                     why = worker.death() if result is None else result.get("reason")
                     if result is None or why:
                         raise ConfigError(
-                            f"arm {cell.arm!r}: its pilot failed ({why}); mend it, or --no-pilot"
+                            f"arm {cell.arm!r}: its pilot failed ({why}); fix it, or use --no-pilot"
                         )
                     found[cell.architecture] = result
         finally:

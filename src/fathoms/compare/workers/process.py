@@ -68,7 +68,7 @@ class Worker:
         how = f"exit code {code}"
         if code < 0:
             how = f"killed by {signal.Signals(-code).name}"
-            how += ", perhaps for want of memory" if -code == signal.SIGKILL else ""
+            how += ", possibly out of memory" if -code == signal.SIGKILL else ""
         lines = self.log.read_bytes()[self._begin :][-4000:].decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f"its worker died ({how}){': ' + last[:300] if last else ''}"

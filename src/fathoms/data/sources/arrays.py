@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,6 +45,8 @@ class ArraySource:
         where = where or kind
         if not len(images):
             raise DataError(f"{where}: split {split!r} holds no images; add some or remove the split")
+        if not images.size:
+            raise DataError(f"{where}: images of split {split!r} are {images.shape[1:]}: they have no pixels")
         if len(images) != len(labels):
             raise DataError(
                 f"{where}: {len(images)} images for {len(labels)} labels; the files do not belong together"
@@ -54,6 +57,8 @@ class ArraySource:
             )
         labels = labels.astype(np.int64)
         classes = check_names(list(classes), f"{where}: classes", DataError)
+        if twice := sorted(name for name, count in Counter(classes).items() if count > 1):
+            raise DataError(f"{where}: two classes are called {twice[0]!r}; give each a name of its own")
         if labels.min() < 0 or labels.max() >= len(classes):
             raise DataError(
                 f"{where}: labels run to {labels.max()} for {len(classes)} classes; check the files"

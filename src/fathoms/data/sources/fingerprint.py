@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
-from pathlib import Path
 
 from fathoms.data.sources.base import Source, describe, digest_lines
 from fathoms.files.atomic import write_atomic
+from fathoms.files.cache_folder import cache_folder
 
 EDGE = 4096
 """Bytes at the start and at the end of a file that count; all of a file of up to twice as many."""
@@ -40,7 +40,7 @@ def by_content(source: Source, edges: Callable[[int], bytes], stamps: Iterable[o
         return _digest(source, (_seen(edges, index) for index in range(len(source))))
     found = list(stamps)
     lines = [f"{s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino} {s.st_dev}" for s in found]
-    path = _cache() / digest_lines([describe(source), *lines])
+    path = cache_folder("fingerprints") / digest_lines([describe(source), *lines])
     with contextlib.suppress(OSError, ValueError):
         kept = path.read_text("ascii")
         if len(kept) == 64:
@@ -90,8 +90,3 @@ def _seen(edges: Callable[[int], bytes], index: int) -> str:
 
 def _digest(source: Source, seen: Iterable[str]) -> str:
     return digest_lines(["content-1", describe(source), *seen])
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "fathoms" / "fingerprints"

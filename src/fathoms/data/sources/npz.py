@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,6 +112,8 @@ def _check_headers(archive: zipfile.ZipFile, path: str | Path) -> None:
     """Refuse Python objects, and an archive that would unpack to more than memory should hold."""
     packed = Path(path).stat().st_size
     unpacked = 0
+    if twice := sorted(name for name, count in Counter(_names(archive)).items() if count > 1):
+        raise DataError(f"{path}: holds two arrays called {twice[0]}; keep one of them")
     for entry in archive.infolist():
         with archive.open(entry) as member:
             shape, _, dtype = _header(member)

@@ -191,7 +191,7 @@ def open_splits(path: str | None) -> tuple[AnySource, AnySource]:
     if held_out is None:
         raise ConfigError(
             f"{path}: has no held-out split (val, validation or test); it has {', '.join(splits)}; this run began "
-            "with one: bring it back, or choose another --experiment"
+            "with one: restore it, or choose another --experiment"
         )
     return open_source(path, "train"), open_source(path, held_out)
 

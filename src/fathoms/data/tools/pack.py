@@ -27,7 +27,7 @@ from fathoms.data.sources.base import Source
 from fathoms.data.sources.pack import INDEX_FORMAT, INDEX_NAME, shard_file, shard_path
 from fathoms.data.sources.shards import CLASS_LIST
 from fathoms.data.tools.ordered_map import ordered_map
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, flag_of
 from fathoms.files.atomic import sync_folder, write_atomic
 from fathoms.files.untrusted import read_json, sha256_of
 
@@ -57,7 +57,7 @@ class PackOptions:
         for flag in ("max_side", "short_side", "shard_samples"):
             value = getattr(self, flag)
             if value is not None and value < 1:
-                raise ConfigError(f"--{flag.replace('_', '-')} {value}: is too small; use 1 or more")
+                raise ConfigError(f"{flag_of(flag)} {value}: is too small; use 1 or more")
 
 
 @dataclass(frozen=True)

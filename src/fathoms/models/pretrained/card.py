@@ -12,8 +12,6 @@ from fathoms.names.registry import check_name
 if TYPE_CHECKING:
     from fathoms.models.vit import ViT
 
-MAX_CARD = 64 << 20
-"""Bytes of a card: it holds the names of all classes."""
 STEPS = ("crop_pct", "interpolation", "mean", "std")
 """Entries of the table of preprocessing that evaluation reads."""
 

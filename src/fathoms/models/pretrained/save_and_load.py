@@ -12,10 +12,10 @@ import torch
 
 from fathoms.errors import ConfigError, WeightsError
 from fathoms.files.atomic import write_atomic
-from fathoms.files.untrusted import read_json, sha256_of
+from fathoms.files.untrusted import MAX_CARD, read_json, sha256_of
 from fathoms.models import hub
 from fathoms.models.config import FIELDS, ViTConfig
-from fathoms.models.pretrained.card import MAX_CARD, card_entries, kept_entries
+from fathoms.models.pretrained.card import card_entries, kept_entries
 from fathoms.models.resolve import resolve
 from fathoms.models.weights import MisfitError, build_for, load_weights, said, save_weights
 from fathoms.names.registry import check_name

@@ -13,7 +13,7 @@ from fathoms.probes.verdicts.thresholds import THRESHOLDS, Thresholds
 
 Row = dict[str, Any]
 FEWEST = 4
-"""Measurements below which no trend is told."""
+"""Measurements below which no trend is reported."""
 
 
 def drift_verdict(

@@ -35,7 +35,7 @@ class Finding:
 
     Args:
         kind: Its name, such as "gradient explodes".
-        bad: Whether it decides the verdict; otherwise it is told beside it.
+        bad: Whether it decides the verdict; otherwise it is reported separately.
         text: The sentence, with the number it rests on.
         helps: What usually helps.
     """

@@ -12,7 +12,7 @@ from fathoms.errors import FathomsError
 from fathoms.ops.mlp import why_not_here
 from fathoms.parts.linear import has_hooks, is_bare, is_exact_gelu
 from fathoms.surgery.accelerate.modules import FusedMLP, FusedTalkingHeads, InPlaceOf, OneQueryAttention
-from fathoms.surgery.inputs import as_batches, difference, example_images, run
+from fathoms.surgery.inputs import as_batches, check_model, difference, example_images, finite_run, run
 from fathoms.surgery.replace import replace_module
 from fathoms.surgery.zeros import depends_on_images, proof_notes, zero_parameters, zeros_at_random
 from fathoms.text_table import aligned
@@ -98,6 +98,7 @@ def accelerate(model: nn.Module, *, images: Tensor | None = None) -> AccelerateR
     >>> len(report), cait(torch.randn(2, 3, 224, 224)).shape
     (3, torch.Size([2, 1000]))
     """
+    check_model(model, "accelerate")
     found, left = _candidates(model)
     if not found:
         return AccelerateReport(
@@ -174,7 +175,7 @@ def _outputs(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[Tenso
 
     Scales that have barely left their start hide what the branches do, and so also a wrong replacement.
     """
-    own = run(model, images)
+    own = finite_run(model, images, "accelerate")
     zeros = zero_parameters(model)
     scales = [p for name, p in model.named_parameters() if name.rpartition(".")[2] in _SCALES]
     kept = [gamma.clone() for gamma in scales]

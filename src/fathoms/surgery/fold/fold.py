@@ -15,7 +15,7 @@ from fathoms.surgery.fold.cleanup import Fate, clean
 from fathoms.surgery.fold.graph import Traced, trace
 from fathoms.surgery.fold.normal_form import prepare
 from fathoms.surgery.fold.targets import NoRouteError, by_output, route
-from fathoms.surgery.inputs import as_batches, difference, example_images, run
+from fathoms.surgery.inputs import as_batches, check_model, difference, example_images, finite_run, run
 from fathoms.surgery.report import FoldReport, FoldRow
 from fathoms.surgery.zeros import depends_on_images, proof_notes, zero_parameters, zeros_at_random
 
@@ -48,6 +48,7 @@ def fold(
     >>> folded.config.norm, len(report), report.left
     ('none', 5, ())
     """
+    check_model(model, "fold")
     images = example_images(model, 2) if images is None else as_batches(images, model)[0]
     folded, report = _folded(model, images)
     if not verify:
@@ -144,7 +145,7 @@ def _row(part: AffinePart, into: tuple[str, ...], became: Fate) -> FoldRow:
 
 def _verified(model: nn.Module, folded: nn.Module, images: Tensor) -> float:
     """The difference of the outputs; an error if it is more than rounding."""
-    gap = difference(run(model, images), run(folded, images))
+    gap = difference(finite_run(model, images, "fold"), run(folded, images))
     allowed = TOLERANCE.get(images.dtype, 1e-5)
     if not gap <= allowed:
         raise FathomsError(

@@ -13,7 +13,7 @@ from fathoms.models.vit import ViT
 from fathoms.names.registry import check_name
 from fathoms.parts.norms.norm import NORMS
 from fathoms.parts.norms.scaler import LearnableScaler2d
-from fathoms.surgery.inputs import as_batches, difference, example_images, run
+from fathoms.surgery.inputs import as_batches, check_model, difference, example_images, run
 from fathoms.surgery.replace import replace_module
 from fathoms.surgery.report import SwapReport, SwapRow
 from fathoms.surgery.swap.calibrate import fit, record_pairs, running_order
@@ -53,6 +53,7 @@ def swap_norms(
     >>> len(swap_norms(vit, "learnable_scaler", only="blocks.*"))
     4
     """
+    check_model(model, "swap_norms")
     NORMS.check(to, "swap_norms")
     batches = None if calibrate is None else as_batches(calibrate, model)
     how = check_name(how or ("keep" if batches is None else "calibrate"), WAYS, "way", "swap_norms: how")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
+from fathoms.surgery.inputs import check_model
 from fathoms.surgery.replace import replace_module
 from fathoms.surgery.report import SwapReport
 from fathoms.surgery.swap.sites import Choice
@@ -99,8 +100,11 @@ def taper(
     >>> fading.step()
     0.01
     """
-    if steps < 1:
-        raise FathomsError(f"taper: steps={steps} is too few; use 1 or more, or swap_norms to swap at once")
+    check_model(model, "taper")
+    if not isinstance(steps, int) or steps < 1:
+        raise FathomsError(
+            f"taper: steps={steps!r}: use whole updates, 1 or more, or swap_norms to swap at once"
+        )
     before = dict(model.named_modules())
     report = swap_norms(model, to, only=only, calibrate=calibrate, how=how)
     after = dict(model.named_modules())

@@ -158,9 +158,9 @@ class AsyncSaver:
         if error.errno in NO_ROOM:
             what = f"{error.strerror}; make room"
         elif not place.is_dir():
-            what = "the folder is gone; bring it back"
+            what = "the folder is gone; restore it"
         else:
-            what = f"{error.strerror or error}; mend it"
+            what = f"{error.strerror or error}; fix it"
         last = place / "last"
         left = f"the checkpoint in {last} is whole" if last.is_dir() else "there is no checkpoint"
         return SaveError(f"{place}: cannot save: {what} and give the same command again; {left}")

@@ -25,12 +25,12 @@ from torch import Tensor
 from fathoms.errors import WeightsError, reason
 from fathoms.files.atomic import sync_folder
 from fathoms.files.untrusted import read_json, sha256_of
+from fathoms.models.recorded_hash import MANIFEST
 from fathoms.train.checkpoint.migrate import VERSION, migrate
 from fathoms.train.checkpoint.safetensors_writer import write_tensors
 from fathoms.train.checkpoint.validate import check_state, read_manifest
 from fathoms.train.record.run_folder import dumps
 
-MANIFEST = "manifest.json"
 FRESH, FRESH_BEST, TRASH = ".last.tmp", ".best.tmp", ".trash-"
 OLDER = "update-"
 

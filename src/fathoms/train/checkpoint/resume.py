@@ -96,7 +96,7 @@ def check_same_run(context: RunContext, checkpoint: Checkpoint, learner: Learner
     if "data" not in allowed and not context.data.roles.has_fingerprint(saved["data"]):
         raise ConfigError(
             f"{where}: the data set has changed since this run began "
-            f"({context.data.roles.changes(saved['data'])}); bring it back, or choose another --experiment"
+            f"({context.data.roles.changes(saved['data'])}); restore it, or choose another --experiment"
             f"{_or_allow(context, checkpoint, learner, ['data'])}"
         )
 

@@ -10,17 +10,16 @@ import os
 import warnings
 from pathlib import Path
 
+from fathoms.files.cache_folder import cache_folder
+
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """torch's own variable; where it is set, it holds."""
 
 
-def cache_folder() -> Path:
+def compile_cache() -> Path:
     """The folder of the compile caches: torch's variable, or fathoms/inductor in the user's cache folder."""
     given = os.environ.get(CACHE)
-    if given:
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "fathoms" / "inductor"
+    return Path(given) if given else cache_folder("inductor")
 
 
 def keep_compiled_code() -> None:
@@ -28,7 +27,7 @@ def keep_compiled_code() -> None:
 
     Equal blocks share one entry, and so do equal models of other runs.
     """
-    folder = cache_folder()
+    folder = compile_cache()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

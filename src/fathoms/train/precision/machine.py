@@ -57,7 +57,7 @@ def settle(
         choice = choose(job, machine, batches)
         return choice.speed, [choice.describe(machine)]
     choice = choose(_as_recorded(job, recorded, machine), machine, batches)
-    kept = Choice(choice.speed, ("as this run began",) * 3)
+    kept = Choice(choice.speed, ("as its checkpoint records",) * 3)
     lines = [kept.describe(machine)]
     if recorded["device"] not in (None, machine.name):
         lines.append(
@@ -70,7 +70,9 @@ def _as_recorded(job: Job, recorded: Mapping[str, Any], machine: Machine) -> Job
     """A job that asks for what was recorded wherever it says auto; a graph only where there can be one."""
     recipe = job.recipe
     changes: dict[str, Any] = {}
-    if recipe.precision == "auto" and recipe.amp is not False:
+    # Mixed precision that is asked for, or refused, against the record stays so, and resuming refuses it.
+    mixed = recorded["precision"] != "fp32"
+    if recipe.precision == "auto" and recipe.amp in (None, mixed):
         changes["precision"] = recorded["precision"]
         # Whether to mix precisions has been decided.
         changes["amp"] = None

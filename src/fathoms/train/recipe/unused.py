@@ -70,6 +70,9 @@ def refuse_unused(options: Any, given: Iterable[str]) -> None:
     """
     idle = unused(options)
     for name in given:
+        if name == "amp" and name in idle:
+            flag = "--amp" if options.amp else "--no-amp"
+            raise ConfigError(f"{flag} and --precision decide the same; leave one of them out")
         if name in idle:
             raise ConfigError(
                 f"{flag_of(name)} would not be used: it needs {idle[name]}; add that or leave it out"
@@ -80,13 +83,15 @@ def without_idle(defaults: dict[str, Any], base: dict[str, Any], given: dict[str
     """The options of a recipe file, overridden by flags.
 
     An option of the file that the flags leave unused is dropped, such as the decay of the average under
-    --no-model-ema; a flag that would not be used is refused.
+    --no-model-ema, and so is a precision that --amp or --no-amp decides; a flag that would not be used is refused.
 
     Args:
         defaults: Every option's default.
         base: The options of the file.
         given: The flags.
     """
+    if given.get("amp") is not None:
+        base = {name: value for name, value in base.items() if name != "precision"}
     options = SimpleNamespace(**{**defaults, **base, **given})
     refuse_unused(options, [name for name, value in given.items() if value is not None])
     idle = unused(options)

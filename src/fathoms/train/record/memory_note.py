@@ -1,4 +1,4 @@
-"""A warning before training on a CPU whose memory an update would exceed: the system kills such a process unheard."""
+"""Warn before training on a CPU if an update does not fit into memory; the system would kill the process silently."""
 
 from __future__ import annotations
 

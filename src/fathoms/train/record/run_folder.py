@@ -129,9 +129,9 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            what = f"cannot be written ({error.strerror}); mend it"
+            what = f"cannot be written ({error.strerror}); fix it"
             if not self.path.is_dir():
-                what = "cannot save: the folder is gone; bring it back"
+                what = "cannot save: the folder is gone; restore it"
             raise FathomsError(f"{self.path}: {what} and give the same command again") from error
 
     def length(self, name: str) -> int:
