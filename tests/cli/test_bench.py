@@ -18,10 +18,10 @@ SHORT = ["--turns", "1", "--steps", "1"]
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_it_measures_a_model(capsys, mode):
-    assert main(["bench", *SMALL, *SHORT, "--mode", mode, "--keep", "all", "--json"]) == 0
+    assert main(["bench", *SMALL, *SHORT, "--mode", mode, "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["mode"] == mode
-    how = {"precision": "bf16", "compile": "none", "launch": "eager", "keep": "all", "mode": "default"}
+    how = {"precision": "bf16", "compile": "none", "launch": "eager", "keep": "lean", "mode": "default"}
     assert report["setting"] == how
     row = report["fathoms"]
     assert row["images_per_second"] == pytest.approx(4 / (row["ms"] / 1e3))
@@ -39,6 +39,7 @@ def test_it_says_the_same_to_a_reader(capsys):
         ([*SMALL, "--launch", "graph"], "needs a CUDA device; use eager"),
         ([*SMALL, "--against", "timm"], "no model with these switches"),
         ([*SMALL, "--accelerated"], "--accelerated: measures timm's model; add --against timm"),
+        ([*SMALL, "--keep", "all"], "--keep would not be used"),
         (["vit_digits", "--batch-size", "0"], "--batch-size 0: use 1 or more"),
         (
             ["vit_digits", "--device", "cpu", "--against", "timm", "--compile", "none"],

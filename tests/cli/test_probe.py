@@ -232,6 +232,8 @@ def test_a_run_folder_is_judged_by_its_drift(capsys, tmp_path):
     assert found["trained"]
     assert found["drift"]["outcome"] in ("steady", "drifts")
     assert f"Drift: {found['drift']['outcome']}" in probe(capsys, str(tmp_path / "run"), "--batch-size", "4")
+    assert main(["probe", str(tmp_path / "run"), "--lr", "1e-2"]) == 2
+    assert f"--lr 0.01: would not be used, since {tmp_path / 'run'} is trained" in capsys.readouterr().err
     assert main(["probe", str(tmp_path / "run"), "--norm", "dyt"]) == 2
     said = capsys.readouterr().err
     assert f"--norm: {tmp_path / 'run'} was trained as another model (" in said

@@ -58,5 +58,5 @@ def test_the_built_in_digits_have_a_name_unless_a_path_has_it(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert path_or_digits("digits") is None
     (tmp_path / "digits").mkdir()
-    assert path_or_digits("digits") == "digits"
+    assert path_or_digits("digits") == "./digits", "told apart from the built-in ones in every record"
     assert path_or_digits("photos") == "photos"

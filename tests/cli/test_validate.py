@@ -146,6 +146,8 @@ def test_mistakes_are_found_before_anything_is_measured(photos, vit, tmp_path, c
         (["--robustness", tmp_path / "odd"], "the model has no class 'green'"),
         (["--robustness", tmp_path / "x.npz"], "x.npz"),
         (["--device", "cuda:7"], "GPU"),
+        (["--device", "mps"], "--device mps: Apple GPUs have no float64"),
+        (["--amp-dtype", "float16"], "--amp-dtype would not be used: it goes with --amp"),
         (["--split", "nope"], "nope"),
         (["--model", "vit_small_patch16_224"], "does not fit the model"),
         (["--model", "vit_smal_patch16_224"], "did you mean 'vit_small_patch16_224'"),
@@ -327,3 +329,12 @@ def test_a_file_that_is_not_onnx_and_a_missing_runtime_are_said_in_one_line(tmp_
     )
     assert run(*words) == 2
     assert "onnxruntime is not installed; pip install 'fathoms[onnx]'" in capsys.readouterr().err
+
+
+def test_a_folder_called_digits_is_measured_and_not_the_built_in_ones(
+    vit, photos, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(photos, "digits")
+    assert run("validate", "digits", "--checkpoint", vit, "--device", "cpu", "--json") == 0
+    assert printed_json(capsys)["results"]["./digits"]["images"] == 12

@@ -99,6 +99,9 @@ def test_the_digits_are_built_in():
     roles = open_roles(None)
     assert (len(roles.train), len(roles.val), len(roles.test)) == (1367, 71, 359)
     assert open_held_out("digits").fingerprint() == roles.test.fingerprint()
+    assert open_held_out("digits", "train").split == "train"
+    with pytest.raises(FathomsError, match="no split is called 'val'"):
+        open_held_out("digits", "val")
 
 
 @pytest.mark.parametrize("spoil", ["missing", "other length"])

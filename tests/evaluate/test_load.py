@@ -183,3 +183,19 @@ def test_a_run_without_checkpoints_says_why(tmp_path, place, said):
     (tmp_path / "c/plan.json").write_text("{}")
     with pytest.raises(WeightsError, match=said):
         weights_file(tmp_path / place, ema=True)
+
+
+def test_metrics_are_those_of_the_weights_that_are_loaded(digits_run, tmp_path):
+    run = shutil.copytree(digits_run, tmp_path / "run")
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "best": {**summary["best"], "epoch": 2}}))
+    assert set(load_run(run).metrics) == {"status", "epoch", "best"}, "the test score is of the last weights"
+    last = run / "checkpoints" / "last"
+    assert set(load_run(last).metrics) == {"status", "epoch", "last", "test"}
+    # Where there is an average, it is what was evaluated.
+    shutil.copy(last / "model.safetensors", last / "ema.safetensors")
+    (last / "manifest.json").unlink()
+    assert "test" in load_run(last).metrics
+    assert set(load_run(last, ema=False).metrics) == {"status", "epoch"}
+    (run / "summary.json").write_text(json.dumps({**summary, "best": {**summary["best"], "epoch": 3}}))
+    assert {"best", "test"} <= set(load_run(run).metrics), "the best epoch is the last one"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fathoms import FathomsError
 from fathoms.data import Batch
+from fathoms.evaluate import metrics
 from fathoms.evaluate.metrics import FewerChannels, Tally, evaluate
 
 
@@ -92,3 +94,41 @@ def test_tallies_add_up_over_batches_of_any_size():
     for index in range(20):
         many.add(logits[index : index + 1], labels[index : index + 1])
     assert one.result().summary() == pytest.approx(many.result().summary())
+
+
+def test_a_rank_without_images_adds_nothing(monkeypatch):
+    """Fewer images than ranks: this rank has none, and the other has counted three."""
+    other, mine = Tally(3), Tally(3)
+    other.add(torch.eye(3), torch.arange(3))
+
+    def gather(counts, _mine):
+        counts[1] = ((np.array([0, 4, 8]), np.array([1, 1, 1])), (0, 0))
+
+    monkeypatch.setattr(metrics.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(metrics.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(metrics.dist, "all_gather_object", gather)
+    monkeypatch.setattr(
+        metrics.dist, "all_reduce", lambda tensor: tensor.add_({5: other.sums}.get(len(tensor), other.bins))
+    )
+    result = mine.result()
+    assert (result.images, result.top1, result.correct) == (3, 100.0, ())
+    assert result.per_class == (100.0, 100.0, 100.0)
+
+
+def test_confusions_of_many_classes_take_little_memory():
+    classes = 200_000
+    tally = Tally(classes)
+    tally.add(-torch.arange(classes).expand(2, -1).float(), torch.tensor([7, 0]))
+    result = tally.result()
+    assert result.confusion.pairs() == [[0, 0, 1], [7, 0, 1]]
+    assert (result.confusion[7][:3], result.per_class[7]) == ([1, 0, 0], 0.0)
+
+
+def test_real_labels_count_images_that_were_read_by_the_classes_of_the_data():
+    logits = torch.tensor([[0.0, 9.0, 1.0], [0.0, 1.0, 9.0], [9.0, 1.0, 0.0], [9.0, 1.0, 0.0]])
+    labels = torch.tensor([0, 0, 1, -1])
+    real = {0: (1, 0), 1: (0, 2), 3: (2,)}
+    # The model's outputs 1, 2 and 0 are the data's classes 0, 1 and 2.
+    result = evaluate(Fixed(), batches(logits, labels), 3, label_map=[1, 2, 0], real=real)
+    assert result.real_top1 == 50.0
+    assert evaluate(Fixed(), batches(logits, labels), 3).real_top1 is None

@@ -14,6 +14,9 @@ from PIL import Image
 from fathoms import FathomsError, create_model
 from fathoms.cli import predict as command
 from fathoms.cli.flags.parse import parse
+from fathoms.data import LoaderOptions
+from fathoms.data.sources.splits import open_held_out
+from fathoms.evaluate.loader import eval_loader
 from fathoms.evaluate.predict import class_names, predict
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.export.export import export_model
@@ -103,6 +106,32 @@ def test_a_grey_model_sees_a_colour_image_as_the_grey_one_it_was_trained_on(fold
     )
     images = (torch.from_numpy(pixels[None, None, :, :, 0]) / 255 - 0.1) / 0.5
     assert row.probabilities == pytest.approx(model()(images).softmax(-1).topk(5).values[0].tolist())
+
+
+def test_a_model_of_one_channel_sees_the_same_grey_in_training_validation_and_prediction(tmp_path, tiny_runs):
+    pixels = np.load(tiny_runs.data)["x_val"]
+    grey = torch.from_numpy(np.rint(pixels.astype(float).mean(-1))).float() / 255
+    trainer = tiny_runs.trainer("--in-channels", "1", "--hflip", "0", "--crop", "whole")
+    seen = next(iter(trainer.context.data.val.epoch(0))).images[:, 0]
+    # The recipe's mean and std are 0.5.
+    torch.testing.assert_close(seen, ((grey - 0.5) / 0.5)[: len(seen)], atol=1e-5, rtol=0)
+    batch = next(iter(trainer.context.data.train.epoch(0)))
+    source = torch.from_numpy(np.load(tiny_runs.data)["x_train"][batch.ids]).double()
+    torch.testing.assert_close(
+        batch.images[:, 0] * 0.5 + 0.5, source.mean(-1).float() / 255, atol=0.002, rtol=0
+    )
+    for place in ("a", "b"):
+        (tmp_path / "photos" / "val" / place).mkdir(parents=True)
+        Image.fromarray(pixels[ord(place) % 7]).save(tmp_path / "photos" / "val" / place / "1.png")
+    preprocessing = Preprocessing(crop_pct=1.0, mean=(0.5,) * 3, std=(0.5,) * 3)
+    files = sorted((tmp_path / "photos").rglob("*.png"))
+    model = trainer.model.eval()
+    rows = predict(model, files, classes="abcd", top=1, preprocessing=preprocessing)
+    options = LoaderOptions(grey=True)
+    batches = eval_loader(open_held_out(str(tmp_path / "photos")), 16, 2, preprocessing, options=options)
+    with torch.no_grad():
+        expected = model(next(iter(batches.epoch(0))).images[:, :1]).softmax(-1).amax(-1)
+    assert [row.probabilities[0] for row in rows] == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_mistakes_are_said(tmp_path, folder):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fathoms import FathomsError
-from fathoms.evaluate.robustness import class_note, image_number, match_classes, read_real
+from fathoms.evaluate.robustness import class_note, image_number, match_classes, read_real, real_of
 
 
 def test_classes_are_matched_by_name_by_number_or_refused():
@@ -44,3 +44,17 @@ def test_data_of_other_classes_that_can_be_matched_gets_a_line():
     assert class_note(["0", "1"], model, "set") == (
         "set: its classes are numbers, and are taken for the model's by their order ('ant', 'bee', 'cat', …)"
     )
+
+
+def test_real_labels_are_numbers_of_the_datas_classes():
+    images = ["val_00000001.JPEG", "val_00000002.JPEG"]
+
+    class Source(list):
+        classes = ("ant", "bee")
+        where = list.__getitem__
+
+    assert real_of(Source(images), {2: (1,), 9: (0,)}, "real.json") == {1: (1,)}
+    with pytest.raises(FathomsError, match="real.json: has labels for none of the images"):
+        real_of(Source(images), {9: (0,)}, "real.json")
+    with pytest.raises(FathomsError, match="real.json: has class 2, the data 2 classes"):
+        real_of(Source(images), {1: (2,)}, "real.json")

@@ -24,15 +24,17 @@ def by_hand(card, folder, image):
     filters = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
     with Image.open(image) as opened:
         picture = ImageOps.exif_transpose(opened).convert("RGB")
+    if card["input"][0] == 1:
+        grey = np.rint(np.asarray(picture, np.float64).mean(axis=2)).astype(np.uint8)
+        picture = Image.fromarray(grey).convert("RGB")
     width, height = picture.size
     short, size = steps["resize_shorter_side"], steps["crop"][0]
     scaled = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
     picture = picture.resize(scaled, filters[steps["interpolation"]])
     left, top = (round((side - size) / 2) for side in scaled)
     pixels = np.asarray(picture.crop((left, top, left + size, top + size)), np.float32) / steps["divide_by"]
-    if card["input"][0] == 1:
-        pixels = pixels.mean(axis=2, keepdims=True)
-    channels = pixels.shape[2]
+    channels = card["input"][0]
+    pixels = pixels[:, :, :channels]
     pixels = (pixels - np.float32(steps["mean"][:channels])) / np.float32(steps["std"][:channels])
     session = onnxruntime.InferenceSession(folder / card["file"])
     (logits,) = session.run(["logits"], {"images": pixels.transpose(2, 0, 1)[None]})

@@ -31,7 +31,7 @@ def everything(trainer):
     moments, record = optimizer_state(trainer.learner.optimizer)
     tensors = {**dict(trainer.model.named_parameters()), **moments}
     if trainer.learner.ema is not None:
-        tensors |= {f"ema/{name}": value for name, value in trainer.learner.ema.state_dict().items()}
+        tensors |= {f"ema/{name}": value for name, value in trainer.learner.ema.module.state_dict().items()}
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}, json.dumps(record)
 
 
@@ -131,6 +131,8 @@ def test_a_rollback_halves_the_rate_skips_the_batch_and_ends_the_same_twice(tiny
     with pytest.raises(ZeroDivisionError):
         trainer.run()
     monkeypatch.undo()
+    assert tiny_runs.summary("cut")["status"] == "failed"
+    assert tiny_runs.summary("cut")["reason"] == "ZeroDivisionError: division by zero"
     assert tiny_runs.state("cut")["guard"]["rollbacks"] == 1
     assert tiny_runs.train(*words, name="cut").code == 0
     assert tiny_runs.same("one", "cut")
@@ -196,8 +198,11 @@ def test_best_is_never_a_model_whose_evaluation_is_not_finite(tiny_runs):
             output if module.training or trainer.loop.state.epoch < 2 else output * float("nan")
         )
     )
-    assert trainer.run().code == 0
-    assert tiny_runs.summary()["best"]["epoch"] == 1
+    assert trainer.run().code == DIVERGED
+    summary = tiny_runs.summary()
+    assert summary["status"] == "diverged"
+    assert "the loss of the last weights on val is not finite" in summary["reason"]
+    assert summary["best"]["epoch"] == 1
     assert tiny_runs.lines("guard.jsonl")[0]["kind"] == "evaluation_not_finite"
     assert tiny_runs.state(which="best")["updates"] == 8
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fathoms.data import LoaderError
+from tiny_runs import TinyRuns
 
 
 def fail_at(trainer, number):
@@ -45,3 +46,19 @@ def test_half_an_update_is_done_again(tiny_runs):
     assert (tiny_runs.state("half")["batch"], tiny_runs.state("half")["updates"]) == (2, 1)
     assert tiny_runs.train(*words, name="half").code == 0
     assert tiny_runs.same("half", "whole")
+
+
+def test_batchnorm_and_its_average_do_not_depend_on_when_a_run_saves(tmp_path, tiny_images):
+    """Statistics move in the forward pass, before the host knows how the previous update went."""
+    words = ["--model", "timm/test_resnet", "--model-ema", "--model-ema-decay", "0.9", "--lr", "1e-2"]
+    words += ["--epochs", "1", "--batch-size", "32", "--grad-accum-steps", "2", "--device", "cpu"]
+    runs = TinyRuns(tmp_path, words, tiny_images)
+    runs.train(name="whole")
+    runs.train("--recovery-interval", "1", name="saving")
+    assert runs.same_weights("saving", "whole")
+    trainer = runs.trainer(name="half")
+    fail_at(trainer, 3)
+    with pytest.raises(LoaderError):
+        trainer.run()
+    runs.train(name="half")
+    assert runs.same_weights("half", "whole")

@@ -108,7 +108,8 @@ def test_schedules_and_averages_continue_where_they_were(tiny_runs, cut):
 
 
 @pytest.mark.parametrize(
-    ("version", "loss"), [(1, 2.2980339042323545), (2, 2.298033857744052), (3, 2.2932730172669986)]
+    ("version", "loss"),
+    [(1, 2.2980339042323545), (2, 2.298033857744052), (3, 2.2932730172669986), (4, 2.2932730172669986)],
 )
 def test_a_checkpoint_of_an_older_version_resumes_to_the_end_it_had_then(tmp_path, version, loss):
     """F30: cut after 6 of 8 updates by the release of that version; it ended with this loss, on other CPUs to 1e-4."""

@@ -7,6 +7,7 @@ import csv
 import pytest
 
 from fathoms.compare.results import as_csv
+from fathoms.evaluate.confusion import Confusion
 from fathoms.evaluate.result_files import write_confusion, write_per_class, write_results
 from fathoms.files.csv_cells import inert
 
@@ -24,7 +25,8 @@ def test_other_values_stay(value):
 
 
 def test_no_table_of_an_evaluation_begins_a_cell_with_a_formula(tmp_path):
-    result = {"top1": -1.0, "per_class": dict.fromkeys(HOSTILE[:2], 50.0), "confusion": [[1, 2], [3, 4]]}
+    confusion = Confusion(2, {0: {0: 1, 1: 2}, 1: {0: 3, 1: 4}})
+    result = {"top1": -1.0, "per_class": dict.fromkeys(HOSTILE[:2], 50.0), "confusion": confusion}
     for number, write in enumerate((write_results, write_per_class, write_confusion)):
         target = tmp_path / f"{number}.csv"
         write(str(target), {"=data": result})

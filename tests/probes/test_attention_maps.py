@@ -7,6 +7,7 @@ import torch
 
 from fathoms import FathomsError, create_model
 from fathoms.probes.attention_maps import attention_maps
+from fathoms.probes.pictures.attention import attention_by_head
 
 DIGITS = {"num_classes": 10, "depth": 2}
 
@@ -45,6 +46,23 @@ def test_rollout_of_one_block_is_its_map_with_the_skip_left_out():
     expected = (q @ k.transpose(-2, -1) * 16**-0.5).softmax(-1).mean(1)[:, 0, 1:]
     expected = expected / expected.sum(-1, keepdim=True)
     assert torch.allclose(maps.flatten(1), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("switches", [{"readout": "mean_cls"}, {"readout": "mean", "registers": 2}], ids=str)
+def test_maps_are_of_the_tokens_that_the_head_reads(switches):
+    vit = model(depth=1, **switches)
+    with torch.no_grad():
+        vit.blocks[0].attn.qkv.weight.mul_(20)
+    seen = []
+    vit.blocks[0].attn.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    image, prefix = torch.randn(1, 1, 8, 8), vit.num_prefix_tokens
+    maps = attention_maps(vit, image)
+    q, k, _ = vit.blocks[0].attn.project(seen[0], None)
+    probs = (q @ k.transpose(-2, -1) * 16**-0.5).softmax(-1)[0, :, prefix:, prefix:]
+    heads = attention_by_head(vit, image[0])["blocks.0"].flatten(1)
+    torch.testing.assert_close(heads, probs.mean(1) / probs.mean(1).sum(-1, keepdim=True))
+    rows = (probs.mean(0) + torch.eye(16)).mean(0)
+    torch.testing.assert_close(maps.flatten(), rows / rows.sum())
 
 
 def test_talking_heads_are_drawn_with_the_bias_of_their_mixing():

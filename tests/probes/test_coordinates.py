@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -101,3 +102,10 @@ def test_one_size_gives_no_slope():
     images, labels = digits()
     with pytest.raises(FathomsError, match=r"sizes \[4, 4\] give no slope"):
         coordinate_check(scaled(1.0), (4, 4), images[:4], labels[:4])
+
+
+def test_activations_that_end_in_nan_have_diverged():
+    steps = [1.0, 2.0, math.nan]
+    found = [Trajectory(size, 0, steps, steps, steps) for size in (2, 8)]
+    assert math.isnan(found[0].rise("stream"))
+    assert _fit(found, "stream").verdict == "diverged"

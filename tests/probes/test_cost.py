@@ -87,7 +87,7 @@ def test_training_memory_adds_state_and_activations():
     assert training_memory(1000, 50.0, 10, "autocast", fixed=7.0) == 1000 * 16 + 500 + 7
 
 
-def test_the_command_prints_a_table_and_the_hours_of_a_recipe(capsys):
+def test_the_command_prints_a_table_and_the_hours_of_a_recipe(capsys, tmp_path):
     words = [
         "cost",
         "--depth",
@@ -105,6 +105,16 @@ def test_the_command_prints_a_table_and_the_hours_of_a_recipe(capsys):
     text = capsys.readouterr().out
     assert text.startswith("vit_digits: ")
     assert "recipe digits: " in text
+    assert "of 1,000 images" in text
+    (tmp_path / "r.toml").write_text(
+        'opt = "muon"\nprecision = "bf16"\nepochs = 3\ncooldown_epochs = 2\nbatch_size = 300\n'
+        "grad_accum_steps = 2\n"
+    )
+    assert main([*words, "--recipe", str(tmp_path / "r.toml"), "--images", "1000", "--json"]) == 0
+    asked = json.loads(capsys.readouterr().out.splitlines()[-1])["recipe"]
+    # Three full batches of 300 an epoch make two updates; the cool-down comes after the three epochs.
+    assert (asked["epochs"], asked["updates"]) == (5, 10)
+    assert (asked["policy"], asked["optimizer"]) == ("bf16", "muon")
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["training_bytes"]["autocast"] < found["training_bytes"]["fp32"]

@@ -38,8 +38,8 @@ def test_twenty_updates_are_timms_bit_for_bit(decay, warmup):
         assert ema.decay_at(step) == pytest.approx(peer.get_decay(step), rel=1e-12)
     for name, value in peer.module.state_dict().items():
         # The warm-up's decay is the same power written otherwise: it may round in the last bit.
-        assert torch.allclose(ema.state_dict()[name], value, rtol=1e-6, atol=1e-7), name
-        assert warmup or torch.equal(ema.state_dict()[name], value), name
+        assert torch.allclose(ema.module.state_dict()[name], value, rtol=1e-6, atol=1e-7), name
+        assert warmup or torch.equal(ema.module.state_dict()[name], value), name
 
 
 def test_it_resumes_bit_for_bit_from_its_weights(tmp_path):
@@ -49,15 +49,15 @@ def test_it_resumes_bit_for_bit_from_its_weights(tmp_path):
         move(net, step)
         straight.update(net, step)
         first.update(net, step)
-    save_file(first.state_dict(), tmp_path / "ema.safetensors")
+    save_file(first.module.state_dict(), tmp_path / "ema.safetensors")
     resumed = Ema(net, 0.9, warmup=True)
-    resumed.load_state_dict(load_file(tmp_path / "ema.safetensors"))
+    resumed.module.load_state_dict(load_file(tmp_path / "ema.safetensors"))
     for step in range(6, 11):
         move(net, step)
         straight.update(net, step)
         resumed.update(net, step)
-    for name, value in straight.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
+    for name, value in straight.module.state_dict().items():
+        assert torch.equal(value, resumed.module.state_dict()[name]), name
 
 
 def test_the_average_is_a_model_of_its_own():
@@ -65,11 +65,11 @@ def test_the_average_is_a_model_of_its_own():
     ema = Ema(net, 0.9)
     assert not ema.module.training
     assert not any(parameter.requires_grad for parameter in ema.module.parameters())
-    before = ema.state_dict()["0.weight"].clone()
+    before = ema.module.state_dict()["0.weight"].clone()
     move(net, 1)
-    assert torch.equal(ema.state_dict()["0.weight"], before)
+    assert torch.equal(ema.module.state_dict()["0.weight"], before)
     ema.update(net, 1)
-    assert torch.equal(ema.state_dict()["0.weight"], net[0].weight)
+    assert torch.equal(ema.module.state_dict()["0.weight"], net[0].weight)
     assert net[0].weight.requires_grad
     assert net.training
 

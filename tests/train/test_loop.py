@@ -135,6 +135,20 @@ def test_a_finished_run_gives_the_same_summary_again(digit_runs):
     assert len(digit_runs.metrics("run")) == 5
 
 
+def test_a_summary_keeps_what_earlier_processes_met(digit_runs):
+    trainer = digit_runs.trainer("--recovery-interval", "2")
+    trainer.context.data.train.stats.note_bad("train/7.jpg", "truncated", 10)
+    trainer.loop.state.peak_memory = 1234
+    kill_before_update(trainer, 3)
+    with pytest.raises(Killed):
+        trainer.run()
+    for _ in range(2):
+        summary = digit_runs.train("--recovery-interval", "2").summary
+        assert summary["bad_images"] == {"train/7.jpg": "truncated"}
+        assert summary["peak_memory"] == 1234
+        assert summary["last"]["epoch"] == 2
+
+
 def test_a_run_that_must_be_new_refuses_an_old_folder(digit_runs):
     digit_runs.train("--epochs", "1")
     with pytest.raises(FathomsError, match="holds a run already"):
@@ -183,6 +197,7 @@ POLICIES = [
     [
         "ddp",
         "ddp_bf16",
+        "ddp_accumulated",
         "fsdp",
         "fsdp_bf16",
         "fsdp_bf16_everything",
@@ -201,6 +216,8 @@ def test_two_ranks_train_as_one_does(digit_runs, kind):
     if "autocast" in kind:
         # Each rank rounds its gradients to bfloat16, so the runs part with the length of their steps.
         common += ["--precision", kind.partition("_")[2], "--lr", "0.001"]
+    if kind == "ddp_accumulated":
+        common += ["--grad-accum-steps", "3"]
     if kind == "fsdp_muon":
         common += ["--opt", "muon"]
     if kind == "fsdp_bf16_everything":

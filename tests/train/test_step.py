@@ -7,6 +7,8 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from fathoms.train.step import batch_seed
 
@@ -71,3 +73,30 @@ def test_an_update_is_reported_once_and_skipped_if_it_is_not_finite(trainer, bad
 def test_each_batch_has_a_seed_of_its_own():
     places = list(itertools.product(range(3), range(3), range(3), range(2)))
     assert len({batch_seed(*place) for place in places}) == len(places)
+
+
+def test_ddp_averages_over_ranks_once_an_update(trainer):
+    stepper, pair, sent = trainer.loop.stepper, batches(trainer, 2), []
+
+    def average(_state, bucket):
+        sent.append(bucket.index())
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    def accumulated():
+        for number, batch in enumerate(pair):
+            stepper.accumulate(batch, parts=2, first=number == 0)
+        return gradients(trainer)
+
+    expected = accumulated()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(trainer.learner.model)
+        wrapped.register_comm_hook(None, average)
+        stepper.learner = trainer.learner._replace(compute_model=wrapped)
+        found = accumulated()
+    finally:
+        dist.destroy_process_group()
+    assert sent == sorted(set(sent)), "every bucket once"
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

@@ -83,10 +83,12 @@ def prepare(
     labels: Tensor,
     mode: Literal["train", "infer"],
     setting: Setting,
+    recipe: Recipe = RECIPE,
 ) -> Contender:
     """Run a model until it is compiled and captured, and measure its peak memory.
 
-    The peak is counted from the memory in use before, and includes the model's weights.
+    A training update is that of `recipe`. The peak is counted from the memory in use before, and includes the model's
+    weights.
     """
     cuda = images.is_cuda
     if setting.launch == "graph" and not cuda:
@@ -97,8 +99,11 @@ def prepare(
     before = torch.cuda.memory_allocated() - own if cuda else 0
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    build = _training if mode == "train" else _inference
-    contender = Contender(name, build(model.to(images.device), images, labels, setting))
+    model = model.to(images.device)
+    if mode == "train":
+        contender = Contender(name, _training(model, images, labels, setting, recipe))
+    else:
+        contender = Contender(name, _inference(model, images, setting))
     with kept_for_backward(setting.keep):
         for _ in range(WARMUP + 3):
             contender.run()
@@ -139,8 +144,10 @@ def training_update(
     return update
 
 
-def _training(model: nn.Module, images: Tensor, labels: Tensor, setting: Setting) -> Callable[[], object]:
-    update = training_update(model, setting, images.device, images.shape[1])
+def _training(
+    model: nn.Module, images: Tensor, labels: Tensor, setting: Setting, recipe: Recipe
+) -> Callable[[], object]:
+    update = training_update(model, setting, images.device, images.shape[1], recipe)
     batch = Batch(images, labels, torch.arange(len(labels)), epoch=0, number=0)
     return lambda: update(batch)
 
@@ -155,8 +162,7 @@ def compiled(model: nn.Module, setting: Setting) -> nn.Module:
     return model
 
 
-def _inference(model: nn.Module, images: Tensor, labels: Tensor, setting: Setting) -> Callable[[], object]:
-    del labels
+def _inference(model: nn.Module, images: Tensor, setting: Setting) -> Callable[[], object]:
     set_stream(model, setting.precision)
     model.eval().requires_grad_(False)
     autocast = setting.precision

@@ -54,8 +54,9 @@ class Args:
     """Compile the whole model, each of its blocks, or nothing."""
     launch: Literal["eager", "graph"] | None = None
     """Launch kernels one by one, or replay them as one CUDA graph. Default: graph on a GPU."""
-    keep: Literal["lean", "all"] = "lean"
-    """Activations that a compiled forward pass saves: all, or those that cannot be recomputed element-wise (lean)."""
+    keep: Literal["lean", "all"] | None = None
+    """Activations that a compiled forward pass saves: all, or those that cannot be recomputed element-wise (lean).
+    Default: lean."""
     against: Literal["timm"] | None = None
     """Also measure timm's model of the same name, in turns: the same update, compiled whole, under autocast, in the
     quicker of torch.compile's modes default and reduce-overhead."""
@@ -79,6 +80,10 @@ def run(args: Args) -> int:
     config = model_config(args.model, **given(args.switches))
     if args.accelerated and args.against is None:
         raise ConfigError("--accelerated: measures timm's model; add --against timm")
+    if args.keep is not None and args.compile == "none":
+        raise ConfigError(
+            "--keep would not be used: it is of compiled code; leave --compile none or --keep out"
+        )
     if args.against is not None and given(args.switches):
         raise ConfigError("--against timm: timm has no model with these switches; leave one of the two out")
     import torch
@@ -95,7 +100,7 @@ def run(args: Args) -> int:
     shape = (args.batch_size, config.in_channels, config.image_size, config.image_size)
     images = torch.randn(shape, device=device)
     labels = torch.randint(0, config.num_classes, (args.batch_size,), device=device)
-    setting = Setting(args.precision, args.compile, launch, args.keep)
+    setting = Setting(args.precision, args.compile, launch, args.keep or "lean")
     contenders, failed = [], dict[str, str]()
     if args.against is not None:
         contenders, failed = timms_side(args, config.num_classes, (images, labels), launch)

@@ -110,34 +110,47 @@ def measure(args: Args, recipe: dict[str, Any] | None) -> dict[str, Any]:
     return found
 
 
-def expected(args: Args, recipe: dict[str, Any], target: Any, device: Any) -> dict[str, Any]:
-    """Updates and hours of a recipe, from the measured time of its update."""
+def expected(args: Args, table: dict[str, Any], target: Any, device: Any) -> dict[str, Any]:
+    """Updates and hours of a recipe, from the measured time of its update as `fathoms train` would run it here."""
     import torch
 
     from fathoms.bench.race import Setting, prepare, race
+    from fathoms.data.sampler import Sampler
+    from fathoms.train.build import build_schedule
+    from fathoms.train.distributed import World
+    from fathoms.train.job import Job
+    from fathoms.train.precision.machine import machine_of
+    from fathoms.train.precision.speed import choose
+    from fathoms.train.recipe.files import recipe_options
+    from fathoms.train.recipe.recipe import Recipe
 
-    cuda = device.type == "cuda"
+    # A teacher's forward passes are not counted.
+    recipe = Recipe.join(
+        recipe_options(table, str(args.recipe)), {"teacher": None, "distillation_type": "none"}
+    )
+    job = Job(None, target.name, target.config, recipe)
     images_an_epoch = IMAGES if args.images is None else args.images
-    batch, epochs = int(recipe.get("batch_size", 128)), float(recipe.get("epochs", 100))
-    accumulate = int(recipe.get("grad_accum_steps", 1))
-    timed = batch if cuda else min(batch, args.measured_batch)
-    policy = recipe.get("precision") or ("autocast" if recipe.get("amp") else "fp32")
-    setting = Setting(policy, "blocks" if cuda else "none", "graph" if cuda else "eager")
+    batch = min(recipe.batch_size, images_an_epoch)
+    batches = Sampler(images_an_epoch, batch).batches
+    epochs = math.ceil(build_schedule(job).total_epochs)
+    speed = choose(job, machine_of(World(0, 1, device)), epochs * batches).speed
+    setting = Setting(speed.precision, speed.compile_scope if speed.compiles else "none", speed.launch)
+    timed = batch if device.type == "cuda" else min(batch, args.measured_batch)
     size = (timed, target.in_channels, target.image_size, target.image_size)
     images = torch.randn(size, device=device)
     labels = torch.randint(0, max(target.num_classes, 1), (timed,), device=device)
-    contender = prepare("model", target.model.train(), images, labels, "train", setting)
-    speed = race([contender], timed, turns=3, steps=2)["model"]["images_per_second"]
-    updates = math.ceil(epochs * math.ceil(images_an_epoch / batch) / accumulate)
+    contender = prepare("model", target.model.train(), images, labels, "train", setting, recipe)
+    rate = race([contender], timed, turns=3, steps=2)["model"]["images_per_second"]
     return {
         "name": args.recipe,
         "images": images_an_epoch,
         "epochs": epochs,
-        "updates": updates,
-        "policy": policy,
+        "updates": epochs * math.ceil(batches / recipe.grad_accum_steps),
+        "policy": speed.precision,
+        "optimizer": recipe.opt,
         "timed_batch": timed,
-        "images_per_second": speed,
-        "hours": epochs * images_an_epoch / speed / 3600,
+        "images_per_second": rate,
+        "hours": epochs * batches * batch / rate / 3600,
     }
 
 
@@ -185,9 +198,10 @@ def describe(found: dict[str, Any]) -> list[str]:
     ]
     recipe = found.get("recipe")
     if recipe:
+        how = f"{recipe['policy']}, {recipe['optimizer']}, measured in batches of {recipe['timed_batch']}"
         lines.append(
             f"recipe {recipe['name']}: {recipe['updates']:,} updates ({recipe['epochs']:g} epochs of "
-            f"{recipe['images']:,} images), {recipe['images_per_second']:,.0f} images/s ({recipe['policy']}, measured "
-            f"in batches of {recipe['timed_batch']}): {recipe['hours']:,.3g} hours, data and evaluation not counted"
+            f"{recipe['images']:,} images), {recipe['images_per_second']:,.0f} images/s ({how}): "
+            f"{recipe['hours']:,.3g} hours, data and evaluation not counted"
         )
     return lines

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from fathoms.cli.flags.early_checks import check_data, check_trained
+from fathoms.cli.flags.early_checks import check_data, check_trained, named_data
 from fathoms.cli.flags.parse import Switches, given
 from fathoms.cli.terminal.weights_taken import say_assumed, say_weights
 from fathoms.errors import FathomsError, printable
@@ -162,14 +162,16 @@ def about(loaded: LoadedModel) -> dict[str, object]:
 
 def judge(args: Args, loaded: LoadedModel) -> Judge:
     """The images on which int8 is measured, preprocessed as in the model's recipe."""
+    from fathoms.data import LoaderOptions
     from fathoms.data.sources.splits import open_held_out
     from fathoms.evaluate.loader import eval_loader
     from fathoms.evaluate.robustness import match_classes
     from fathoms.export.quantise import Judge
 
     assert args.int8 is not None
-    source = open_held_out(args.int8)
-    loader = eval_loader(source, loaded.image_size, 32, loaded.preprocessing)
+    source = open_held_out(named_data(args.int8))
+    options = LoaderOptions(grey=loaded.in_channels == 1)
+    loader = eval_loader(source, loaded.image_size, 32, loaded.preprocessing, options=options)
     labels = None if loaded.classes is None else match_classes(source.classes, loaded.classes, args.int8)
     drop = {} if args.max_drop is None else {"max_drop": args.max_drop}
     return Judge(args.int8, lambda: loader.epoch(0), len(source.classes), labels, **drop)

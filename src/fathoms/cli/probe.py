@@ -101,6 +101,14 @@ def _check(args: Args) -> None:
         raise ConfigError(f"--lr {args.lr}: use a number above 0")
 
 
+def _check_trained(args: Args) -> None:
+    """Refuse flags of the first steps, which a trained model does not take."""
+    for name in ("seed", "lr", "opt", "steps"):
+        if getattr(args, name) != getattr(Args, name):
+            flag = f"--{name} {getattr(args, name)}"
+            raise ConfigError(f"{flag}: would not be used, since {args.target} is trained; leave it out")
+
+
 def _check_figures(args: Args, folder: Path) -> None:
     """Refuse a folder in which pictures would be replaced, before anything is measured."""
     from fathoms.probes.pictures.names import OF_A_MODEL, PAGE, picture_files
@@ -116,7 +124,9 @@ def _run_one(args: Args) -> int:
     from fathoms.probes.signal import probe
 
     target = load_target(args.target, args.model, given(args.switches), args.seed)
-    if not target.trained and args.steps:
+    if target.trained:
+        _check_trained(args)
+    elif args.steps:
         check_head(target, "add --steps 0, to judge the initialisation alone")
     size = batch_of(args, target)
     # Each step gets a batch of its own, as in training and in the calibration of the verdict.

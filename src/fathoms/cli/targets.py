@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fathoms.cli.flags.early_checks import path_or_digits
 from fathoms.errors import ConfigError, WeightsError, flag_of
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def load_images(
         count: How many; a data set with fewer is refused.
         spare: How many more, as far as there are.
     """
-    found = _digits if data in (None, "digits") else _of_data
+    data = path_or_digits(data)
+    found = _digits if data is None else _of_data
     images, labels = found(target, str(data), count, spare)
     return images, labels if int(labels.max()) < target.num_classes else None
 
@@ -91,6 +93,7 @@ def _of_data(target: LoadedModel, data: str, count: int, spare: int) -> tuple[An
     import numpy as np
     import torch
 
+    from fathoms.data import LoaderOptions
     from fathoms.data.sources.splits import open_held_out, open_roles
     from fathoms.data.sources.subset import subset
     from fathoms.evaluate.loader import eval_loader
@@ -105,7 +108,9 @@ def _of_data(target: LoadedModel, data: str, count: int, spare: int) -> tuple[An
     # Any order but by class: a step then sees more than one of them.
     spread = np.random.default_rng(0).permutation(spread)
     chosen = subset(source, spread, "probe")
-    loader = eval_loader(chosen, target.image_size, min(count, len(spread)), target.preprocessing)
+    options = LoaderOptions(grey=target.in_channels == 1)
+    size = min(count, len(spread))
+    loader = eval_loader(chosen, target.image_size, size, target.preprocessing, options=options)
     batches = list(loader.epoch(0))
     images = torch.cat([batch.images for batch in batches])[:, : target.in_channels].float()
     return images, torch.cat([batch.labels for batch in batches])

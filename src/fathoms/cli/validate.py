@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from fathoms.cli.flags.early_checks import check_counts, check_data, check_trained, without_switches
+from fathoms.cli.flags.early_checks import (
+    check_counts,
+    check_data,
+    check_trained,
+    named_data,
+    without_switches,
+)
 from fathoms.cli.terminal.weights_taken import say_assumed, say_weights
 from fathoms.errors import ConfigError, printable
 from fathoms.files.atomic import check_absent
@@ -42,7 +48,7 @@ class Args:
     model: str | None = None
     """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
     split: str | None = None
-    """The split to evaluate; default: val, validation or test, or all of a folder without splits."""
+    """The split to evaluate; default: test, else val or validation, or all of a folder without splits."""
     batch_size: int = 256
     """Images per batch."""
     device: str = "auto"
@@ -53,8 +59,8 @@ class Args:
     """Share of the images that may be unreadable; they are left out of the metrics, and more end the command."""
     amp: bool = False
     """Mixed precision."""
-    amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
-    """Autocast dtype of --amp."""
+    amp_dtype: Literal["bfloat16", "float16"] | None = None
+    """Autocast dtype of --amp; default bfloat16."""
     torchcompile: str | None = None
     """Compile with this backend of torch, such as inductor."""
     image_size: int | None = None
@@ -88,6 +94,8 @@ def run(args: Args) -> int:
     """Evaluate, and print the metrics."""
     check_counts(args, ("batch_size",))
     check_counts(args, ("workers",), least=0)
+    if args.amp_dtype is not None and not args.amp:
+        raise ConfigError("--amp-dtype would not be used: it goes with --amp; add that")
     for place in (args.data, args.real_labels, *args.robustness):
         check_data(place)
     checkpoint = check_trained(args.checkpoint, args.model, args.device)
@@ -138,18 +146,20 @@ def measure_all(
 
     from fathoms.data.sources.splits import open_held_out
     from fathoms.evaluate.metrics import FewerChannels
-    from fathoms.evaluate.robustness import class_note, match_classes
+    from fathoms.evaluate.robustness import class_note, match_classes, real_of
 
-    data = args.data if args.data is not None else loaded.data
+    data = named_data(args.data) if args.data is not None else loaded.data
     if data is None:
         raise ConfigError("the checkpoint does not record its data; give DATA")
     if args.data is None:
         check_recorded_data(data, args.checkpoint)
-    places = (data, *args.robustness)
+    further = tuple(map(named_data, args.robustness))
+    places = (data, *further)
     # The split that a run carved belongs to the run's own data.
     run = loaded.run if args.data is None else None
-    sources = {place: open_held_out(place) for place in args.robustness}
+    sources = {place: open_held_out(place) for place in further}
     sources = {data: open_held_out(data, args.split, run), **sources}
+    labels = None if real is None else real_of(sources[data], real, str(args.real_labels))
     loaders = {place: make_loader(args, loaded, source, world) for place, source in sources.items()}
     maps: dict[str, Any] = dict.fromkeys(places)
     if loaded.classes is not None:
@@ -163,12 +173,10 @@ def measure_all(
 
         model = torch.compile(model, backend=check_backend(args.torchcompile))
     seen = FewerChannels(model, loaded.in_channels)
-    results = {}
-    for place in places:
-        results[place] = measure(args, seen, loaders[place], maps[place], world)
-        if real is not None and place == data:
-            results[place]["real_top1"] = real_accuracy(args, seen, loaders[place], real, world)
-    return results
+    return {
+        place: measure(args, seen, loaders[place], maps[place], world, labels if place == data else None)
+        for place in places
+    }
 
 
 def check_recorded_data(data: str, checkpoint: str) -> None:
@@ -189,6 +197,7 @@ def changed_preprocessing(args: Args, loaded: Any) -> Any:
 
 def make_loader(args: Args, loaded: Any, source: Any, world: Any) -> Any:
     """The images of a data set, preprocessed as in the run except for the flags."""
+    from fathoms.data import LoaderOptions
     from fathoms.evaluate.loader import check_crop, eval_loader
 
     check_crop(args.crop_pct, source)
@@ -197,51 +206,25 @@ def make_loader(args: Args, loaded: Any, source: Any, world: Any) -> Any:
         loaded.image_size,
         args.batch_size,
         changed_preprocessing(args, loaded),
-        workers=args.workers,
+        options=LoaderOptions(args.workers, max_bad=args.max_bad, grey=loaded.in_channels == 1),
         device=world.device,
         share=(world.rank, world.size),
-        max_bad=args.max_bad,
     )
 
 
-def measure(args: Args, model: Any, loader: Any, label_map: Any, world: Any) -> dict[str, Any]:
+def measure(args: Args, model: Any, loader: Any, label_map: Any, world: Any, real: Any) -> dict[str, Any]:
     """Metrics of one data set."""
     import torch
 
     from fathoms.evaluate.metrics import evaluate
 
-    dtype = getattr(torch, args.amp_dtype) if args.amp else None
+    dtype = getattr(torch, args.amp_dtype or "bfloat16") if args.amp else None
     classes = loader.source.classes
-    options = {"device": world.device, "amp_dtype": dtype, "label_map": label_map}
+    options = {"device": world.device, "amp_dtype": dtype, "label_map": label_map, "real": real}
     result = evaluate(model, loader.epoch(0), len(classes), **options)
     per_class = dict(zip(classes, result.per_class, strict=True))
-    return {**result.summary(), "per_class": per_class, "confusion": result.confusion}
-
-
-def real_accuracy(args: Args, model: Any, loader: Any, labels: dict[int, Any], world: Any) -> float:
-    """Percent of images whose prediction is among their ReaL labels; images without labels do not count."""
-    import torch
-
-    from fathoms.evaluate.robustness import image_number
-    from fathoms.models.inference_mode import in_inference
-    from fathoms.train.distributed import sum_over_ranks
-
-    dtype = getattr(torch, args.amp_dtype) if args.amp else None
-    right = counted = 0
-    with torch.no_grad(), in_inference(model):
-        for batch in loader.epoch(0):
-            with torch.autocast(world.device.type, dtype=dtype, enabled=dtype is not None):
-                predicted = model(batch.images).argmax(dim=1).tolist()
-            for index, label in zip(batch.ids.tolist(), predicted, strict=True):
-                allowed = labels.get(image_number(loader.source.where(index)))
-                if allowed is not None:
-                    counted += 1
-                    right += label in allowed
-    sums = sum_over_ranks(world, torch.tensor([right, counted], dtype=torch.float64, device=world.device))
-    right, counted = (int(value) for value in sums.tolist())
-    if not counted:
-        raise ConfigError(f"{args.real_labels}: has labels for none of the images")
-    return 100 * right / counted
+    extra = {} if real is None else {"real_top1": result.real_top1}
+    return {**result.summary(), "per_class": per_class, "confusion": result.confusion, **extra}
 
 
 def report(args: Args, results: dict[str, dict[str, Any]], weights: str) -> None:
@@ -256,7 +239,7 @@ def report(args: Args, results: dict[str, dict[str, Any]], weights: str) -> None
     if args.results_file is not None:
         result_files.write_results(args.results_file, results)
     if args.json:
-        print(json_format.dumps({"weights": weights, "results": results}))
+        print(json_format.dumps({"weights": weights, "results": result_files.written_out(results)}))
         return
     for place, result in results.items():
         print(
@@ -265,7 +248,7 @@ def report(args: Args, results: dict[str, dict[str, Any]], weights: str) -> None
         )
         if result["skipped"]:
             print(f"  {result['skipped']} images could not be read", file=sys.stderr)
-        if "real_top1" in result:
+        if result.get("real_top1") is not None:
             print(f"  ReaL top1 {result['real_top1']:.2f}")
         table = class_table(result["per_class"], result["confusion"])
         print("\n".join(f"  {line}" for line in table.splitlines()))

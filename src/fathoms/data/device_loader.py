@@ -20,6 +20,7 @@ from fathoms.data.batch import Batch
 from fathoms.data.counter_rng import sample_keys
 from fathoms.data.crop.pixel_buffer import PixelLayout, as_words, words_to_planes
 from fathoms.data.crop.random_crop import CropOptions, draw_boxes
+from fathoms.data.decode.greyscale import greyscale
 from fathoms.data.device.backend import loader_backend
 from fathoms.data.errors import DataError
 from fathoms.data.sampler import Refs, Sampler
@@ -32,10 +33,9 @@ from fathoms.errors import ConfigError
 # image as for all of them. See `results/loader.md` for the memory this takes.
 _PIXELS_AT_ONCE = 16384 * 32 * 32
 
-# Pixels and labels of each source by device, for as long as the source lives.
-_RESIDENT: WeakKeyDictionary[ArraySource, dict[torch.device, tuple[torch.Tensor, torch.Tensor]]] = (
-    WeakKeyDictionary()
-)
+# Pixels and labels of each source by device, and whether they are grey, for as long as the source lives.
+_Key = tuple[torch.device, bool]
+_RESIDENT: WeakKeyDictionary[ArraySource, dict[_Key, tuple[torch.Tensor, torch.Tensor]]] = WeakKeyDictionary()
 
 T = TypeVar("T")
 
@@ -85,6 +85,7 @@ class DeviceLoader:
         augment: what follows; None yields uint8 images.
         device: where pixels and batches are.
         interpolation: filter for a whole image of another size; crops have their own.
+        grey: whether colours become the mean of R, G and B, for models of one channel.
     """
 
     def __init__(
@@ -96,13 +97,14 @@ class DeviceLoader:
         augment: Augment | None = None,
         device: torch.device | str = "cpu",
         interpolation: str = "bicubic",
+        grey: bool = False,
     ) -> None:
         if sampler.size != len(source):
             raise ConfigError(
                 f"data: the sampler is for {sampler.size} samples, the source has {len(source)}"
             )
         self.source, self.sampler, self.size, self.crop, self.augment = source, sampler, size, crop, augment
-        self.device = torch.device(device)
+        self.device, self.grey = torch.device(device), grey
         self._cubic = interpolation == "bicubic"
         self._backend = loader_backend(augment, self.device)
         self._next: Ahead[list[Batch]] | None = None
@@ -112,13 +114,15 @@ class DeviceLoader:
     def _resident(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Pixels and labels on the device; loaders of one source, of one run or the next, share them."""
         held = _RESIDENT.setdefault(self.source, {})
-        if self.device not in held:
+        key = (self.device, self.grey)
+        if key not in held:
             self._check_memory()
+            images = greyscale(self.source.images) if self.grey else self.source.images
             # torch does not take read-only arrays, and a file read into memory is one.
-            pixels = np.require(self.source.images, requirements=["C", "W"])
+            pixels = np.require(images, requirements=["C", "W"])
             words = as_words(torch.from_numpy(pixels).to(self.device)).view(-1)
-            held[self.device] = words, torch.from_numpy(self.source.labels).to(self.device)
-        return held[self.device]
+            held[key] = words, torch.from_numpy(self.source.labels).to(self.device)
+        return held[key]
 
     def _check_memory(self) -> None:
         if self.device.type != "cuda":
@@ -190,10 +194,6 @@ class DeviceLoader:
                 now = time.perf_counter()
                 self.stats.elapsed += now - requested
                 requested = now
-
-    def batch(self, epoch: int, number: int) -> Batch:
-        """One batch; any may be asked for, in any order."""
-        return self._prepare(epoch, range(number, number + 1))[0]
 
     def _groups(self, start: int) -> list[range]:
         """The batches of an epoch that are prepared together, from `start` on."""

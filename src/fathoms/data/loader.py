@@ -40,7 +40,7 @@ CAN_FORK = sys.platform == "linux"
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """Speed and limits of a loader; none of these changes the batches."""
+    """Speed and limits of a loader, and how it reads images."""
 
     workers: int = 0
     """Number of decoding workers; 0 means one per CPU core."""
@@ -56,6 +56,8 @@ class LoaderOptions:
     """auto, turbojpeg (crop decode), simplejpeg or pillow."""
     exif: str = "apply"
     """apply rotates images upright; ignore leaves them as stored."""
+    grey: bool = False
+    """Whether colours become the mean of R, G and B, for models of one channel."""
 
     def __post_init__(self) -> None:
         check_name(self.decoder, DECODERS, "decoder", "decoder")
@@ -125,13 +127,18 @@ class Loader:
         self.source, self.sampler, self.transform, self.augment = source, sampler, transform, augment
         self.options = options or LoaderOptions()
         self.device = torch.device(device)
-        self.decoder = choose_decoder(self.options.decoder, self.options.exif)
+        self.decoder = choose_decoder(self.options.decoder, self.options.exif, grey=self.options.grey)
         self.stats, self._sender = LoaderStats(), Sender(self.device)
         self._allowed_bad = int(self.options.max_bad * len(source))
         self._backend = loader_backend(augment, self.device)
         self._processes: tuple[tuple[int, int], Processes] | None = None
         # On a CPU the workers do everything that concerns one sample; a GPU takes that over from them.
         self._augment_in_worker = augment is not None and self.device.type == "cpu"
+
+    @property
+    def grey(self) -> bool:
+        """Whether colours become the mean of R, G and B."""
+        return self.options.grey
 
     @property
     def batches(self) -> int:

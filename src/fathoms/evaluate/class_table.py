@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from fathoms.errors import printable
+from fathoms.evaluate.confusion import Confusion
 from fathoms.text_table import aligned
 
 ALL, HARDEST = 20, 10
@@ -12,7 +13,7 @@ ALL, HARDEST = 20, 10
 CONFUSIONS = 2
 
 
-def class_table(per_class: Mapping[str, float | None], confusion: Sequence[Sequence[int]]) -> str:
+def class_table(per_class: Mapping[str, float | None], confusion: Confusion) -> str:
     """A line for each class, the hardest first: its images, its accuracy, and what it is most often taken for.
 
     Args:
@@ -24,12 +25,10 @@ def class_table(per_class: Mapping[str, float | None], confusion: Sequence[Seque
     for index, (name, accuracy) in enumerate(per_class.items()):
         if accuracy is None:
             continue
-        row = confusion[index]
-        wrong = sorted(
-            ((count, guess) for guess, count in enumerate(row) if count and guess != index), reverse=True
-        )
+        taken_for = confusion.predicted(index).items()
+        wrong = sorted(((count, guess) for guess, count in taken_for if guess != index), reverse=True)
         taken = ", ".join(f"{names[guess]} ({count})" for count, guess in wrong[:CONFUSIONS])
-        rows.append((accuracy, (name, f"{sum(row):,}", f"{accuracy:.1f}", taken)))
+        rows.append((accuracy, (name, f"{confusion.images(index):,}", f"{accuracy:.1f}", taken)))
     rows.sort(key=lambda row: row[0])
     kept = [cells for _, cells in (rows if len(rows) <= ALL else rows[:HARDEST])]
     header = ("class", "images", "top1", "most often taken for")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fathoms.data import LoaderOptions
 from fathoms.data.sources.subset import subset
 from fathoms.evaluate.loader import AnyLoader, eval_loader
 from fathoms.evaluate.preprocessing import Preprocessing
@@ -67,8 +68,9 @@ def examples(
     part = subset(source, np.array(indices, np.int64), source.split)
     shown: list[dict[str, Any]] = []
     kind = torch.device(device).type
+    options = LoaderOptions(workers=1, grey=loader.grey)
     with in_inference(model):
-        batches = eval_loader(part, size, len(indices), preprocessing, workers=1, device=device)
+        batches = eval_loader(part, size, len(indices), preprocessing, options=options, device=device)
         for batch in batches.epoch(0):
             with torch.autocast(kind, dtype=amp_dtype, enabled=amp_dtype is not None):
                 logits = model(batch.images)

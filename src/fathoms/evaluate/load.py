@@ -13,7 +13,7 @@ from torch import nn
 from fathoms.errors import ConfigError, WeightsError
 from fathoms.evaluate.exported_file import exported_file, file_of_card, open_exported
 from fathoms.evaluate.preprocessing import Preprocessing
-from fathoms.evaluate.training_record import TrainingRecord, record_of_card, record_of_run
+from fathoms.evaluate.training_record import TrainingRecord, of_weights, record_of_card, record_of_run
 from fathoms.models import hub
 from fathoms.models.build_timm import TIMM, build_timm, timm_classes, timm_preprocessing, timm_size
 from fathoms.models.config import ViTConfig
@@ -48,7 +48,7 @@ class LoadedModel:
             its models, else the defaults.
         classes: Names of the outputs; None where they are not recorded.
         recipe: How it was trained; empty where that is not recorded.
-        metrics: What it achieved; empty where that is not recorded.
+        metrics: What these weights achieved; empty where that is not recorded.
         data: What it was trained on.
         source: The weights file, or the Hub repository with the commit that was read.
         run: Its run folder, if it has one.
@@ -120,13 +120,14 @@ def _locate(checkpoint: str, ema: bool) -> tuple[Path, str, TrainingRecord]:
         # The record first: a config that cannot be read explains more than weights that are not there.
         record = record_of_run(path) or TrainingRecord()
         weights = weights_file(path, ema)
-        return weights, str(weights), record
+        return weights, str(weights), of_weights(record, weights)
     elif resolve_trained(checkpoint).kind == "hub":
         return _from_hub(checkpoint)
     check_ending(path, str(path))
     card = path.with_name(f"{path.name}.json")
-    record = record_of_card(card) if card.is_file() else record_of_run(path.parent)
-    return path, str(path), record or TrainingRecord()
+    if card.is_file():
+        return path, str(path), record_of_card(card)
+    return path, str(path), of_weights(record_of_run(path.parent) or TrainingRecord(), path)
 
 
 def _is_saved(folder: Path) -> bool:

@@ -34,10 +34,9 @@ def eval_loader(
     batch_size: int,
     preprocessing: Preprocessing,
     *,
-    workers: int = 0,
+    options: LoaderOptions | None = None,
     device: torch.device | str = "cpu",
     share: tuple[int, int] = (0, 1),
-    max_bad: float = 0.01,
 ) -> AnyLoader:
     """A loader of every image of a split once, resized, cropped at the centre and normalised.
 
@@ -46,19 +45,17 @@ def eval_loader(
         size: Side of the images that the model takes.
         batch_size: Images per batch.
         preprocessing: Resize, crop and normalisation; arrays are never cropped.
-        workers: Decoding threads; 0 is one per core.
+        options: Workers, limits, and whether images are read as grey; arrays only know the last.
         device: Where batches go.
         share: This rank, and the number of ranks.
-        max_bad: Share of the images that may be bad; more are an error.
     """
-    rank, world = share
+    options, (rank, world) = options or LoaderOptions(), share
     sampler = Sampler(len(source), batch_size, order="sequential", world=world, rank=rank)
     backend = choose_backend("auto", torch.device(device))
-    options = AugmentOptions(mean=preprocessing.mean, std=preprocessing.std)
-    augment = Augment(options, train=False, device=device, backend=backend)
+    normal = AugmentOptions(mean=preprocessing.mean, std=preprocessing.std)
+    augment = Augment(normal, train=False, device=device, backend=backend)
     if isinstance(source, ArraySource):
-        return DeviceLoader(source, sampler, size, None, augment, device, preprocessing.interpolation)
+        filter_ = preprocessing.interpolation
+        return DeviceLoader(source, sampler, size, None, augment, device, filter_, options.grey)
     transform = EvalTransform(size, preprocessing.crop(size), preprocessing.interpolation)
-    return Loader(
-        source, sampler, transform, augment, LoaderOptions(workers=workers, max_bad=max_bad), device
-    )
+    return Loader(source, sampler, transform, augment, options, device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fathoms.data import Batch
 from fathoms.errors import ConfigError
+from fathoms.evaluate.confusion import Confusion
 from fathoms.models.inference_mode import in_inference
 
 BINS = 15
@@ -31,10 +32,12 @@ class Evaluation:
     top5: float
     calibration_error: float
     per_class: tuple[float | None, ...]
-    confusion: tuple[tuple[int, ...], ...]
+    confusion: Confusion
     skipped: int
     correct: tuple[bool, ...] = ()
     """Whether each image, in the order of the split, was classified correctly; of this rank only."""
+    real_top1: float | None = None
+    """Percent of the images with ReaL labels whose predicted class is among them; None without such images."""
 
     def correct_bits(self) -> bytes:
         """`correct` as bits, eight images a byte, the first in the highest bit."""
@@ -47,27 +50,35 @@ class Evaluation:
 
 
 class Tally:
-    """Running sums of the metrics, kept on the device; one synchronisation at the end.
+    """Running sums and the predicted classes, kept on the device; one synchronisation at the end.
 
     Args:
         classes: Number of classes of the labels.
         device: Where the sums are kept.
         label_map: The model's output for each class, where the data set has a subset of the classes or
             another order; the other outputs are ignored.
+        real: ReaL labels: by index of an image, the classes that are right; other images do not count there.
     """
 
     def __init__(
-        self, classes: int, device: torch.device | str = "cpu", label_map: Sequence[int] | None = None
+        self,
+        classes: int,
+        device: torch.device | str = "cpu",
+        label_map: Sequence[int] | None = None,
+        real: Mapping[int, Collection[int]] | None = None,
     ) -> None:
-        self.classes = classes
+        self.classes, self.real = classes, real or {}
         self.label_map = None if label_map is None else torch.tensor(label_map, device=device)
         self.sums = torch.zeros(5, dtype=torch.float64, device=device)
-        self.confusion = torch.zeros(classes * classes, dtype=torch.float64, device=device)
         self.bins = torch.zeros(2, BINS, dtype=torch.float64, device=device)
-        self.correct: list[Tensor] = []
+        # Labels and predicted classes of each batch on the device, and the images' indices.
+        self.predicted: list[Tensor] = []
+        self.ids: list[Tensor] = []
 
-    def add(self, logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> None:
-        """Count a batch; a label of -1 marks an image that could not be read."""
+    def add(
+        self, logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"], ids: Int[Tensor, " B"] | None = None
+    ) -> None:
+        """Count a batch; a label of -1 marks an image that could not be read. ReaL labels need `ids`."""
         logits = logits.float()
         if self.label_map is not None:
             logits = logits[:, self.label_map]
@@ -83,7 +94,9 @@ class Tally:
         ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices
         hits = ranked == safe[:, None]
         first, five = hits[:, 0].double(), hits.any(dim=1).double()
-        self.correct.append(hits[:, 0] & known)
+        self.predicted.append(torch.stack([labels, ranked[:, 0]]))
+        if ids is not None:
+            self.ids.append(ids)
         self.sums += torch.stack(
             [
                 weight.sum(),
@@ -93,7 +106,6 @@ class Tally:
                 (1 - weight).sum(),
             ]
         )
-        self.confusion.index_add_(0, safe * self.classes + ranked[:, 0], weight)
         # A model that diverged has no confidence; NaN would fall into no bin.
         confidence = logits.softmax(dim=1).amax(dim=1).double().nan_to_num(nan=0.0)
         bin_index = (confidence * BINS).long().clamp(max=BINS - 1)
@@ -102,14 +114,20 @@ class Tally:
 
     def result(self) -> Evaluation:
         """The metrics over all ranks."""
+        # A rank may have no images.
+        none = torch.zeros(2, 0, dtype=torch.int64, device=self.sums.device)
+        labels, guesses = torch.cat([none, *self.predicted], dim=1).cpu().numpy()
+        counts = [(self._pairs(labels, guesses), self._count_real(labels, guesses))]
         if dist.is_available() and dist.is_initialized():
-            for tensor in (self.sums, self.confusion, self.bins):
+            for tensor in (self.sums, self.bins):
                 dist.all_reduce(tensor)
+            counts *= dist.get_world_size()
+            dist.all_gather_object(counts, counts[0])
         images, loss, top1, top5, skipped = self.sums.tolist()
         if not images:
             raise ConfigError("evaluate: no image could be read; run `fathoms data check`")
-        table = self.confusion.reshape(self.classes, self.classes)
-        totals, right = table.sum(dim=1).tolist(), table.diagonal().tolist()
+        confusion = self._confusion([pairs for pairs, _ in counts])
+        right, judged = (sum(column) for column in zip(*(real for _, real in counts), strict=True))
         confidence, correct = self.bins
         calibration = 100 * (confidence - correct).abs().sum().item() / images
         return Evaluation(
@@ -118,11 +136,36 @@ class Tally:
             top1=100 * top1 / images,
             top5=100 * top5 / images,
             calibration_error=calibration,
-            per_class=tuple(100 * r / t if t else None for r, t in zip(right, totals, strict=True)),
-            confusion=tuple(tuple(int(value) for value in row) for row in table.tolist()),
+            per_class=tuple(map(confusion.accuracy, range(self.classes))),
+            confusion=confusion,
             skipped=int(skipped),
-            correct=tuple(torch.cat(self.correct).tolist()),
+            correct=tuple((labels == guesses).tolist()),
+            real_top1=100 * right / judged if judged else None,
         )
+
+    def _pairs(self, labels: np.ndarray, guesses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The pairs of true and predicted class that occur, each as one number, and how often."""
+        known = labels >= 0
+        return np.unique(labels[known] * self.classes + guesses[known], return_counts=True)
+
+    def _confusion(self, ranks: list[tuple[np.ndarray, np.ndarray]]) -> Confusion:
+        counts: dict[int, dict[int, int]] = {}
+        for pairs, times in ranks:
+            for pair, count in zip(pairs.tolist(), times.tolist(), strict=True):
+                true, guess = divmod(pair, self.classes)
+                row = counts.setdefault(true, {})
+                row[guess] = row.get(guess, 0) + count
+        return Confusion(self.classes, counts)
+
+    def _count_real(self, labels: np.ndarray, guesses: np.ndarray) -> tuple[int, int]:
+        """Images whose predicted class is among their ReaL labels, and images that were read and have some."""
+        if not self.real or not self.ids:
+            return 0, 0
+        rows = zip(torch.cat(self.ids).tolist(), labels.tolist(), guesses.tolist(), strict=True)
+        right = [
+            guess in self.real[index] for index, label, guess in rows if label >= 0 and index in self.real
+        ]
+        return sum(right), len(right)
 
 
 class FewerChannels(nn.Module):
@@ -146,6 +189,7 @@ def evaluate(
     device: torch.device | str = "cpu",
     amp_dtype: torch.dtype | None = None,
     label_map: Sequence[int] | None = None,
+    real: Mapping[int, Collection[int]] | None = None,
 ) -> Evaluation:
     """Metrics of a model over batches, in evaluation mode; the mode of each module is restored.
 
@@ -156,12 +200,13 @@ def evaluate(
         device: Where batches are.
         amp_dtype: Autocast dtype; None for full precision.
         label_map: See `Tally`.
+        real: See `Tally`.
     """
-    tally, kind = Tally(classes, device, label_map), torch.device(device).type
+    tally, kind = Tally(classes, device, label_map, real), torch.device(device).type
     # Autocast forgets its casts of the weights with its outermost context: this one keeps them for all batches.
     with in_inference(model), torch.autocast(kind, enabled=False):
         for batch in batches:
             with torch.autocast(kind, dtype=amp_dtype, enabled=amp_dtype is not None):
                 logits = model(batch.images)
-            tally.add(logits, batch.labels)
+            tally.add(logits, batch.labels, batch.ids)
     return tally.result()

@@ -98,8 +98,8 @@ def predict(
     """
     if not 1 <= top <= len(classes):
         raise FathomsError(f"--top {top}: use 1 to {len(classes)}, the number of classes")
-    decoder = choose_decoder()
     channels, size, _ = image_shape(model)
+    decoder = choose_decoder(grey=channels == 1)
     own = isinstance(preprocessing, ImageTransform)
     if own and (attention or (channels, size) != (3, preprocessing.size)):
         raise FathomsError(
@@ -114,7 +114,7 @@ def predict(
         for file in files[start : start + batch_size]:
             try:
                 decoded = decoder.decode(read_plain(file, MAX_FILE))
-                seen[file] = _pixels(decoded, size, channels, preprocessing)
+                seen[file] = _pixels(decoded, size, preprocessing)
             except (BadImageError, OSError) as error:
                 problems[file] = reason(error)
         rows: dict[Path, Prediction] = {}
@@ -151,20 +151,12 @@ def prepared(
 
 
 def _pixels(
-    decoded: UInt8[np.ndarray, "h w 3"],
-    size: int,
-    channels: int,
-    preprocessing: Preprocessing | ImageTransform,
+    decoded: UInt8[np.ndarray, "h w 3"], size: int, preprocessing: Preprocessing | ImageTransform
 ) -> Tensor:
     """The pixels of an image before normalisation; those of a transform of the user's own are final."""
     if isinstance(preprocessing, ImageTransform):
         return preprocessing.pixels(Image.fromarray(np.ascontiguousarray(decoded)))
-    return _grey(prepared(decoded, size, preprocessing).float() / 255, channels)
-
-
-def _grey(pixels: Tensor, channels: int) -> Tensor:
-    """A greyscale image for a model of one channel, which is trained on the first of three equal channels."""
-    return pixels.mean(0, keepdim=True).expand(3, -1, -1) if channels == 1 else pixels
+    return prepared(decoded, size, preprocessing).float() / 255
 
 
 def overlay(prediction: Prediction, path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import ConfigError
+from fathoms.evaluate.confusion import Confusion
 from fathoms.files.atomic import write_atomic
 from fathoms.files.csv_cells import inert
 
@@ -36,10 +37,16 @@ def _write_csv(target: str, rows: Iterable[Iterable[Any]]) -> None:
     write_atomic(Path(target), text.getvalue().encode(errors="replace"))
 
 
+def written_out(results: Results) -> Results:
+    """The results for JSON, with every row of the confusion matrix."""
+    return {place: {**result, "confusion": list(result["confusion"])} for place, result in results.items()}
+
+
 def write_results(target: str, results: Results) -> None:
     """All metrics as .json, or one row for each data set as .csv."""
     if target.endswith(".json"):
-        write_atomic(Path(target), json.dumps({"results": results}, indent=1).encode() + b"\n")
+        text = json.dumps({"results": written_out(results)}, indent=1)
+        write_atomic(Path(target), text.encode() + b"\n")
         return
     names = list(dict.fromkeys(name for row in results.values() for name, v in row.items() if _plain(v)))
     rows = ([place, *(row.get(name) for name in names)] for place, row in results.items())
@@ -47,16 +54,15 @@ def write_results(target: str, results: Results) -> None:
 
 
 def _plain(value: Any) -> bool:
-    return not isinstance(value, dict | list | tuple)
+    return not isinstance(value, dict | list | tuple | Confusion)
 
 
 def write_per_class(target: str, results: Results) -> None:
     """One row for each class of each data set."""
     rows: list[list[Any]] = [["data", "class", "images", "top1"]]
     for place, result in results.items():
-        counts = [sum(row) for row in result["confusion"]]
-        for (name, accuracy), count in zip(result["per_class"].items(), counts, strict=True):
-            rows.append([place, name, count, accuracy])
+        for index, (name, accuracy) in enumerate(result["per_class"].items()):
+            rows.append([place, name, result["confusion"].images(index), accuracy])
     _write_csv(target, rows)
 
 

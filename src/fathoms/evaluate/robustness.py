@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from fathoms.errors import ConfigError, reason
 from fathoms.names.registry import nearest
@@ -65,6 +66,38 @@ def read_real(path: str | Path) -> dict[int, tuple[int, ...]]:
     ):
         raise ConfigError(f"{path}: ReaL labels are a list of lists of class numbers; this is not")
     return {number: tuple(row) for number, row in enumerate(rows, start=1) if row}
+
+
+@runtime_checkable
+class Named(Protocol):
+    """Images with names, in classes."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Names of the classes."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def where(self, index: int) -> str:
+        """The name of an image."""
+        ...
+
+
+def real_of(source: Named, labels: Mapping[int, tuple[int, ...]], where: str) -> dict[int, tuple[int, ...]]:
+    """ReaL labels by index of an image in a data set, whose classes they are numbers of."""
+    numbers = {index: image_number(source.where(index)) for index in range(len(source))}
+    found = {index: labels[number] for index, number in numbers.items() if number in labels}
+    if not found:
+        raise ConfigError(
+            f"{where}: has labels for none of the images; give the validation images of ImageNet"
+        )
+    largest = max(label for own in found.values() for label in own)
+    if largest >= len(source.classes):
+        raise ConfigError(
+            f"{where}: has class {largest}, the data {len(source.classes)} classes; give the data of all classes"
+        )
+    return found
 
 
 def image_number(name: str) -> int:

@@ -28,7 +28,7 @@ class TrainingRecord:
         classes: Their names.
         recipe: How it was trained.
         preprocessing: What evaluation does to its images; empty in records from before it was written down.
-        metrics: What it achieved.
+        metrics: What it achieved; of a run folder all it has, see `of_weights`.
         data: What it was trained on.
         swap_norms: The norm that replaced the model's own before training.
         run: The run folder.
@@ -77,6 +77,24 @@ def _metrics(run: Path) -> dict[str, Any]:
         return {}
     summary = current_summary(read_json(run / "summary.json", ConfigError, MAX_CARD, DO_WITHOUT))
     return {key: summary[key] for key in ("status", "epoch", "best", "last", "test") if key in summary}
+
+
+def of_weights(record: TrainingRecord, weights: Path) -> TrainingRecord:
+    """The record of a run with only those metrics that are of these weights: the best, the last, or neither.
+
+    The test split is evaluated with the last weights, and averaged weights (EMA) are the ones that are evaluated.
+    """
+    metrics, averaged = record.metrics, weights.with_name("ema.safetensors")
+    best = metrics.get("best")
+    ended = metrics.get("status") == "done"
+    same = ended and isinstance(best, dict) and best.get("epoch") == metrics.get("epoch")
+    kept = {"best": ("best",), "last": ("last", "test") if ended else ()}.get(weights.parent.name, ())
+    if same and kept:
+        kept = ("best", "last", "test")
+    if weights != averaged and averaged.is_file():
+        kept = ()
+    known = {key: value for key, value in metrics.items() if key in ("status", "epoch", *kept)}
+    return replace(record, metrics=known)
 
 
 def current_summary(summary: dict[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ def preprocessing_facts(preprocessing: Preprocessing, shape: tuple[int, int, int
     used = "RGB" if channels == 3 else _channels(channels)
     steps = [
         "decode to RGB, 8 bits, turned as the EXIF orientation says",
+        *(["replace R, G and B by their mean, rounded to 8 bits"] if channels == 1 else []),
         f"resize the shorter side to {short} pixels and the longer one in proportion (rounded down), "
         f"{preprocessing.interpolation} with antialiasing",
         f"cut the {size} x {size} pixels in the middle",
@@ -62,7 +63,7 @@ def preprocessing_facts(preprocessing: Preprocessing, shape: tuple[int, int, int
 
 def _channels(channels: int) -> str:
     return (
-        "grey, the mean of R, G and B, with the first mean and std"
+        "the first of three that are grey, with the first mean and std"
         if channels == 1
         else f"the first {channels} of RGB"
     )

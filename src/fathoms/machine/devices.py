@@ -11,7 +11,9 @@ from fathoms.errors import ConfigError
 
 def check_device(name: str) -> str:
     """Return the name of a device; one that nothing here runs on is refused."""
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,4})?", name, re.ASCII):
+    if name == "mps":
+        raise ConfigError("--device mps: Apple GPUs have no float64, which metrics are summed in; use cpu")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", name, re.ASCII):
         raise ConfigError(f"--device {name}: unknown device; use auto, cpu or cuda")
     return name
 

@@ -15,6 +15,16 @@ from fathoms.models.inference_mode import in_inference
 from fathoms.models.vit import ViT
 from fathoms.ops.talking_heads import attention_probabilities, mix_heads
 from fathoms.parts.attentions.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
+from fathoms.parts.tokens.readout import READOUTS
+
+
+def reads_class_token(model: nn.Module) -> bool:
+    """Whether the head reads a class token that went through the blocks, and not the patches."""
+    if isinstance(model, ViT):
+        traits = READOUTS.metadata(model.config.readout)
+        return traits.travels and traits.queries
+    # timm's models say how they pool; "token" is the class token.
+    return getattr(model, "global_pool", "token") == "token"
 
 
 def _self_map(attention: SelfAttention, x: Tensor, rotation: Any) -> Tensor:
@@ -86,5 +96,5 @@ def _rollout(blocks: list[Tensor], model: ViT) -> Tensor:
         block[:, range(late), range(late)] = 1.0
         flow = (block + torch.eye(block.shape[-1]).to(block)) / 2 @ flow
     prefix = model.num_prefix_tokens
-    rows = flow[:, 0] if model.readout.travelling else flow[:, prefix:].mean(1)
+    rows = flow[:, 0] if reads_class_token(model) else flow[:, prefix:].mean(1)
     return rows[:, prefix:]

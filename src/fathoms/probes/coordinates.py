@@ -44,9 +44,10 @@ class Trajectory:
     loss: list[float]
 
     def rise(self, quantity: str) -> float:
-        """How far the activations are from where they began, the largest over the steps."""
+        """How far the activations are from where they began, the largest over the steps; NaN if any is."""
         values = getattr(self, quantity)
-        return max(abs(value - values[0]) for value in values[1:])
+        # Unlike max, which passes over NaN.
+        return float(np.max([abs(value - values[0]) for value in values[1:]]))
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def coordinate_check(
         build: Makes a model of a size; torch is seeded before each call.
         sizes: Depths or widths, two or more.
         images: The batch, the same at every step.
-        labels: Its classes; None draws them at random with a fixed seed.
+        labels: Its classes; None takes two classes in turn.
         optimizer: Makes the optimizer of a model; None is AdamW at `lr` times the factors of `fathoms.param_groups`.
         lr: Learning rate of that AdamW.
         steps: Number of steps.

@@ -60,6 +60,11 @@ def model_image_size(job: Job) -> int:
     return timm_size(job.model) if job.config is None else job.config.image_size
 
 
+def sees_grey(job: Job) -> bool:
+    """Whether the model has one channel, and so sees colours as grey."""
+    return job.config is not None and job.config.in_channels == 1
+
+
 def build_data(job: Job, world: World, roles: Roles | None = None) -> Data:
     """Open the data, unless `roles` are open already, and check that every class has images in every split."""
     roles, size = roles or open_data(job), model_image_size(job)
@@ -74,10 +79,9 @@ def build_data(job: Job, world: World, roles: Roles | None = None) -> Data:
             size,
             job.recipe.batch_size,
             preprocessing,
-            workers=job.run.workers,
+            options=LoaderOptions(job.run.workers, max_bad=job.run.max_bad, grey=sees_grey(job)),
             device=world.device,
             share=(world.rank, world.size),
-            max_bad=job.run.max_bad,
         )
         for split in (roles.val, roles.test)
     )
@@ -147,10 +151,12 @@ def train_loader(job: Job, source: Any, size: int, world: World) -> AnyLoader:
         train_interpolation=recipe.train_interpolation,
     )
     if isinstance(source, ArraySource):
-        return DeviceLoader(source, sampler, size, crop, augment, world.device)
+        return DeviceLoader(source, sampler, size, crop, augment, world.device, grey=sees_grey(job))
     where = "device" if world.device.type == "cuda" else "worker"
     transform = TrainTransform(size, crop, seed, where)
-    workers = LoaderOptions(job.run.workers, job.run.worker_kind, max_bad=job.run.max_bad)
+    workers = LoaderOptions(
+        job.run.workers, job.run.worker_kind, max_bad=job.run.max_bad, grey=sees_grey(job)
+    )
     return Loader(source, sampler, transform, augment, workers, world.device)
 
 

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fathoms.train.build import Data
@@ -51,6 +52,8 @@ class TrainState:
     """The last evaluation."""
     seconds: float = 0.0
     """Spent in training, without the evaluations."""
+    peak_memory: int | None = None
+    """Most bytes allocated on the GPU by any process of the run so far, as far as noted; None without one."""
 
     def load(self, saved: dict[str, Any]) -> None:
         """Continue from the counters of a checkpoint; the sums are per rank and set apart."""
@@ -60,6 +63,11 @@ class TrainState:
     def position(self, updates_per_epoch: int) -> float:
         """The epoch as a fraction: updates done over updates per epoch."""
         return self.epoch + (self.updates - self.epoch * updates_per_epoch) / updates_per_epoch
+
+    def note_memory(self, device: torch.device) -> None:
+        """Take this process's peak into the run's."""
+        if device.type == "cuda":
+            self.peak_memory = max(self.peak_memory or 0, torch.cuda.max_memory_allocated(device))
 
     def add_time(self, since: float) -> float:
         """Count the seconds since a reading of the monotonic clock; its reading now."""

@@ -43,8 +43,6 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(check_device(name))
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(f"--device {name}: this machine has no Apple GPU; use --device cpu")
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"--device {name}: this machine has no usable GPU; use --device cpu")

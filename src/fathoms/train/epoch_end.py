@@ -108,14 +108,8 @@ class EpochEnd:
     def _keep_details(self, split: str, loader: AnyLoader, result: Evaluation) -> None:
         """Keep what the last evaluation says beyond its averages: each image, each class, and a dozen examples."""
         world, folder, job = self.context.world, self.context.folder, self.context.job
-        pairs = [
-            [true, guess, count]
-            for true, row in enumerate(result.confusion)
-            for guess, count in enumerate(row)
-            if count
-        ]
         details = {"split": split, "epoch": self.state.epoch, "images": result.images}
-        folder.write_json("evaluation.json", {**details, "confusion": pairs})
+        folder.write_json("evaluation.json", {**details, "confusion": result.confusion.pairs()})
         chosen = spread(np.arange(len(loader.source)), COUNT)
         if world.size == 1:
             # With several ranks nobody has the results of all images.
@@ -155,8 +149,9 @@ class EpochEnd:
     def _is_best(self, result: Evaluation, lr: float) -> bool:
         """Record an evaluation; whether it is the best so far. One that is not finite never is."""
         state, done = self.state, self.state.epoch - 1
-        state.last = result.summary()
-        self._record({"epoch": state.epoch, "step": state.updates, "split": "val", **state.last, "lr": lr})
+        place = {"epoch": state.epoch, "step": state.updates, "split": "val"}
+        self._record({**place, **result.summary(), "lr": lr})
+        state.last = {"epoch": done, **result.summary()}
         if not math.isfinite(result.loss):
             self.context.folder.append("guard.jsonl", {"kind": "evaluation_not_finite", "epoch": state.epoch})
             self.say(f"guard: epoch {state.epoch}: the loss of the evaluation is not finite: not the best")
@@ -172,6 +167,22 @@ class EpochEnd:
         self.track(row)
 
 
+def not_finite(evaluations: dict[str, dict[str, Any] | None]) -> str | None:
+    """Why a run is not done although all its epochs are: the first split whose loss is not finite; None if all are."""
+    for split, found in evaluations.items():
+        # A loss that was not finite is null in a checkpoint.
+        if found is not None and (found["loss"] is None or not math.isfinite(found["loss"])):
+            return f"the loss of the last weights on {split} is not finite; use a lower --lr, or another --precision"
+    return None
+
+
+def _from_one(evaluation: dict[str, Any] | None) -> dict[str, Any] | None:
+    """An evaluation with its epoch from 1, as people read it; the loop counts from 0."""
+    if evaluation is None or evaluation.get("epoch") is None:
+        return evaluation
+    return {**evaluation, "epoch": evaluation["epoch"] + 1}
+
+
 def write_summary(
     context: RunContext,
     state: TrainState,
@@ -182,20 +193,19 @@ def write_summary(
     test: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write summary.json, and return it; `test` is the evaluation on the test split, made once at the end."""
-    peak = torch.cuda.max_memory_allocated() if context.world.device.type == "cuda" else None
+    state.note_memory(context.world.device)
     summary = {
         "version": FORMAT,
         "status": status,
         "reason": reason,
-        # The loop counts epochs from 0, everything that people read from 1.
-        "best": None if state.best is None else {**state.best, "epoch": state.best["epoch"] + 1},
-        "last": state.last,
+        "best": _from_one(state.best),
+        "last": _from_one(state.last),
         "test": test,
         "epoch": state.epoch,
         "updates": state.updates,
         "seconds": state.seconds,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "peak_memory": peak,
+        "peak_memory": state.peak_memory,
         "guard": guard,
         "bad_images": dict(sorted(context.data.train.stats.bad.items())),
         "folder": str(context.folder.path),

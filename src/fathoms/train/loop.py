@@ -135,6 +135,7 @@ class Loop:
         """
         if self.context.world.size == 1:
             self.state.batch -= self.state.batch % self.context.job.recipe.grad_accum_steps
+            self.stepper.abandon()
             with contextlib.suppress(RollBack):
                 self.save()
             self.saver.wait()

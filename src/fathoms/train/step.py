@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 
 import torch
@@ -39,6 +40,7 @@ class Stepper:
         self.amp_dtype = getattr(torch, self.recipe.amp_dtype) if speed.precision != "fp32" else None
         self.conditional_step = ConditionalStep(learner.model, learner.optimizer)
         self.readback = Readback(world)
+        self._accumulated = 0
         # Loss and hits of this update's batches, added to the epoch's sums if the update is not skipped.
         self.pending = torch.zeros(4, dtype=torch.float64, device=world.device)
         self.forward_backward = launched(
@@ -76,15 +78,25 @@ class Stepper:
         """Add the gradients of a batch, the `first` or a later one of the `parts` batches of an update."""
         if first:
             self.conditional_step.begin()
+            self._accumulated = 0
+        self._accumulated += 1
         images, targets = self._inputs(self.learner.compute_model, batch)
         # A tensor, so that a graph does not hold the number it was captured with.
         share = torch.full((), float(parts), device=images.device)
-        loss, logits = self.forward_backward(images, targets, share)
+        with self._averaging(self._accumulated == parts):
+            loss, logits = self.forward_backward(images, targets, share)
         if self.learner.compute_copy is not None:
             self.learner.compute_copy.pull_gradients()
         hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.labels[:, None]
         counts = (len(batch) * loss, hits[:, 0].sum(), hits.any(dim=1).sum())
         self.pending += torch.stack([*counts, hits.new_full((), len(batch), dtype=torch.float64)]).double()
+
+    def _averaging(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Let DDP average the gradients over ranks once an update, with its last batch."""
+        model = self.learner.compute_model
+        if last or not isinstance(model, nn.parallel.DistributedDataParallel):
+            return contextlib.nullcontext()
+        return model.no_sync()
 
     def gradient_norm(self) -> Tensor:
         """The norm of the whole gradient, averaged over the ranks, which is then clipped to --clip-grad."""
@@ -103,8 +115,15 @@ class Stepper:
         if report is not None:
             self.conditional_step.settle(report.nonfinite)
             if self.learner.ema is not None and not report.nonfinite:
-                self.learner.ema.update(self.learner.model, report.update + 1)
+                # The statistics of that update, whether the next one's forward passes have come already or not.
+                settled = self.conditional_step.settled_statistics()
+                self.learner.ema.update(self.learner.model, report.update + 1, settled)
         return report
+
+    def abandon(self) -> None:
+        """Undo the batches of an update that will not be applied."""
+        self.conditional_step.abandon()
+        self.clear()
 
     def apply(self, state: TrainState, norm: Tensor, lr: float, vote: int) -> None:
         """Take the optimizer step, unless the device finds that the loss or the gradient norm is not finite.

@@ -8,14 +8,14 @@ import math
 from typing import Any
 
 from fathoms.data.sources.splits import Roles, check_split
-from fathoms.errors import ConfigError, FathomsError
+from fathoms.errors import ConfigError, FathomsError, reason
 from fathoms.text_table import plural
 from fathoms.train.build import build_data, build_model, build_schedule
 from fathoms.train.checkpoint.disk_space import check_room, file_sizes
 from fathoms.train.checkpoint.resume import recorded_speed, resume
 from fathoms.train.context import RunContext
 from fathoms.train.distributed import World, check_agreement, naming_lost_ranks, raise_on_all
-from fathoms.train.epoch_end import write_summary
+from fathoms.train.epoch_end import not_finite, write_summary
 from fathoms.train.guard.policy import DivergedError
 from fathoms.train.job import Job
 from fathoms.train.learner import build_learner
@@ -155,16 +155,23 @@ class Trainer:
                 if stopped is not None:
                     return self._end("interrupted", stopped)
                 test = loop.test()
-            return self._end("done", 0, test=test)
+            why = not_finite({"val": loop.state.last, "test": test})
+            if why is None:
+                return self._end("done", 0, test=test)
+            progress.say(f"diverged: {why}")
+            return self._end("diverged", DIVERGED, why, test)
         except DivergedError as error:
             progress.close()
             progress.say(f"diverged: {error}")
             return self._end("diverged", DIVERGED, str(error))
-        except FathomsError as error:
+        except Exception as error:
             progress.close()
+            why = (
+                str(error) if isinstance(error, FathomsError) else f"{type(error).__name__}: {reason(error)}"
+            )
             # A disk that could not take a checkpoint may still take a summary; the first error is what counts.
-            with contextlib.suppress(FathomsError):
-                self._end("failed", FAILED, str(error))
+            with contextlib.suppress(Exception):
+                self._end("failed", FAILED, why)
             raise
         finally:
             trackers.finish()

@@ -40,9 +40,15 @@ def check_data(path: str | Path | None, where: str = "", otherwise: str = "check
         raise ConfigError(f"{where} {missing(text, otherwise)}".lstrip())
 
 
+def named_data(data: str) -> str:
+    """A data set as typed: a path that has the name of a built-in one wins, and is called ./NAME from then on."""
+    return f"./{data}" if data in NO_PATH and Path(data).exists() else data
+
+
 def path_or_digits(data: str | None) -> str | None:
     """The path of a data set; None for the built-in digits, also by their name where no path has it."""
-    return None if data in NO_PATH and not Path(str(data)).exists() else data
+    named = None if data is None else named_data(data)
+    return None if named in NO_PATH else named
 
 
 def check_report_folders(folders: Sequence[str]) -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import UInt8
 
+from fathoms.data.decode.greyscale import greyscale
 from fathoms.data.decode.image_header import MAX_PIXELS, ImageHeader, hush_pillow, read_header
 from fathoms.data.decode.turbojpeg import HOW_TO_GET, TurboJpeg, load_turbojpeg
 from fathoms.data.errors import BadImageError
@@ -50,14 +51,16 @@ class Decoder:
     max_pixels: int = MAX_PIXELS
     library: TurboJpeg | None = None
     """Writes a crop straight to where it is wanted, if `in_place` holds for the image."""
+    grey: bool = False
+    """Whether colours become the mean of R, G and B."""
 
     def in_place(self, header: ImageHeader) -> bool:
-        """Whether `library` can decode this image as it is stored: a grey or RGB JPEG in upright orientation."""
+        """Whether `library` can give this image's pixels as they are stored: of an upright JPEG, grey or RGB."""
         return (
             self.library is not None
             and header.orientation == 1
             and header.format == "JPEG"
-            and header.components in (1, 3)
+            and header.components in ((1,) if self.grey else (1, 3))
         )
 
     def header(self, data: bytes) -> ImageHeader:
@@ -84,11 +87,18 @@ class Decoder:
             pixels = _pillow_region(data, header, stored)
         if pixels.shape != (stored[2], stored[3], 3):
             raise BadImageError("its pixels do not have the size its header declares")
-        return _upright(pixels, header.orientation)
+        pixels = _upright(pixels, header.orientation)
+        return greyscale(pixels) if self.grey else pixels
 
 
-def choose_decoder(decoder: str = "auto", exif: str = "apply", max_pixels: int = MAX_PIXELS) -> Decoder:
+def choose_decoder(
+    decoder: str = "auto", exif: str = "apply", max_pixels: int = MAX_PIXELS, grey: bool = False
+) -> Decoder:
     """Resolve "auto" to the fastest decoder installed; an explicit choice is obeyed or refused."""
+    return replace(_installed(decoder, exif, max_pixels), grey=grey)
+
+
+def _installed(decoder: str, exif: str, max_pixels: int) -> Decoder:
     check_name(decoder, DECODERS, "decoder", "decoder")
     check_name(exif, ("apply", "ignore"), "EXIF rule", "exif")
     library, found = load_turbojpeg() if decoder in ("auto", "turbojpeg") else (None, "")

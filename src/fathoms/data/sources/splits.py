@@ -25,12 +25,15 @@ from fathoms.data.sources.fingerprint import earlier_fingerprint
 from fathoms.data.sources.subset import ArraySubset, SourceSubset, stratified, subset
 from fathoms.errors import ConfigError
 from fathoms.files.untrusted import read_json
+from fathoms.names.registry import check_name
 from fathoms.text_table import plural
 
 SPLIT_SEED = 0
 """Seed of the val split; apart from the run's, so that all seeds of a comparison share it."""
 BESIDE_TEST = 0.05
 ALONE = 0.1
+DIGITS = "digits"
+"""Name of the built-in data set."""
 _DIGITS = 64
 """Of the fingerprint of one split, a sha256."""
 _TRAIN, _VAL, _WHOLE = SPLIT_NAMES["train"], SPLIT_NAMES["val"], SPLIT_NAMES["all"]
@@ -118,8 +121,8 @@ class Roles(NamedTuple):
 
 
 def open_roles(path: str | None, val_share: float | None = None) -> Roles:
-    """Open a data set by its roles; None means the built-in digits."""
-    if path is None:
+    """Open a data set by its roles; None and "digits" are the built-in digits, a path of that name is "./digits"."""
+    if path in (None, DIGITS):
         whole, test = _digits()
         return _carve(whole, None, test, val_share)
     splits = list_splits(path)
@@ -140,7 +143,7 @@ def share_for_comparison(path: str | None) -> float | None:
 
     None where the data has both val and test.
     """
-    names = ["train", "test"] if path is None else list_splits(path)
+    names = ["train", "test"] if path in (None, DIGITS) else list_splits(path)
     held_out = [name for name in names if name not in _TRAIN + _WHOLE]
     if not held_out:
         return ALONE
@@ -181,7 +184,7 @@ def check_split(path: Path, split: dict[str, Any] | None) -> None:
 
 def open_splits(path: str | None) -> tuple[AnySource, AnySource]:
     """The training and the held-out split, as runs before the three roles used them; kept for resuming those."""
-    if path is None:
+    if path in (None, DIGITS):
         return _digits()
     splits = list_splits(path)
     held_out = next((split for split in splits if split not in _TRAIN + _WHOLE), None)
@@ -198,8 +201,11 @@ def open_held_out(path: str, split: str | None = None, run: Path | None = None) 
 
     Where nothing was held out and a run carved its val split from the data, it is that split.
     """
-    if path == "digits":
-        return _digits()[1]
+    if path == DIGITS:
+        train, test = _digits()
+        return (
+            train if check_name(split or "test", ("train", "test"), "split", "--split") == "train" else test
+        )
     if split is not None:
         return open_source(path, split)
     names = [name for name in list_splits(path) if name not in _TRAIN]

@@ -12,6 +12,7 @@ from fathoms.drawing.colours import SOFT, ramp_pixels
 from fathoms.drawing.picture import Picture
 from fathoms.models.hooks import hooked
 from fathoms.models.inference_mode import in_inference
+from fathoms.probes.attention_maps import reads_class_token
 from fathoms.probes.blocks import find_blocks
 from fathoms.probes.recorder import Recorder
 
@@ -37,22 +38,24 @@ class _Catcher(Recorder):
 
 @torch.no_grad()
 def attention_by_head(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
-    """Where the class token, or the mean of all patches, looks: (heads, grid, grid) for each block, maps sum to one.
+    """Where the class token looks, or the patches where the head reads those: (heads, grid, grid) for each block.
 
+    Maps sum to one.
     Blocks whose tokens are not a square of patches, such as windows of a part of the image, are left out.
     """
+    token = reads_class_token(model)
     catcher = _Catcher(model, find_blocks(model))
     with hooked(*catcher.install()), in_inference(model), catcher.tracer:
         model(image[None])
     return {
         name: found
         for name, logits in catcher.caught.items()
-        if len(logits) == 1 and (found := _maps(logits[0].softmax(-1), catcher.prefix)) is not None
+        if len(logits) == 1 and (found := _maps(logits[0].softmax(-1), catcher.prefix, token)) is not None
     }
 
 
-def _maps(probs: Tensor, prefix: int | None) -> Tensor | None:
-    """From (heads, queries, keys): the first query where there are prefix tokens or few queries, else the mean."""
+def _maps(probs: Tensor, prefix: int | None, token: bool) -> Tensor | None:
+    """From (heads, queries, keys): the first query if it is a class token that is read, else the patches' mean."""
     queries, keys = probs.shape[-2:]
     grid = math.isqrt(keys)
     if queries == keys and prefix is not None:
@@ -60,7 +63,9 @@ def _maps(probs: Tensor, prefix: int | None) -> Tensor | None:
     front = keys - grid * grid
     if probs.dim() != 3 or grid < 2 or (prefix is not None and queries == keys and front != prefix):
         return None
-    rows = probs[:, 0] if front and queries <= keys else probs.mean(1)
+    # Fewer queries than keys are those of class attention.
+    first = front and (queries < keys or (queries == keys and token))
+    rows = probs[:, 0] if first else probs[:, front if queries == keys else 0 :].mean(1)
     patches = rows[:, front:]
     return (patches / patches.sum(-1, keepdim=True)).unflatten(-1, (grid, grid))
 

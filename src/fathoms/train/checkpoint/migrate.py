@@ -10,7 +10,7 @@ from typing import Any
 from fathoms.errors import WeightsError
 from fathoms.train.guard.policy import GUARD_COUNTS
 
-VERSION = 4
+VERSION = 5
 RENAMED_IN_3 = {"step": "batch", "steps": "batches_per_epoch"}
 """Until version 2 a batch was called a step, as an optimizer update is."""
 
@@ -36,6 +36,9 @@ def migrate(state: dict[str, Any], where: str) -> dict[str, Any]:
         state = {RENAMED_IN_3.get(key, key): value for key, value in state.items()}
     if version < 4:
         state = {**state, "speed": speed_before_4(state["identity"]["recipe"]), "device": None}
+    if version < 5:
+        # What came before is not known; the last evaluation has no epoch then.
+        state = {**state, "peak_memory": None, "bad_images": {}}
     return {**state, "version": VERSION}
 
 

@@ -175,6 +175,8 @@ def load_checkpoint(
     restore(checkpoint, learner, where)
     saved = checkpoint.state
     state.load(saved)
+    # They count towards --max-bad, whichever process met them.
+    context.data.train.stats.bad.update(saved["bad_images"])
     sums = torch.tensor(saved["sums"], dtype=torch.float64)
     if len(sums) != context.world.size:
         # Another number of ranks: rank 0 takes the sums of all.

@@ -32,11 +32,13 @@ Stage = Callable[[Tensor], Tensor]
 def counters(context: RunContext, state: TrainState, guard: Guard) -> dict[str, Any]:
     """The values of state.json, except those of the optimizer and the loss scaler."""
     # One row of sums for each rank, on the device.
+    state.note_memory(context.world.device)
     rows = state.sums.new_zeros(context.world.size, len(state.sums))
     rows[context.world.rank] = state.sums
     return {
         **vars(state),
         "sums": sum_over_ranks(context.world, rows),
+        "bad_images": dict(context.data.train.stats.bad),
         "lines": {name: context.folder.length(name) for name in LINES},
         "guard": guard.state_dict(),
         "identity": context.job.identity(),

@@ -78,6 +78,8 @@ def check_state(state: dict[str, Any], where: str) -> None:
     _expect(isinstance(state.get("data"), str), where, "data")
     if version > 3:
         _check_speed(state, where)
+    if version > 4:
+        _check_facts(state, where)
     _check_guard(state.get("guard"), where)
     for name, length in state["lines"].items():
         # The file is cut to this length: a name with a path in it would cut somebody else's file.
@@ -96,6 +98,15 @@ def _check_speed(state: dict[str, Any], where: str) -> None:
     _expect(isinstance(backend, str) and re.fullmatch(r"[\w.-]{1,100}", backend) is not None, where, "speed")
     device = state.get("device")
     _expect(isinstance(device, str | None) and len(device or "") <= 200, where, "device")
+
+
+def _check_facts(state: dict[str, Any], where: str) -> None:
+    """Check what the summary tells of earlier processes."""
+    bad, peak, last = state.get("bad_images"), state.get("peak_memory"), state.get("last")
+    texts = isinstance(bad, dict) and all(isinstance(reason, str) for reason in bad.values())
+    _expect(texts, where, "bad_images")
+    _expect(peak is None or _is_count(peak), where, "peak_memory")
+    _expect(last is None or last.get("epoch") is None or _is_count(last["epoch"]), where, "last.epoch")
 
 
 def _check_guard(guard: Any, where: str) -> None:

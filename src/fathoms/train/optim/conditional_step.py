@@ -88,7 +88,7 @@ class ConditionalStep:
         self.optimizer = optimizer
         norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
         self.buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
-        self._before: list[Tensor] = []
+        self._before: list[Tensor] | None = None
         self._stepped = False
 
     def begin(self) -> None:
@@ -102,7 +102,19 @@ class ConditionalStep:
             step_unless(self.optimizer, hold)
         elif not bool(hold):
             self.optimizer.step()
-        put_back_(self.buffers, self._before, hold)
+        if self._before is not None:
+            put_back_(self.buffers, self._before, hold)
+        self._before = None
+
+    def settled_statistics(self) -> dict[Tensor, Tensor]:
+        """By buffer, the statistics after the last step, where forward passes of the next one have moved them on."""
+        return {} if self._before is None else dict(zip(self.buffers, self._before, strict=True))
+
+    def abandon(self) -> None:
+        """Undo what the forward passes of an update without a step have done to the statistics."""
+        for buffer, before in self.settled_statistics().items():
+            buffer.copy_(before)
+        self._before = None
 
     def settle(self, held: bool) -> None:
         """Once the host knows the flag: undo the counters that are kept on the host."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class Ema:
 
     >>> ema = Ema(nn.Linear(3, 2), decay=0.9)
     >>> ema.update(nn.Linear(3, 2), updates=1)
-    >>> sorted(ema.state_dict())
+    >>> sorted(ema.module.state_dict())
     ['bias', 'weight']
     """
 
@@ -48,8 +49,15 @@ class Ema:
         return min(self.decay, 1 - updates**-WARMUP_POWER) if self.warmup else self.decay
 
     @torch.no_grad()
-    def update(self, model: nn.Module, updates: int) -> None:
-        """Move the average towards `model`, whose number of updates is `updates`."""
+    def update(self, model: nn.Module, updates: int, instead: Mapping[Tensor, Tensor] | None = None) -> None:
+        """Move the average towards `model`, whose number of updates is `updates`.
+
+        Args:
+            model: The model that the average was built from.
+            updates: Its number of updates.
+            instead: By buffer of the model, the values to average where forward passes have moved it on since.
+        """
+        instead = {} if instead is None else instead
         ours, theirs = weights_of(self.module, self._saved), weights_of(model, self._saved)
         if ours.keys() != theirs.keys():
             odd = min(ours.keys() ^ theirs.keys())
@@ -58,17 +66,10 @@ class Ema:
             )
         averages, weights = [], []
         for name, average in ours.items():
+            current = instead.get(theirs[name], theirs[name])
             if average.is_floating_point():
                 averages.append(average)
-                weights.append(theirs[name].to(average.dtype))
+                weights.append(current.to(average.dtype))
             else:
-                average.copy_(theirs[name])
+                average.copy_(current)
         torch._foreach_lerp_(averages, weights, 1.0 - self.decay_at(updates))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The averaged weights under the model's own names."""
-        return self.module.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load averaged weights; they must match the model exactly."""
-        self.module.load_state_dict(state, strict=True)
