@@ -31,12 +31,12 @@ import torch
 from doc_probe import page
 from fathoms.cli.main import main as fathoms
 from fathoms.cli.targets import load_images, load_target
+from fathoms.files.jsonl import read_lines
 from fathoms.models.vit import ViT
 from fathoms.probes.pictures.over_time import trajectory_picture
 from fathoms.probes.pictures.plot import Panel, Series, grid_of
 from fathoms.probes.pictures.weights import pixel_scale_picture
 from fathoms.probes.signal import Signal, probe
-from fathoms.report.run.files import read_lines
 from fathoms.train import loop
 from fathoms.train.record import probing
 
