@@ -242,6 +242,8 @@ def refuse_unused(args: Args) -> None:
             raise ConfigError(f"{flag} {count}: use {least} or more")
     if args.no_pilot and not args.dry_run:
         raise ConfigError("--no-pilot would not be used: it belongs to --dry-run; leave it out")
+    if args.json and args.dry_run:
+        raise ConfigError("--json would not be used: --dry-run has no results; leave it out")
 
 
 def refuse_idle_workers(args: Args, slurm: SlurmOptions | None) -> None:
@@ -299,7 +301,20 @@ def make_comparison(args: Args) -> Comparison:
     options = Options(command=("compare", *sys.argv[2:]), shard=shard, seconds=seconds, slurm=slurm, **chosen)
     seeds, notes = seeds_of(args, plan, earlier)
     tuning = make_tuning(args, plan, earlier)
+    notes += still_there(plan, earlier)
     return Comparison(make_jobs(args, plan, earlier), seeds, folder, options, tuning, notes)
+
+
+def still_there(plan: Plan, earlier: Mapping[str, Any]) -> list[str]:
+    """Lines on arms and values of earlier commands that this one leaves out, and that stay."""
+    ours = {arm.name for arm in plan.variants()}
+    left = [repr(name) for name in earlier.get("arms", {}) if ours and name not in ours]
+    lines = [f"arms of earlier commands stay: {', '.join(left)}"] if left else []
+    values = [name for name in earlier.get("tune", {}) if name not in plan.tune]
+    lines += (
+        [f"values of earlier commands are still tried for each arm: {', '.join(values)}"] if values else []
+    )
+    return [f"{line}; another --experiment does without them" for line in lines]
 
 
 def seeds_of(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> tuple[int, list[str]]:

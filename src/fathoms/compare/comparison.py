@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.compare.cells import Cell, key_of, make_cell
-from fathoms.compare.contradictions import refuse_contradictions
+from fathoms.compare.contradictions import refuse_contradictions, refuse_on_cpu
 from fathoms.compare.folder import VERSION, ComparisonFolder, Settings, stale
 from fathoms.compare.pairs import check_baseline, pairs_of
 from fathoms.compare.progress import Show, span
@@ -115,6 +115,16 @@ class Comparison:
         if self.earlier is not None:
             changed = "" if same else roles.changes(stored)
             self.folder.refuse_other(self.earlier, self.plan(), changed)
+            self._refuse_another_grid(self.earlier)
+
+    def _refuse_another_grid(self, earlier: Mapping[str, Any]) -> None:
+        """Refuse values to tune that come after held-out scores are known: they would replace finished runs."""
+        now = self.plan()
+        if now["tune"] != earlier["tune"] and any(self.folder.cells.glob("*/summary.json")):
+            raise ConfigError(
+                f"{self.folder.path}: runs have ended, so their scores are known, and what --tune tries can no longer "
+                "change; choose another --experiment"
+            )
 
     def cells(self, tuned: Mapping[str, Mapping[str, str] | None] | None = None) -> list[Cell]:
         """Every cell, arm by arm; `tuned` holds the values that were chosen for each arm."""
@@ -161,6 +171,9 @@ class Comparison:
         runs = [(name, job) for name, (_, job) in self.arms.items()]
         runs += [(trial.cell.arm, trial.cell.job) for trial in self.trials()]
         refuse_contradictions(runs, self.settings.classes)
+        # A GPU is left to the workers: looking at it here would take memory of it.
+        if self.options.slurm is None and not visible_gpus(runs[0][1].run.device):
+            refuse_on_cpu(runs)
 
     def describe(self) -> str:
         """The plan in words: arms, what differs, the noise floor, the smallest visible difference."""
