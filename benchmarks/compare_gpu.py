@@ -91,7 +91,7 @@ def cells(root: Path, data: str, tiny: bool) -> dict[str, Any]:
     """24 cells, 2 architectures x 4 lr x 3 seeds, 3 epochs: what a cell costs beside its training."""
     words = TINY if tiny else (*BASE, *FAST)
     axes = ("--axis", "residual=none,layerscale", "--axis", "lr=3e-4,1e-3,2e-3,4e-3", "--seeds", "3")
-    made = compare(root, "cells", (data, *words, *axes, "--epochs", "3", "--jobs", "1"))
+    made = compare(root, "cells", (data, *words, *axes, "--epochs", "3", *(("--jobs", "1") if tiny else ())))
     timings = list(made["timings"].values())
     beside = [row["wall_seconds"] - row["training_seconds"] for row in timings]
     # The first cell of an architecture compiles; the two slowest are these.
@@ -137,7 +137,17 @@ def memory(root: Path, data: str, tiny: bool) -> dict[str, Any]:
     words = TINY if tiny else (*BASE, *EAGER, "--dim", "384", "--heads", "6")
     # On a CPU nothing is short of memory: there the renewal after some cells is all that is shown.
     large = "large: lr=2e-3" if tiny else "large: batch_size=40000"
-    arms = ("--arm", "fits: lr=1e-3", "--arm", large, "--seeds", "2", "--epochs", "1", "--jobs", "1")
+    arms = (
+        "--arm",
+        "fits: lr=1e-3",
+        "--arm",
+        large,
+        "--seeds",
+        "2",
+        "--epochs",
+        "1",
+        *(("--jobs", "1") if tiny else ()),
+    )
     before, runner.CELLS_PER_WORKER = runner.CELLS_PER_WORKER, 2
     try:
         made = compare(root, "memory", (data, *words, *arms))

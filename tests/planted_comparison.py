@@ -11,6 +11,9 @@ import random
 
 from PIL import Image
 
+from fathoms.models.zoo import model_config
+from fathoms.train.job import Job
+from fathoms.train.recipe.recipe import Recipe
 from fathoms.train.record.toml import to_toml
 
 
@@ -119,7 +122,7 @@ def write_comparison(folder, arms, *, seeds=3, epochs=4, probes=3, lost=(), tuni
         "command": ["compare", "photos", "--axis", "norm=a,b", "--seeds", str(seeds), "--epochs", str(epochs)]
     }
     plan |= {
-        "base": {"model": "vit", "recipe": {"epochs": epochs}},
+        "base": _shared([options for options, _ in arms.values()], epochs),
         "data": "photos",
         "fingerprint": "f" * 128,
     }
@@ -132,6 +135,16 @@ def write_comparison(folder, arms, *, seeds=3, epochs=4, probes=3, lost=(), tuni
     if tuning is not None:
         (folder / "tuning.json").write_text(json.dumps(tuning))
     return folder
+
+
+def _shared(options, epochs):
+    """The settings of all arms: those of the default model, and of no recipe but the epochs."""
+    model = "vit_small_patch16_224"
+    base = Job("photos", model, model_config(model), Recipe(epochs=max(1, epochs))).identity()
+    varied = {name for own in options for name in own}
+    for key in ("config", "recipe"):
+        base[key] = {name: value for name, value in base[key].items() if name not in varied}
+    return {key: value for key, value in base.items() if key not in ("data", "seed")}
 
 
 def _results(arms, rows):

@@ -46,6 +46,18 @@ def flag_of(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
+def flag_words(option: str, value: object) -> list[str]:
+    """An option with its value, as it is typed on the command line.
+
+    >>> flag_words("qkv_bias", False), flag_words("aa", None), flag_words("opt_betas", (0.9, 0.95))
+    (['--no-qkv-bias'], ['--aa', 'none'], ['--opt-betas', '0.9', '0.95'])
+    """
+    if isinstance(value, bool):
+        return [flag_of(option) if value else f"--no-{flag_of(option)[2:]}"]
+    values = value if isinstance(value, tuple | list) else ("none" if value is None else value,)
+    return [flag_of(option), *map(str, values)]
+
+
 class FathomsError(Exception):
     """An error that the caller can correct; the message says how, on one printable line.
 

@@ -1,16 +1,20 @@
 """The comparison folder's locks, its checkpoints, and the plan's estimate."""
 
+import json
+import threading
+
 import numpy as np
 import pytest
 
 from fathoms.compare.comparison import Options
 from fathoms.compare.folder import ComparisonFolder
+from fathoms.compare.progress import Progress
 from fathoms.compare.results import as_table, gather, judged, load_results, row_of, write_results
 from fathoms.compare.session import Session
+from fathoms.compare.tuning import choose, tuning_file, tuning_lines
 from fathoms.compare.workers import pilot, worker
 from fathoms.compare.workers.pilot import expected
 from fathoms.compare.workers.resident import ResidentData
-from fathoms.compare.workers.runner import make_slots
 from fathoms.errors import ConfigError
 
 NORMS = ("--axis", "norm=layernorm,dyt", "--seeds", "5")
@@ -97,13 +101,51 @@ def test_a_pilot_of_slow_updates_ends_after_two_of_them(comparisons, monkeypatch
 
 def test_runs_that_share_a_gpu_are_said_to_take_turns_unless_mps_runs(comparisons, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    comparison = comparisons.make(*NORMS, "--per-gpu", "4")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    comparison = comparisons.make(*NORMS, "--per-gpu", "4", "--device", "cuda")
     assert "--per-gpu 4: NVIDIA's MPS does not run" in comparison.describe()
     (tmp_path / "control").touch()
     assert "MPS" not in comparison.describe()
-    assert len(make_slots(0, 2, 4)) == 8
-    assert {slot["CUDA_VISIBLE_DEVICES"] for slot in make_slots(0, 2, 4)} == {"0", "1"}
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in comparison.slots()] == ["3"] * 4 + ["5"] * 4
+
+
+def test_runs_on_one_of_several_gpus_see_it_alone(comparisons, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    comparison = comparisons.make(*NORMS, "--device", "cuda:1")
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in comparison.slots()] == ["5"]
+    assert {cell.job.run.device for cell in comparison.cells()} == {"cuda"}
+    names = {cell.folder.name for cell in comparison.cells()}
+    assert {cell.folder.name for cell in comparisons.make(*NORMS).cells()} == names
+    with pytest.raises(ConfigError, match="--device cuda:2: there are 2 GPUs, numbered from 0"):
+        comparisons.make(*NORMS, "--device", "cuda:2")
+
+
+def test_workers_for_devices_that_the_runs_are_not_on_are_refused(comparisons, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(
+        ConfigError, match="--per-gpu 2 would not be used: the runs are on the CPU; use --jobs"
+    ):
+        comparisons.make(*NORMS, "--per-gpu", "2")
+    with pytest.raises(ConfigError, match="--jobs 2 would not be used: the runs are on GPUs; use --per-gpu"):
+        comparisons.make(*NORMS, "--jobs", "2", "--device", "auto")
+
+
+def test_a_line_that_a_kill_has_torn_is_left_out_of_curves_and_rates(comparisons):
+    comparison = comparisons.make(*NORMS, "--tune", "lr=1e-3,1e-4")
+    trial = comparison.trials()[0]
+    trial.cell.folder.mkdir(parents=True)
+    rows = [
+        {"version": 2, "epoch": 1, "split": split, "top1": 9.0, "loss": 2.0} for split in ("train", "val")
+    ]
+    whole = "".join(json.dumps(row | {"images_per_second": 7.0}) + "\n" for row in rows)
+    (trial.cell.folder / "metrics.jsonl").write_text(whole + '{"epoch": 2, "spl')
+    (trial.cell.folder / "summary.json").write_text('{"status": "diverged"}')
+    (arm, _) = choose(comparison.trials(), comparison.folder, "top1")
+    assert arm["trials"][0]["curve"] == [{"epoch": 1, "top1": 9.0, "loss": 2.0}]
+    progress = Progress(comparison.folder, 1, "none", print, str)
+    progress.close()
+    (row,) = json.loads(progress.timings([trial.cell])).values()
+    assert row["images_per_second"] == 7.0
 
 
 def test_the_results_of_given_rows_count_divergence_and_show_new_images(comparisons):
@@ -137,6 +179,29 @@ def test_the_results_of_given_rows_count_divergence_and_show_new_images(comparis
     assert judged(rows, plan, comparison.folder.path)["verdicts"][0]["new_images"] is None
 
 
+def test_a_run_whose_loss_is_not_a_number_counts_as_diverged_by_loss(comparisons):
+    comparison = comparisons.make(*NORMS, "--metric", "loss", "--smallest-difference", "0.1")
+    plan, rows = comparison.plan(), []
+    for cell in comparison.cells():
+        loss = None if (cell.arm, cell.seed) == ("norm=dyt", 0) else 0.5 + 0.01 * cell.seed
+        summary = {"status": "done", "reason": None, "test": {"top1": 80.0, "loss": loss}}
+        rows.append(row_of(cell, summary, comparison.folder, plan))
+    results = judged(rows, plan)
+    arms = {arm["name"]: (arm["seeds"], arm["diverged"]) for arm in results["arms"]}
+    assert arms == {"norm=layernorm": (5, 0), "norm=dyt": (4, 1)}
+    assert [row["reason"] for row in rows if row["status"] == "diverged"] == ["loss is not a finite number"]
+
+
+def test_the_answer_says_so_far_until_every_run_has_ended(comparisons):
+    comparison = comparisons.make(*NORMS)
+    plan = comparison.plan()
+    done = {"status": "done", "reason": None, "test": {"top1": 80.0, "loss": 0.5}}
+    rows = [row_of(cell, done, comparison.folder, plan) for cell in comparison.cells()]
+    assert judged(rows, plan)["answer"].startswith("norm=")
+    rows[0] = row_of(comparison.cells()[0], {}, comparison.folder, plan)
+    assert judged(rows, plan)["answer"].startswith("so far: norm=")
+
+
 def test_a_plan_of_an_earlier_version_learns_the_split_that_scores_are_measured_on(comparisons):
     comparison = comparisons.make(*NORMS)
     comparison.folder.path.mkdir(parents=True)
@@ -152,7 +217,7 @@ def test_results_have_a_column_for_each_tuned_value(comparisons):
     results = judged(gather(comparison.cells(), folder, plan), plan)
     best = [{"lr": "0.003"}, None]
     results["tuning"] = [
-        {"name": row["name"], "best": one, "edge": []}
+        {"name": row["name"], "best": one, "edge": [], "failed": []}
         for row, one in zip(results["cells"], best, strict=True)
     ]
     folder.path.mkdir(parents=True)
@@ -165,6 +230,37 @@ def test_results_have_a_column_for_each_tuned_value(comparisons):
     assert "lr" not in rows[1]
 
 
+def test_a_shard_gathers_and_writes_while_no_other_does(comparisons):
+    comparison = comparisons.make(*NORMS)
+    comparison.folder.path.mkdir(parents=True)
+    session = Session(comparison, comparison.plan(), print)
+    session.progress.close()
+    refresh = threading.Thread(target=session.refresh)
+    with ComparisonFolder(comparison.folder.path).writing():
+        refresh.start()
+        refresh.join(0.3)
+        assert refresh.is_alive()
+        assert not (comparison.folder.path / "results.json").exists()
+    refresh.join(60)
+    assert (comparison.folder.path / "results.json").is_file()
+
+
+def test_trials_that_failed_are_named(comparisons):
+    comparison = comparisons.make(*NORMS, "--tune", "lr=1e-3,1e-4")
+    for trial in comparison.trials():
+        trial.cell.folder.mkdir(parents=True)
+        if trial.choice["lr"] == "1e-4":
+            comparison.folder.note_failure(trial.cell, "out of memory")
+        else:
+            done = {"status": "done", "last": {"top1": 50.0, "loss": 1.0}}
+            (trial.cell.folder / "summary.json").write_text(json.dumps(done))
+    found = choose(comparison.trials(), comparison.folder, "top1")
+    assert [arm["failed"] for arm in found] == [[{"lr": "1e-4"}]] * 2
+    assert tuning_lines(found)[0].endswith("; tried in vain, since the run failed: lr=1e-4")
+    table = json.loads(tuning_file(found, comparison.tuning, "top1"))
+    assert table["arms"][0]["failed"] == [{"lr": "1e-4"}]
+
+
 def test_trials_of_tuning_are_not_followed_by_an_answer(comparisons):
     comparison = comparisons.make(*NORMS, "--tune", "lr=1e-3,1e-4")
     comparison.folder.path.mkdir(parents=True)
@@ -172,10 +268,10 @@ def test_trials_of_tuning_are_not_followed_by_an_answer(comparisons):
     session = Session(comparison, comparison.plan(), said.append)
     session.progress.ended(session.trials[0].cell, {"status": "done"})
     assert len(said) == 1
-    session.tuned = [{"name": "norm=dyt", "best": {"lr": "1e-3"}, "edge": []}]
+    session.tuned = [{"name": "norm=dyt", "best": {"lr": "1e-3"}, "edge": [], "failed": []}]
     session.progress.ended(session.cells[0], {"status": "done"})
     session.progress.close()
-    assert said[-1] == "  no run has ended with a score"
+    assert said[-1] == "  so far: no run has ended with a score"
 
 
 @pytest.mark.parametrize("text", ['{"status": ', '{"status": "done", "seconds": NaN}'], ids=["torn", "NaN"])

@@ -1,15 +1,27 @@
 """Plan files: the settings that all runs share, the baseline, and the ready plans in plans/."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from fathoms.compare.pairs import check_baseline, pairs_of
+from fathoms.compare.plan import Plan
 from fathoms.errors import ConfigError, FathomsError, UnknownNameError
 
 PLANS = Path(__file__).parents[2] / "plans"
-NAMES = ["dyt, depth=12", "dyt, depth=36", "layernorm, depth=12", "layernorm, depth=36"]
+PUBLISHED = PLANS.parent / "results" / "compare"
+
+
+def variants(names):
+    """The settings of arms of these names at two depths."""
+    arms = {name: {"norm": name} for name in names}
+    made = Plan({"depth": ["12", "36"]}, arms).variants()
+    return {arm.name: arm.table() for arm in made}
+
+
+ARMS = variants(["dyt", "layernorm"])
 
 
 def plan(path, *lines):
@@ -63,19 +75,42 @@ def test_fewer_seeds_in_the_file_than_there_are_is_said_with_the_file(comparison
 
 
 def test_a_baseline_that_is_a_value_of_one_axis_is_compared_within_the_others():
-    assert pairs_of(NAMES, "depth=12") == [
+    assert pairs_of(ARMS, "depth=12") == [
         ("dyt, depth=36", "dyt, depth=12"),
         ("layernorm, depth=36", "layernorm, depth=12"),
     ]
-    assert len(pairs_of(NAMES, NAMES[0])) == 3
+    assert len(pairs_of(ARMS, "dyt, depth=12")) == 3
     # An arm's own name may hold a comma, and begin like another's.
-    names = [f"{arm}, depth={depth}" for arm in ("scaler", "scaler, ones") for depth in (12, 36)]
-    assert pairs_of(names, "depth=12") == [
+    arms = variants(["scaler", "scaler, ones"])
+    assert pairs_of(arms, "depth=12") == [
         ("scaler, depth=36", "scaler, depth=12"),
         ("scaler, ones, depth=36", "scaler, ones, depth=12"),
     ]
+    assert pairs_of(arms, "scaler") == [
+        ("scaler, ones, depth=12", "scaler, depth=12"),
+        ("scaler, ones, depth=36", "scaler, depth=36"),
+    ]
     with pytest.raises(UnknownNameError, match=r"--baseline: .*'layernrm'.*'layernorm'"):
-        check_baseline("layernrm", NAMES)
+        check_baseline("layernrm", ARMS)
+
+
+@pytest.mark.parametrize("baseline", ["ones", "scaler", "normal start"])
+def test_a_piece_of_an_arms_name_is_not_a_baseline(comparisons, baseline):
+    with pytest.raises(UnknownNameError, match=f"--baseline: no arm or value is called '{baseline}'"):
+        comparisons.make("--preset", "scaler", "--baseline", baseline)
+
+
+def test_a_baseline_that_an_arm_cannot_be_compared_with_is_refused():
+    arms = {**ARMS, "odd": {"norm": "derf"}}
+    with pytest.raises(ConfigError, match="--baseline 'depth=12': no arm differs from 'odd' only in it"):
+        check_baseline("depth=12", arms)
+
+
+def test_the_published_comparison_by_depth_has_the_pairs_of_its_plan(comparisons):
+    made = comparisons.make("--plan", str(PLANS / "norms_by_depth.toml"), beside=False)
+    rows = json.loads((PUBLISHED / "norms_by_depth" / "results.json").read_text())["verdicts"]
+    assert pairs_of(made.settings_of_arms(), "layernorm") == [(row["a"], row["b"]) for row in rows]
+    assert len(rows) == 10
 
 
 def test_every_ready_plan_is_listed_with_its_number_of_runs(comparisons):

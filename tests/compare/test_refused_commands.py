@@ -12,6 +12,7 @@ from fathoms.cli.main import main
 from fathoms.compare.plan import PRESETS
 from fathoms.compare.results import load_results
 from fathoms.errors import ConfigError
+from fathoms.machine.devices import visible_gpus
 from tiny_data import MAKERS
 
 NORMS = ("--axis", "norm=layernorm,dyt")
@@ -204,6 +205,42 @@ def test_a_later_command_without_seeds_keeps_those_of_the_plan(comparisons, caps
     planned(comparisons, *NORMS, "--seeds", "3")
     assert comparisons.run("--axis", "norm=derf", "--dry-run", "--no-pilot") == 0
     assert "3 arms x 3 seeds" in capsys.readouterr().out
+
+
+def test_an_arm_that_a_later_command_leaves_out_stays_and_that_is_said(comparisons, capsys):
+    planned(comparisons, *NORMS, "--seeds", "3")
+    assert comparisons.run("--axis", "norm=layernorm,derf", "--dry-run", "--no-pilot") == 0
+    assert "arms of earlier commands stay: 'norm=dyt'; another --experiment" in capsys.readouterr().out
+
+
+def test_values_to_tune_cannot_change_once_a_run_has_ended(comparisons, capsys):
+    path = planned(comparisons, *NORMS, "--tune", "lr=1e-3,2e-3")
+    more = (*NORMS, "--tune", "lr=1e-3,2e-3,4e-3", "--dry-run", "--no-pilot")
+    assert comparisons.run(*more) == 0
+    ended = path.parent / "cells" / "norm=layernorm-seed0-0123456789"
+    ended.mkdir(parents=True)
+    (ended / "summary.json").write_text("{}")
+    assert comparisons.run(*more) == 2
+    assert "what --tune tries can no longer change; choose another --experiment" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(bool(visible_gpus("auto")), reason="on a GPU these can be had")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--launch", "graph"), "--launch graph: needs a CUDA device"),
+        (("--axis", "launch=eager,graph"), "launch=graph': --launch graph: needs a CUDA device"),
+        (("--torchcompile", "bogus"), "--torchcompile: no backend is called 'bogus'"),
+        (("--compile-scope", "blocks"), "--compile-scope blocks: nothing is compiled"),
+        (("--device", "cuda"), "--device cuda: there is no CUDA device"),
+    ],
+)
+def test_a_speed_or_device_that_cannot_be_had_is_refused_before_anything_is_written(
+    comparisons, capsys, words, said
+):
+    assert comparisons.run(*NORMS, *words) == 2
+    assert said in capsys.readouterr().err
+    assert not comparisons.folder().exists()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"version": 9}', '{"version": 1}', '{"version": 1, "base": 3}'])

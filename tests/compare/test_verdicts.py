@@ -10,6 +10,7 @@ import pytest
 
 from fathoms.compare.arms import Arm, Metric
 from fathoms.compare.leader import leader
+from fathoms.compare.spread import rounding_variance
 from fathoms.compare.verdicts import Rules, judge
 
 TOP1 = Metric("top1", "points", 1, 10.0)
@@ -90,6 +91,35 @@ def test_an_arm_whose_runs_all_diverged_is_said_to_have_diverged():
     # Of five arms that diverged none is named with its counts.
     many = [arms[0], *(arm(f"bad{k}", diverged=2) for k in range(5))]
     assert "bad0, bad1, bad2 and 2 others diverged in all of their runs" in leader(many, [], TOP1)
+
+
+def test_equal_scores_over_seeds_have_the_spread_of_their_rounding():
+    # 50 images: the accuracies of three seeds are equal, and a step of 2 points apart.
+    fifty = Metric("top1", "points", 1, 10.0, rounding_variance(50))
+    verdict = only([arm("a", 82.0, 82.0, 82.0), arm("b", 80.0, 80.0, 80.0)], metric=fifty)
+    assert verdict.low < 1 < 3 < verdict.high
+    assert 0.001 < verdict.p < 0.05
+    pair = only([arm("a", 82.0, 82.0, 82.0), arm("b", 80.0, 80.0, 80.0)], metric=fifty, paired=True)
+    assert verdict.p < pair.p < 0.1
+    assert "a mean top1 of 82.00 (80.57 to 83.43)" in leader([arm("a", 82.0, 82.0, 82.0)], [], fifty)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_losses_without_spread_over_seeds_give_no_verdict(pairs):
+    arms = [arm("a", 0.4, 0.4, 0.4), arm("b", 0.1, 0.1, 0.1)]
+    verdict = only(arms, metric=LOSS, margin=0.05, paired=pairs)
+    assert (verdict.verdict, verdict.to_json()["p"]) == ("no spread", None)
+    assert verdict.sentence == "a and b: no verdict, since there is no spread over 3 seeds"
+    assert "; no spread over seeds against a" in leader(arms, [verdict], LOSS)
+
+
+def test_divergence_is_corrected_over_all_pairs():
+    clean = [arm(f"ok{k}", 90.0, 90.1, 90.2, 90.1, 90.0) for k in range(2)]
+    bad = arm("bad", 90.0, diverged=4)
+    (alone,) = judge([clean[0], bad], Rules(TOP1, 0.8, 0.3))
+    assert "(differs, p = 0.048, Fisher, Holm)" in alone.sentence
+    said = [verdict.sentence for verdict in judge([*clean, bad], Rules(TOP1, 0.8, 0.3))]
+    assert sum("(not separated, p = 0.14, Fisher, Holm)" in sentence for sentence in said) == 2
 
 
 def test_a_single_finished_seed_is_counted_in_the_singular():

@@ -66,7 +66,7 @@ def test_workers_of_a_comparison_share_the_cores(monkeypatch):
     monkeypatch.setattr(cores, "_siblings", lambda core, *_: str(core))
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
-    slots = make_slots(0, 0, 1)
+    slots = make_slots(0, [], 1)
     assert [(slot["OMP_NUM_THREADS"], slot["OMP_WAIT_POLICY"]) for slot in slots] == [("2", "PASSIVE")] * 4
 
 

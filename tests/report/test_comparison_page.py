@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -15,12 +15,9 @@ from pathlib import Path
 import pytest
 
 import fathoms.report
-from fathoms.cli import train as train_cli
-from fathoms.cli.flags.parse import parse
 from fathoms.cli.main import main
 from fathoms.report.comparison.arms import arms_of, leading
 from fathoms.report.comparison.files import read_comparison, read_runs
-from fathoms.report.comparison.provenance import train_command
 from fathoms.report.comparison.strips import score_strips
 from fathoms.report.html import soft
 from fathoms.report.page import write_report
@@ -93,26 +90,12 @@ def test_means_leave_diverged_runs_out_and_intervals_need_three_seeds(folder):
     assert [row.remark for row in strips.rows] == ["", "", "1 failed", "1 diverged"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "kept"),
-    [
-        (["--axis", "norm=ln,dyt", "--seeds=3", "--epochs", "4"], ["--epochs", "4"]),
-        (["my photos", "--paired", "--json", "--lr", "1e-3"], ["my photos", "--lr", "1e-3", "--epochs", "9"]),
-        (["--budget", "2h", "--output", "x", "--keep=none", "--epochs=2"], ["--epochs=2"]),
-    ],
-)
-def test_the_command_of_the_leading_arm_is_one_that_train_takes(tmp_path, flags, kept):
-    folder = write_comparison(
-        tmp_path / "c", {"a": ({"norm": "dyt"}, 80.0), "b": ({"norm": "rmsnorm"}, 90.0)}
-    )
-    plan = json.loads((folder / "plan.json").read_text())
-    plan |= {"command": ["compare", *flags], "base": {"recipe": {"epochs": 9}}}
-    (folder / "plan.json").write_text(json.dumps(plan))
+def test_a_mean_of_zero_is_a_mean(folder):
     comparison = read_comparison(folder)
-    words = shlex.split(train_command(arms_of(comparison)[1], comparison))
-    assert words[:2] == ["fathoms", "train"]
-    assert sorted(words[2:]) == sorted([*kept, "--norm", "rmsnorm"])
-    assert parse(train_cli, "train", words[2:]).switches.norm == "rmsnorm"
+    results = {"arms": [{"name": "norm=ln, depth=24", "mean_with_diverged": 0.0}]}
+    comparison = dataclasses.replace(comparison, results={**comparison.results, **results})
+    best = leading(arms_of(comparison), comparison)
+    assert best.name != "norm=ln, depth=24", "its runs that diverged count at chance"
 
 
 def test_tuned_values_are_drawn_used_and_marked_at_the_edge(tmp_path):
@@ -125,7 +108,7 @@ def test_tuned_values_are_drawn_used_and_marked_at_the_edge(tmp_path):
     page = seen(write_comparison(tmp_path / "t", GRID, tuning=tuning))
     assert "Tuning of lr" in page.text
     assert "norm=ln, depth=24: the best lr, 0.003, is at the edge of the grid; extend it" in page.text
-    assert "--norm ln --depth 24 --lr 0.003" in page.text
+    assert "fathoms train photos --epochs 4 --norm ln --depth 24 --lr 0.003" in page.text
 
 
 def test_a_best_value_inside_the_grid_is_not_at_its_edge_though_a_trial_beyond_it_diverged(tmp_path):
@@ -187,16 +170,22 @@ def test_values_of_the_wrong_kind_are_left_out(folder):
         for key in whole:
             for value in odd:
                 (folder / name).write_text(json.dumps({**whole, key: value}))
-                write_report(folder)
+                assert shown(folder) == ((0, 0) if key == "cells" else (12, 10)), (name, key, value)
         (folder / name).write_text(json.dumps(whole))
     results = json.loads((folder / "results.json").read_text())
     for key in results["cells"][0]:
         for value in odd:
             first = {**results["cells"][0], key: value}
-            (folder / "results.json").write_text(
-                json.dumps({**results, "cells": [first, 7, *results["cells"][1:]]})
-            )
-            write_report(folder)
+            rows = [first, 7, *results["cells"][1:]]
+            (folder / "results.json").write_text(json.dumps({**results, "cells": rows}))
+            scoreless = key == "status" or (key == "top1" and value != 3)
+            assert shown(folder) == (12, 9 if scoreless else 10), (key, value)
+
+
+def shown(folder):
+    """How many runs the page lists, and how many of them it has a score of."""
+    text = write_report(folder).read_text()
+    return text.count("data-status="), text.count('class="seed"')
 
 
 @pytest.mark.parametrize(

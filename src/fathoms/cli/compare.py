@@ -22,12 +22,13 @@ import tyro
 from fathoms.cli import train as train_command
 from fathoms.cli.flags.early_checks import check_run, path_or_digits
 from fathoms.cli.flags.parse import Switches, given, merged, parse, parse_setting
-from fathoms.cli.flags.plan_file import read_plan_file
+from fathoms.cli.flags.plan_file import PlanFile, read_plan_file
 from fathoms.cli.terminal.live_table import live_table
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
 from fathoms.compare.slurm.submit import SlurmOptions, check_installed, parse_slurm
 from fathoms.compare.void_flags import refuse_void_flags
 from fathoms.errors import ConfigError, FathomsError
+from fathoms.machine.devices import visible_gpus
 from fathoms.models.config import FIELDS
 from fathoms.names.registry import check_name
 from fathoms.text_table import plural
@@ -112,7 +113,7 @@ class Args:
     switches: Switches = field(default_factory=Switches)
 
 
-def make_plan(args: Args) -> Plan:
+def make_plan(args: Args, file: PlanFile | None = None) -> Plan:
     """The plan that flags, preset and file describe together."""
     if is_demo(args):
         tune = parse_axes(args.tune, "--tune")
@@ -121,16 +122,14 @@ def make_plan(args: Args) -> Plan:
     table: dict[str, Any] = {}
     if args.preset is not None:
         table = dict(PRESETS[check_name(args.preset, PRESETS, "preset", "--preset")])
-    if args.plan is not None:
-        table |= read_plan_file(args.plan).plan
-    where = args.plan or "--preset"
-    base = Plan.from_dict({"axes": {"_": ["_"]}, **table}, where) if table else None
-    axes = {**(base.axes if base else {}), **parse_axes(args.axis)}
-    axes.pop("_", None)
-    arms = {**(base.arms if base else {}), **parse_arms(args.arm)}
-    seeds = args.seeds if args.seeds is not None else (base.seeds if base else 5)
-    tune = {**(base.tune if base else {}), **parse_axes(args.tune, "--tune")}
-    tune_epochs = args.tune_epochs if args.tune_epochs is not None else (base.tune_epochs if base else None)
+    if file is not None:
+        table |= file.plan
+    base = Plan.from_dict(table, args.plan or "--preset")
+    axes = {**base.axes, **parse_axes(args.axis)}
+    arms = {**base.arms, **parse_arms(args.arm)}
+    tune = {**base.tune, **parse_axes(args.tune, "--tune")}
+    if not axes and not arms:
+        raise ConfigError("--axis: nothing is compared; give an axis, such as --axis norm=layernorm,dyt")
     tied = [name for arm in arms.values() for name in arm]
     for flag, names in (("--axis", axes), ("--arm", tied), ("--tune", tune)):
         for name in names:
@@ -139,21 +138,19 @@ def make_plan(args: Args) -> Plan:
             check_name(name, (*FIELDS, *RECIPE_FIELDS, "model", "swap_norms"), "option", flag)
             if name == "val_share":
                 raise ConfigError(f"{flag} val_share: all arms share one val split; give --val-share instead")
-    return Plan(axes, arms, seeds, tune, tune_epochs)
+    seeds = base.seeds if args.seeds is None else args.seeds
+    return Plan(axes, arms, seeds, tune, base.tune_epochs if args.tune_epochs is None else args.tune_epochs)
 
 
-def with_plan_file(args: Args) -> Args:
+def with_plan_file(args: Args, file: PlanFile) -> Args:
     """The flags with the plan file's settings of all runs, where no flag says otherwise."""
-    if args.plan is None:
-        return args
-    _, train, baseline = read_plan_file(args.plan)
     return dataclasses.replace(
         args,
-        model=args.model or train.model,
-        recipe=args.recipe or train.recipe,
-        training=merged(train.training, args.training),
-        switches=merged(train.switches, args.switches),
-        baseline=args.baseline or baseline,
+        model=args.model or file.train.model,
+        recipe=args.recipe or file.train.recipe,
+        training=merged(file.train.training, args.training),
+        switches=merged(file.train.switches, args.switches),
+        baseline=args.baseline or file.baseline,
     )
 
 
@@ -245,6 +242,19 @@ def refuse_unused(args: Args) -> None:
             raise ConfigError(f"{flag} {count}: use {least} or more")
     if args.no_pilot and not args.dry_run:
         raise ConfigError("--no-pilot would not be used: it belongs to --dry-run; leave it out")
+    if args.json and args.dry_run:
+        raise ConfigError("--json would not be used: --dry-run has no results; leave it out")
+
+
+def refuse_idle_workers(args: Args, slurm: SlurmOptions | None) -> None:
+    """Refuse a number of runs at a time for devices that these runs are not on."""
+    if slurm is not None and ":" in args.run.device:
+        raise ConfigError(f"--device {args.run.device}: Slurm chooses the GPUs; use --device cuda")
+    gpus = slurm.gpus if slurm is not None else len(visible_gpus(args.run.device))
+    if gpus and args.jobs:
+        raise ConfigError(f"--jobs {args.jobs} would not be used: the runs are on GPUs; use --per-gpu")
+    if not gpus and args.per_gpu > 1:
+        raise ConfigError(f"--per-gpu {args.per_gpu} would not be used: the runs are on the CPU; use --jobs")
 
 
 def flags_of_all(args: Args) -> dict[str, Any]:
@@ -269,10 +279,12 @@ def make_comparison(args: Args) -> Comparison:
     args = dataclasses.replace(args, data=path_or_digits(args.data))
     refuse_unused(args)
     typed = flags_of_all(args)
-    args = with_plan_file(args)
+    file = None if args.plan is None else read_plan_file(args.plan)
+    args = args if file is None else with_plan_file(args, file)
     check_run(args.run, args.data, given(args.training).get("teacher"))
     slurm, shard, seconds = slurm_options(args), parse_shard(args.shard), parse_budget(args.budget)
-    plan = make_plan(args)
+    refuse_idle_workers(args, slurm)
+    plan = make_plan(args, file)
     flags = flags_of_all(args)
     written = {name: f"{name} under [train] of {args.plan}" for name in flags if name not in typed}
     refuse_void_flags(plan, flags, parse_axes(args.axis), written)
@@ -289,7 +301,20 @@ def make_comparison(args: Args) -> Comparison:
     options = Options(command=("compare", *sys.argv[2:]), shard=shard, seconds=seconds, slurm=slurm, **chosen)
     seeds, notes = seeds_of(args, plan, earlier)
     tuning = make_tuning(args, plan, earlier)
+    notes += still_there(plan, earlier)
     return Comparison(make_jobs(args, plan, earlier), seeds, folder, options, tuning, notes)
+
+
+def still_there(plan: Plan, earlier: Mapping[str, Any]) -> list[str]:
+    """Lines on arms and values of earlier commands that this one leaves out, and that stay."""
+    ours = {arm.name for arm in plan.variants()}
+    left = [repr(name) for name in earlier.get("arms", {}) if ours and name not in ours]
+    lines = [f"arms of earlier commands stay: {', '.join(left)}"] if left else []
+    values = [name for name in earlier.get("tune", {}) if name not in plan.tune]
+    lines += (
+        [f"values of earlier commands are still tried for each arm: {', '.join(values)}"] if values else []
+    )
+    return [f"{line}; another --experiment does without them" for line in lines]
 
 
 def seeds_of(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> tuple[int, list[str]]:

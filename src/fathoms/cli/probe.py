@@ -203,7 +203,7 @@ def _came_true(args: Args, verdict: Any) -> float | None:
 
 def _run_rows(target: Any) -> list[dict[str, Any]]:
     """The measurements of a run's probe.jsonl."""
-    from fathoms.report.run.files import read_lines
+    from fathoms.files.jsonl import read_lines
     from fathoms.train.record.run_folder import FORMAT
 
     if target.run is None:

@@ -25,8 +25,8 @@ from fathoms.models.resolve import refuse_weights
 from fathoms.text_table import plural
 from fathoms.train.job import Job, RunOptions
 from fathoms.train.quick_start import import_compiler_for, open_meanwhile, without_collection
-from fathoms.train.recipe.files import read_recipe, recipe_options
 from fathoms.train.recipe.recipe import Recipe
+from fathoms.train.recipe.starting_point import starting_point
 
 EXAMPLES = """
 fathoms train
@@ -74,11 +74,8 @@ def make_job(args: Args) -> Job:
     from fathoms.models.zoo import model_config
 
     name = args.recipe or ("digits" if args.data is None else None)
-    table: dict[str, Any] = {} if name is None else read_recipe(name)
-    model_table = dict(table.get("model", {}))
-    recipe = Recipe.join(recipe_options(table, str(name)), given(args.training))
-    recipe_model = model_table.pop("name", None)
-    model = args.model or recipe_model or "vit_small_patch16_224"
+    model, options, base = starting_point(name, args.model)
+    recipe = Recipe.join(options, given(args.training))
     refuse_weights(model, "--model")
     switches = given(args.switches)
     if model.startswith(TIMM):
@@ -86,10 +83,6 @@ def make_job(args: Args) -> Job:
             first = flag_of(next(iter(switches)))
             raise ConfigError(f"{first}: timm models have no such switch; leave it out")
         return Job(args.data, model, None, recipe, args.run)
-    # The switches of a recipe belong to its model; another model has its own.
-    base = (
-        model_table if model == recipe_model else {k: v for k, v in model_table.items() if k == "drop_path"}
-    )
     return Job(args.data, model, model_config(model, **{**base, **switches}), recipe, args.run)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,12 +25,14 @@ class Metric:
         unit: How a difference is written.
         sign: 1 if more is better, -1 if less is.
         chance: The score of a guess, which a diverged run is given where it must count.
+        rounding: Least variance over seeds, that of the score's rounding; 0 where it is not rounded.
     """
 
     name: str
     unit: str
     sign: int
     chance: float
+    rounding: float = 0.0
 
     @property
     def digits(self) -> int:
@@ -48,6 +50,7 @@ class Arm:
         diverged: Runs whose numbers stopped being finite.
         failed: Runs that ended with an error, which is none of the variant's numbers.
         stalled: Runs that ended within two standard errors of guessing; they are among the scores.
+        settings: What makes the variant, by option.
         correct: Whether each held-out image was classified correctly, a row a score; None if not known of all of them.
     """
 
@@ -56,6 +59,7 @@ class Arm:
     diverged: int = 0
     failed: int = 0
     stalled: int = 0
+    settings: Mapping[str, str] = field(default_factory=dict)
     correct: np.ndarray | None = field(default=None, compare=False)
 
     @property

@@ -59,7 +59,10 @@ def make_cell(
     arm: str, settings: Mapping[str, str], seed: int, job: Job, fingerprint: str, root: Path
 ) -> Cell:
     """A cell in the folder `root`, named by its arm, seed and a digest of all that decides its result."""
-    run = dataclasses.replace(job.run, seed=seed, output=str(root), experiment=None, allow_change=None)
+    # A worker sees one GPU alone, whatever its number on this machine.
+    device = job.run.device.partition(":")[0]
+    run = dataclasses.replace(job.run, seed=seed, device=device, output=str(root), experiment=None)
+    run = dataclasses.replace(run, allow_change=None)
     job = dataclasses.replace(job, run=run)
     # A name that begins with a dot is hidden.
     stem = re.sub(r"[^\w.=+-]+", "_", arm, flags=re.ASCII).strip("_").lstrip("._")[:80] or "arm"

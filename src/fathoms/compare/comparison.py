@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.compare.cells import Cell, key_of, make_cell
-from fathoms.compare.contradictions import refuse_contradictions
+from fathoms.compare.contradictions import refuse_contradictions, refuse_on_cpu
 from fathoms.compare.folder import VERSION, ComparisonFolder, Settings, stale
 from fathoms.compare.pairs import check_baseline, pairs_of
 from fathoms.compare.progress import Show, span
@@ -22,6 +22,7 @@ from fathoms.compare.workers.runner import make_slots
 from fathoms.data.sources.splits import check_split, open_roles
 from fathoms.data.tools.trainable import check_trainable
 from fathoms.errors import ConfigError
+from fathoms.machine.devices import visible_gpus
 from fathoms.text_table import plural
 from fathoms.train.job import Job
 
@@ -73,7 +74,7 @@ class Comparison:
         self.notes = notes
         self.folder = ComparisonFolder(folder)
         if options.baseline is not None:
-            check_baseline(options.baseline, list(arms))
+            check_baseline(options.baseline, self.settings_of_arms())
         first = next(iter(arms.values()))[1]
         path, roles = first.data, open_roles(first.data, first.recipe.val_share)
         # Data that every run would refuse is refused here, before the plan is fixed to it.
@@ -114,6 +115,16 @@ class Comparison:
         if self.earlier is not None:
             changed = "" if same else roles.changes(stored)
             self.folder.refuse_other(self.earlier, self.plan(), changed)
+            self._refuse_another_grid(self.earlier)
+
+    def _refuse_another_grid(self, earlier: Mapping[str, Any]) -> None:
+        """Refuse values to tune that come after held-out scores are known: they would replace finished runs."""
+        now = self.plan()
+        if now["tune"] != earlier["tune"] and any(self.folder.cells.glob("*/summary.json")):
+            raise ConfigError(
+                f"{self.folder.path}: runs have ended, so their scores are known, and what --tune tries can no longer "
+                "change; choose another --experiment"
+            )
 
     def cells(self, tuned: Mapping[str, Mapping[str, str] | None] | None = None) -> list[Cell]:
         """Every cell, arm by arm; `tuned` holds the values that were chosen for each arm."""
@@ -148,6 +159,7 @@ class Comparison:
             "command": list(self.settings.command),
             "version": VERSION,
             "arms": self.settings_of_arms(),
+            "own": {name: own_settings(job, self.settings.base) for name, (_, job) in self.arms.items()},
             "keys": {name: key_of(job, self.settings.fingerprint) for name, (_, job) in self.arms.items()},
             "seeds": self.seeds,
             "tune": grid,
@@ -159,13 +171,16 @@ class Comparison:
         runs = [(name, job) for name, (_, job) in self.arms.items()]
         runs += [(trial.cell.arm, trial.cell.job) for trial in self.trials()]
         refuse_contradictions(runs, self.settings.classes)
+        # A GPU is left to the workers: looking at it here would take memory of it.
+        if self.options.slurm is None and not visible_gpus(runs[0][1].run.device):
+            refuse_on_cpu(runs)
 
     def describe(self) -> str:
         """The plan in words: arms, what differs, the noise floor, the smallest visible difference."""
         from fathoms.compare.statistics import ALPHA, MIN_SEEDS, detectable
 
         names, seeds, settings = list(self.arms), self.seeds, self.settings
-        pairs = len(pairs_of(names, self.options.baseline))
+        pairs = len(pairs_of(self.settings_of_arms(), self.options.baseline))
         varied = list(dict.fromkeys(name for arm, _ in self.arms.values() for name in arm))
         rest = " and in nothing else" if varied else ""
         unit = "points" if settings.metric == "top1" else "of loss"
@@ -233,15 +248,30 @@ class Comparison:
         return make_slots(self.options.jobs, self.gpus, self.options.per_gpu)
 
     @property
-    def gpus(self) -> int:
-        """Number of GPUs that the workers may use."""
-        return count_gpus(next(iter(self.arms.values()))[1].run.device)
+    def gpus(self) -> list[str]:
+        """The GPUs that the workers may use."""
+        return visible_gpus(next(iter(self.arms.values()))[1].run.device)
 
 
 def shared_settings(jobs: Sequence[Job]) -> dict[str, Any]:
     """Settings that all arms share, by name, without data and seed."""
     shared = _common([job.identity() for job in jobs])
     return {key: value for key, value in shared.items() if key not in ("data", "seed")}
+
+
+def own_settings(job: Job, base: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of one arm that not all arms share."""
+    return _rest({key: value for key, value in job.identity().items() if key not in ("data", "seed")}, base)
+
+
+def _rest(whole: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    rest: dict[str, Any] = {}
+    for key, value in whole.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping):
+            rest[key] = _rest(value, base[key])
+        elif key not in base:
+            rest[key] = value
+    return {key: value for key, value in rest.items() if value != {}}
 
 
 def _common(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -258,13 +288,3 @@ def _common(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def mps_runs() -> bool:
     """Whether NVIDIA's Multi-Process Service runs: kernels of several processes then share a GPU at the same time."""
     return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
-
-
-def count_gpus(device: str) -> int:
-    """GPUs that workers may use, asked without loading torch."""
-    if device == "cpu":
-        return 0
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if shown is not None:
-        return len([gpu for gpu in shown.split(",") if gpu.strip() not in ("", "-1")])
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.train.job import Job
+
+
+def refuse_on_cpu(runs: Iterable[tuple[str, Job]]) -> None:
+    """Refuse the first named run whose device or speed cannot be had on a machine without a GPU."""
+    from fathoms.train.precision.compile import check_backend
+    from fathoms.train.precision.speed import Machine, choose
+
+    for name, job in runs:
+        try:
+            if job.run.device.startswith("cuda"):
+                raise ConfigError(f"--device {job.run.device}: there is no CUDA device; use --device cpu")
+            speed = choose(job, Machine("cpu", "cpu"), batches=sys.maxsize).speed
+            if speed.compiles:
+                check_backend(speed.torchcompile)
+        except FathomsError as error:
+            raise ConfigError(f"arm {name!r}: {error}") from error
 
 
 def refuse_contradictions(runs: Iterable[tuple[str, Job]], classes: int) -> None:

@@ -95,6 +95,13 @@ class ComparisonFolder:
         file = held.enter_context((self.path / name).open("w"))
         fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the files that all shards write, the plan and the results; another shard waits for its turn."""
+        with contextlib.ExitStack() as held:
+            self._lock(held, ".lock-plan", fcntl.LOCK_EX, wait=True)
+            yield
+
     def plan(self) -> dict[str, Any] | None:
         """The plan so far; None in a new folder."""
         path = self.path / "plan.json"
@@ -114,9 +121,7 @@ class ComparisonFolder:
 
         What the verdicts rest on (metric, margin, baseline) stays as it was before the first run.
         """
-        with contextlib.ExitStack() as held:
-            # Shards that start at the same time write it one after the other.
-            self._lock(held, ".lock-plan", fcntl.LOCK_EX, wait=True)
+        with self.writing():
             before = self.plan()
             if before is not None:
                 self.refuse_other(before, now)
@@ -198,7 +203,7 @@ def _grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """The earlier plan with the new command's arms, seeds and values to tune; `grown` has what was added."""
     new = [name for name in now["arms"] if name not in before["arms"]]
     grown = list(before.get("grown", []))
-    plan = {**before, **{key: now[key] for key in ("data", "base", "split")}}
+    plan = {**before, **{key: now[key] for key in ("data", "base", "own", "split")}}
     plan["seeds"] = max(before["seeds"], now["seeds"])
     for key in ("arms", "keys", "tune"):
         plan[key] = {**before[key], **now[key]}

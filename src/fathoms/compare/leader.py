@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fathoms.compare.arms import Arm, Metric, listed, lost_arms
-from fathoms.compare.statistics import mean_interval
-from fathoms.compare.verdicts import Verdict
+from fathoms.compare.spread import mean_interval
+from fathoms.compare.verdicts import NO_SPREAD, Verdict
 from fathoms.text_table import plural
 
 
@@ -17,8 +17,14 @@ def leader(arms: Sequence[Arm], verdicts: Sequence[Verdict], metric: Metric) -> 
     if not scored:
         return "no run has ended with a score" + (f"; {lost}" if lost else "")
     best = max(scored, key=lambda arm: metric.sign * arm.mean_with_diverged(metric.chance))
-    beaten, open_, same, untested = [], [], [], []
-    lists = {"a better": beaten, "b better": beaten, "equivalent": same, "not separated": open_}
+    beaten, open_, same, flat, untested = [], [], [], [], []
+    lists = {
+        "a better": beaten,
+        "b better": beaten,
+        "equivalent": same,
+        "not separated": open_,
+        NO_SPREAD: flat,
+    }
     for verdict in verdicts:
         if best.name in (verdict.a, verdict.b):
             other = verdict.b if verdict.a == best.name else verdict.a
@@ -37,6 +43,8 @@ def leader(arms: Sequence[Arm], verdicts: Sequence[Verdict], metric: Metric) -> 
     gone = {arm.name for arm in arms if arm.lost}
     if few := [name for name in untested if name not in gone]:
         said += f"; too few seeds against {listed(few)}"
+    if flat:
+        said += f"; no spread over seeds against {listed(flat)}"
     return said + (f"; {lost}" if lost else "") + last
 
 
@@ -54,7 +62,7 @@ def _stalled(scored: Sequence[Arm]) -> tuple[str, str]:
 def _mean_and_interval(arm: Arm, metric: Metric) -> str:
     """The mean of an arm, and from three seeds on Student's 95 % interval of it."""
     digits = metric.digits
-    mean, interval = f"{arm.mean():.{digits}f}", mean_interval(arm.values)
+    mean, interval = f"{arm.mean():.{digits}f}", mean_interval(arm.values, least=metric.rounding)
     if interval is None:
         return mean
     return f"{mean} ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})"

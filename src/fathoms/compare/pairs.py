@@ -3,44 +3,67 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping
 
+from fathoms.compare.plan import JOINT
+from fathoms.errors import ConfigError
 from fathoms.names.registry import check_name
 
-JOINT = ", "
-"""Between the settings in the name of an arm of several axes."""
+Arms = Mapping[str, Mapping[str, str]]
+"""The settings of each arm, by its name."""
 
 
-def pairs_of(names: Sequence[str], baseline: str | None) -> list[tuple[str, str]]:
+def pairs_of(arms: Arms, baseline: str | None) -> list[tuple[str, str]]:
     """All pairs; or each arm with the baseline; or, where that is one value of an axis, with its own counterpart.
 
-    >>> pairs_of(["dyt, depth=12", "layernorm, depth=12", "dyt, depth=36", "layernorm, depth=36"], "layernorm")
-    [('dyt, depth=12', 'layernorm, depth=12'), ('dyt, depth=36', 'layernorm, depth=36')]
+    >>> norms = {f"norm={n}, depth={d}": {"norm": n, "depth": d} for n in ("dyt", "layernorm") for d in ("12", "36")}
+    >>> pairs_of(norms, "norm=layernorm")[0]
+    ('norm=dyt, depth=12', 'norm=layernorm, depth=12')
     """
     if baseline is None:
-        return list(itertools.combinations(names, 2))
-    if baseline in names:
-        return [(name, baseline) for name in names if name != baseline]
-    at = {sides: name for name in names if (sides := _sides(name, baseline)) is not None}
-    found = ((name, _counterpart(name, at)) for name in names if name not in at.values())
-    return [(name, other) for name, other in found if other is not None]
+        return list(itertools.combinations(arms, 2))
+    found = counterparts(arms, baseline)
+    return [(name, other) for name, other in found.items() if other is not None]
 
 
-def check_baseline(baseline: str, names: Sequence[str]) -> None:
+def counterparts(arms: Arms, baseline: str) -> dict[str, str | None]:
+    """For each arm the one that it is compared with; None where there is none. The baseline's arms are left out."""
+    if baseline in arms:
+        return {name: baseline for name in arms if name != baseline}
+    parts = {name: parts_of(name, settings) for name, settings in arms.items()}
+    at = {own: name for name, own in parts.items() if baseline in own}
+    return {name: _counterpart(own, at, baseline) for name, own in parts.items() if name not in at.values()}
+
+
+def parts_of(name: str, settings: Mapping[str, str]) -> tuple[str, ...]:
+    """The name of an arm in its parts: its own name, which may hold commas, and a value of each axis.
+
+    >>> parts_of("scaler, ones, depth=12", {"norm": "learnable_scaler", "norm_init": "ones", "depth": "12"})
+    ('scaler, ones', 'depth=12')
+    """
+    parts: list[str] = []
+    for option, value in reversed(list(settings.items())):
+        if not name.endswith(f"{JOINT}{option}={value}"):
+            break
+        parts.insert(0, f"{option}={value}")
+        name = name.removesuffix(JOINT + parts[0])
+    return (name, *parts)
+
+
+def _counterpart(parts: tuple[str, ...], at: Mapping[tuple[str, ...], str], baseline: str) -> str | None:
+    """The arm with the baseline in the place of one part."""
+    for place in range(len(parts)):
+        if found := at.get((*parts[:place], baseline, *parts[place + 1 :])):
+            return found
+    return None
+
+
+def check_baseline(baseline: str, arms: Arms) -> None:
     """Refuse a baseline that is neither an arm nor a value that every other arm can be compared with."""
-    if baseline not in names and not pairs_of(names, baseline):
-        values = dict.fromkeys(value for name in names for value in name.split(JOINT))
-        check_name(baseline, [*names, *values], "arm or value", "--baseline")
-
-
-def _sides(name: str, value: str) -> tuple[str, str] | None:
-    """The words before and after a value in an arm's name; None where it is not there."""
-    before, there, after = f"{JOINT}{name}{JOINT}".partition(f"{JOINT}{value}{JOINT}")
-    return (before + JOINT, JOINT + after) if there else None
-
-
-def _counterpart(name: str, at: dict[tuple[str, str], str]) -> str | None:
-    """The arm that differs only in the baseline's value: of those whose other settings match, the closest."""
-    whole = f"{JOINT}{name}{JOINT}"
-    fit = [sides for sides in at if whole.startswith(sides[0]) and whole.endswith(sides[1])]
-    return at[max(fit, key=lambda sides: len("".join(sides)))] if fit else None
+    parts = dict.fromkeys(part for name, settings in arms.items() for part in parts_of(name, settings))
+    check_name(baseline, dict.fromkeys([*arms, *parts]), "arm or value", "--baseline")
+    alone = [name for name, other in counterparts(arms, baseline).items() if other is None]
+    if alone:
+        raise ConfigError(
+            f"--baseline {baseline!r}: no arm differs from {alone[0]!r} only in it; name an arm, or leave it out"
+        )

@@ -14,6 +14,8 @@ from fathoms.names.registry import check_name
 from fathoms.text_table import plural
 
 VERSION = 1
+JOINT = ", "
+"""Between the parts in the name of an arm of several axes."""
 MAX_CELLS = 10_000
 FLAGS = {
     "axes": "--axis",
@@ -66,7 +68,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One variant: its name, and its settings as option name and text."""
 
     name: str
@@ -100,8 +102,6 @@ class Plan:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise ConfigError(f"{self.spelled('seeds')} {self.seeds}: use 1 or more")
-        if not self.axes and not self.arms:
-            raise ConfigError("--axis: nothing is compared; give an axis, such as --axis norm=layernorm,dyt")
         _refuse_odd_names(self)
         _refuse_clashes(self)
         if self.tune_epochs is not None and (self.tune_epochs < 1 or not self.tune):
@@ -125,7 +125,7 @@ class Plan:
         where = f"{self.file}: " if file is None else file
         return f"{where}[{key}]" if key in TABLES else f"{where}{key} ="
 
-    def variants(self) -> list[Arm]:
+    def variants(self) -> list[Variant]:
         """Every arm, in the order of the axes."""
         lists: list[list[tuple[str, tuple[tuple[str, str], ...]]]] = []
         if self.arms:
@@ -133,7 +133,9 @@ class Plan:
         for axis, values in self.axes.items():
             lists.append([(f"{axis}={value}", ((axis, value),)) for value in values])
         return [
-            Arm(", ".join(name for name, _ in choice), tuple(itertools.chain(*(made for _, made in choice))))
+            Variant(
+                JOINT.join(name for name, _ in choice), tuple(itertools.chain(*(made for _, made in choice)))
+            )
             for choice in itertools.product(*lists)
         ]
 

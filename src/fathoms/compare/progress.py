@@ -11,6 +11,7 @@ from typing import Any
 
 from fathoms.compare.cells import ENDED, Cell
 from fathoms.compare.folder import ComparisonFolder
+from fathoms.files.jsonl import read_lines
 
 EVERY = 10.0
 """Seconds between lines while nothing ends."""
@@ -108,9 +109,8 @@ class Progress:
 
     def _rate(self, cell: Cell) -> float | None:
         """Images per second of the last epoch."""
-        path = cell.folder / "metrics.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-        rates = [row["images_per_second"] for row in rows if row.get("split") == "train"]
+        rows = read_lines(cell.folder / "metrics.jsonl")
+        rates = [row.get("images_per_second") for row in rows if row.get("split") == "train"]
         return rates[-1] if rates else None
 
     def _score(self, cell: Cell) -> str:

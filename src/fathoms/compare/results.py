@@ -51,6 +51,9 @@ def row_of(
         "reason": status.get("reason"),
         "run": str(cell.folder.relative_to(folder.path)) if cell.folder.is_dir() else None,
     }
+    if row["status"] == "done" and row[plan["metric"]] is None:
+        # Such as a loss above all numbers beside an accuracy.
+        row |= {"status": "diverged", "reason": f"{plan['metric']} is not a finite number"}
     if row["status"] == "done" and is_stalled(row["top1"], plan["classes"], plan["images"]):
         row["status"] = "stalled"
     return row
@@ -90,11 +93,12 @@ def judged(
     """
     from fathoms.compare.arms import Arm, Metric
     from fathoms.compare.leader import leader
+    from fathoms.compare.spread import rounding_variance, sd_over_seeds
     from fathoms.compare.verdicts import Rules, judge
 
     classes = plan["classes"]
     metric = (
-        Metric("top1", "points", 1, 100 / classes)
+        Metric("top1", "points", 1, 100 / classes, rounding_variance(plan["images"]))
         if plan["metric"] == "top1"
         else Metric("loss", "", -1, math.log(classes))
     )
@@ -107,7 +111,9 @@ def judged(
         }
         correct = None if root is None else _correct_of_all(ended, root, plan["images"])
         scores = tuple((row["seed"], row[metric.name]) for row in ended)
-        arms.append(Arm(name, scores, **counts, correct=correct))
+        arms.append(Arm(name, scores, **counts, settings=own[0]["arm"], correct=correct))
+    # More runs may turn what the first ones show.
+    interim = any(row["status"] == "pending" for row in rows)
     rules = Rules(metric, plan["margin"], plan["floor"], plan["baseline"], plan["paired"])
     verdicts = judge(arms, rules)
     summary = [
@@ -115,7 +121,7 @@ def judged(
             "name": arm.name,
             "seeds": len(arm.scores),
             "mean": _number(arm.mean()),
-            "sd": _number(_sd(arm.values)),
+            "sd": sd_over_seeds(arm.values),
             "mean_with_diverged": _number(arm.mean_with_diverged(metric.chance)),
             "diverged": arm.diverged,
             "diverged_interval": list(arm.divergence()),
@@ -128,18 +134,11 @@ def judged(
         "version": VERSION,
         "metric": metric.name,
         "margin": plan["margin"],
-        "answer": leader(arms, verdicts, metric),
+        "answer": ("so far: " if interim else "") + leader(arms, verdicts, metric),
         "arms": summary,
         "cells": [dict(row) for row in rows],
         "verdicts": [verdict.to_json() for verdict in verdicts],
     }
-
-
-def _sd(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return math.nan
-    mean = sum(values) / len(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def _number(value: float) -> float | None:

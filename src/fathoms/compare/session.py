@@ -67,21 +67,25 @@ class Session:
                         self.progress.say(line)
                     self._work(self.cells)
                 elif not self.runner.stopping.is_set():
-                    self.progress.say(
-                        "trials of other shards are missing: the runs follow once they are there"
-                    )
+                    whose = "" if self.options.shard == (1, 1) else " of other shards"
+                    self.progress.say(f"trials{whose} are missing: the runs follow once they are there")
         finally:
             self.progress.close()
         results = self.refresh()
-        self.folder.write("timings.json", self.progress.timings([*tried, *self.cells]))
+        with self.folder.writing():
+            self.folder.write("timings.json", self.progress.timings([*tried, *self.cells]))
         return results, self._exit_code(tried, signals)
 
     def refresh(self) -> dict[str, Any]:
         """Gather and judge what is there, and write it."""
-        results = judged(gather(self.cells, self.folder, self.plan), self.plan, self.folder.path)
-        if self.tuned:
-            results["tuning"] = [{key: arm[key] for key in ("name", "best", "edge")} for arm in self.tuned]
-        write_results(self.folder, results)
+        # Else the results of a shard that gathered earlier could replace those of one that wrote meanwhile.
+        with self.folder.writing():
+            results = judged(gather(self.cells, self.folder, self.plan), self.plan, self.folder.path)
+            if self.tuned:
+                results["tuning"] = [
+                    {key: arm[key] for key in ("name", "best", "edge", "failed")} for arm in self.tuned
+                ]
+            write_results(self.folder, results)
         return results
 
     def _answer(self) -> str:
@@ -103,7 +107,7 @@ class Session:
         ours = self._share(missing, cells)
         self.progress.total = self.progress.ended_cells + len(ours) + more
         if not self.runner.stopping.is_set():
-            self.runner.run(order(ours, self.comparison.gpus))
+            self.runner.run(order(ours, len(self.comparison.gpus)))
 
     def _share(self, missing: Sequence[Cell], cells: Sequence[Cell]) -> list[Cell]:
         """The missing cells of this shard, which is the same share of all cells whatever is missing."""

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from fathoms.compare.spread import MIN_SEEDS
+
 Scores = Sequence[float] | np.ndarray
 
 ALPHA = 0.05
 """Family-wise error of all verdicts of a comparison."""
 POWER = 0.8
 """Chance of seeing a true difference that is promised as visible."""
-MIN_SEEDS = 3
-"""With fewer there is no verdict."""
 SHARES = 64
 """Points at which the power of Welch's test is averaged over the ratio of the two sample variances."""
 
@@ -61,14 +61,14 @@ class Difference:
         return -margin < low and high < margin
 
 
-def welch(a: Scores, b: Scores) -> Difference:
-    """Two arms of independent seeds with variances of their own.
+def welch(a: Scores, b: Scores, least: float = 0.0) -> Difference:
+    """Two arms of independent seeds with variances of their own; none is below `least`, that of rounded scores.
 
     >>> round(welch([90.1, 90.3, 90.2], [89.1, 89.4, 89.0]).p, 4)
     0.0052
     """
     x, y = np.asarray(a, float), np.asarray(b, float)
-    parts = np.array([x.var(ddof=1) / len(x), y.var(ddof=1) / len(y)])
+    parts = np.array([max(float(one.var(ddof=1)), least) / len(one) for one in (x, y)])
     total = float(parts.sum())
     df = total**2 / float((parts**2 / np.array([len(x) - 1, len(y) - 1])).sum()) if total else math.inf
     return Difference(
@@ -76,24 +76,14 @@ def welch(a: Scores, b: Scores) -> Difference:
     )
 
 
-def mean_interval(values: Scores, alpha: float = ALPHA) -> tuple[float, float] | None:
-    """Student's interval of the mean of some seeds; None with fewer than three.
+def paired(a: Scores, b: Scores, least: float = 0.0) -> Difference:
+    """Two arms whose runs of a seed start from the same weights, so that what they share cancels.
 
-    >>> tuple(round(side, 3) for side in mean_interval([90.1, 90.3, 90.2]))
-    (89.952, 90.448)
+    The variance of a gap is at least that of two rounded scores.
     """
-    x = np.asarray(values, float)
-    if len(x) < MIN_SEEDS:
-        return None
-    half = float(x.std(ddof=1)) / math.sqrt(len(x)) * float(stats.t.isf(alpha / 2, len(x) - 1))
-    return float(x.mean()) - half, float(x.mean()) + half
-
-
-def paired(a: Scores, b: Scores) -> Difference:
-    """Two arms whose runs of a seed start from the same weights, so that what they share cancels."""
     x, y = np.asarray(a, float), np.asarray(b, float)
     gaps = x - y
-    error = float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
+    error = math.sqrt(max(float(gaps.var(ddof=1)), 2 * least) / len(gaps))
     return Difference(float(gaps.mean()), error, float(len(gaps) - 1), len(gaps), correlation(x, y))
 
 

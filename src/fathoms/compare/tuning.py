@@ -12,6 +12,8 @@ from typing import Any
 
 from fathoms.compare.cells import Cell, make_cell
 from fathoms.compare.folder import VERSION, ComparisonFolder
+from fathoms.compare.plan import JOINT
+from fathoms.files.jsonl import epoch_of, read_lines
 from fathoms.train.job import Job
 
 FIRST_SEED = 1000
@@ -54,7 +56,7 @@ class Tuning:
         made: list[Trial] = []
         for (arm, settings), choice in itertools.product(arms.items(), self.choices()):
             tried = {**settings, **choice}
-            name = ", ".join([arm, *(f"{key}={value}" for key, value in choice.items())])
+            name = JOINT.join([arm, *(f"{key}={value}" for key, value in choice.items())])
             job = self.job({**tried, **shorter})
             cell = make_cell(name, tried, FIRST_SEED, job, fingerprint, folder.tuning)
             made.append(Trial(arm, choice, dataclasses.replace(cell, test=False)))
@@ -70,7 +72,9 @@ def choose(trials: Sequence[Trial], folder: ComparisonFolder, metric: str) -> li
         sign = 1 if metric == "top1" else -1
         best = max(scored, key=lambda row: sign * row[metric])["choice"] if scored else None
         edge = [] if best is None else _edges(best, [row["choice"] for row in rows])
-        found.append({"name": arm, "best": best, "edge": edge, "trials": rows})
+        # A trial that ended with an error tells nothing of its values, unlike one that diverged.
+        failed = [row["choice"] for row in rows if row["status"] == "failed"]
+        found.append({"name": arm, "best": best, "edge": edge, "failed": failed, "trials": rows})
     return found
 
 
@@ -91,11 +95,11 @@ def _row(trial: Trial, folder: ComparisonFolder) -> dict[str, Any]:
 
 
 def _curve(run: Path) -> list[dict[str, Any]]:
-    path = run / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    keys = ("epoch", "top1", "loss")
-    rows = [row | {"epoch": row["epoch"] + ("version" not in row)} for row in rows]
-    return [{key: row.get(key) for key in keys} for row in rows if row.get("split") == "val"]
+    return [
+        {"epoch": int(epoch_of(row)), "top1": row.get("top1"), "loss": row.get("loss")}
+        for row in read_lines(run / "metrics.jsonl")
+        if row.get("split") == "val"
+    ]
 
 
 def _edges(best: Mapping[str, str], choices: Sequence[Mapping[str, str]]) -> list[str]:
@@ -125,15 +129,22 @@ def tuning_file(found: Sequence[Mapping[str, Any]], tuning: Tuning, metric: str)
 
 
 def tuning_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The chosen values, a line an arm; a best value at the edge of the grid is named."""
+    """The chosen values, a line an arm; a best value at the edge of the grid and trials that failed are named."""
     lines: list[str] = []
     for arm in found:
+        lost = [_written(choice) for choice in arm["failed"]]
+        failed = f"; tried in vain, since the run failed: {' and '.join(lost)}" if lost else ""
         if arm["best"] is None:
-            lines.append(f"tuning {arm['name']}: no trial has a score; it keeps the settings of all arms")
+            said = "no trial has a score; it keeps the settings of all arms"
+            lines.append(f"tuning {arm['name']}: {said}{failed}")
             continue
-        chosen = ", ".join(f"{name}={value}" for name, value in arm["best"].items())
+        chosen = _written(arm["best"])
         edge = (
             f"; {', '.join(arm['edge'])} is at the edge of the grid: try more values" if arm["edge"] else ""
         )
-        lines.append(f"tuning {arm['name']}: {chosen}{edge}")
+        lines.append(f"tuning {arm['name']}: {chosen}{edge}{failed}")
     return lines
+
+
+def _written(choice: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in choice.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ from fathoms.text_table import plural
 
 WIN_SHARE_SEEDS = 5
 """P(A > B) of fewer seeds says nothing."""
+NO_SPREAD = "no spread"
+"""The verdict on scores that are equal over the seeds, which no test can weigh."""
 POOLED_DF = 8
 """With fewer degrees of freedom the pooled deviation is too rough to plan seeds with."""
 
@@ -89,6 +91,7 @@ class Tested:
         level: Holm's alpha for this pair; its interval has level 1 - alpha.
         rejected: Whether there is a difference.
         p: Holm's adjusted p.
+        diverging: Holm's adjusted p that the two diverge equally often; None if no count could show it.
         pairs: Pairs that are tested together.
         needed: Seeds that would show the smallest difference of interest; None if too many.
     """
@@ -97,6 +100,7 @@ class Tested:
     level: float
     rejected: bool
     p: float
+    diverging: float | None
     pairs: int
     needed: int | None
 
@@ -104,11 +108,12 @@ class Tested:
 def judge(arms: Iterable[Arm], rules: Rules) -> list[Verdict]:
     """The verdict of every pair, corrected by Holm over all pairs that can be tested."""
     known = {arm.name: arm for arm in arms}
-    pairs = pairs_of(list(known), rules.baseline)
+    pairs = pairs_of({arm.name: arm.settings for arm in known.values()}, rules.baseline)
     found = {pair: _difference(known[pair[0]], known[pair[1]], rules) for pair in pairs}
     differences = {pair: value for pair, value in found.items() if value is not None}
     ps = [value.p for value in differences.values()]
     corrected = dict(zip(differences, zip(holm_levels(ps), holm(ps), strict=True), strict=True))
+    diverging = _divergences(known, pairs)
     needed = None
     if differences:
         needed = seeds_for(rules.margin, _planning_sd(known.values(), rules), ALPHA / len(pairs))
@@ -116,20 +121,47 @@ def judge(arms: Iterable[Arm], rules: Rules) -> list[Verdict]:
     for pair in pairs:
         a, b = known[pair[0]], known[pair[1]]
         if pair not in differences:
-            made.append(_too_few(a, b))
+            made.append(_untested(a, b, rules, diverging.get(pair)))
             continue
-        tested = Tested(differences[pair], *corrected[pair][0], corrected[pair][1], len(pairs), needed)
+        ours = (*corrected[pair][0], corrected[pair][1], diverging.get(pair))
+        tested = Tested(differences[pair], *ours, len(pairs), needed)
         made.append(_verdict(a, b, tested, rules))
     return made
 
 
 def _difference(a: Arm, b: Arm, rules: Rules) -> Difference | None:
-    """The tested difference; None with fewer than three seeds in an arm."""
-    if rules.paired:
-        ours, theirs = dict(a.scores), dict(b.scores)
-        both = [seed for seed in ours if seed in theirs]
-        return paired([ours[s] for s in both], [theirs[s] for s in both]) if len(both) >= MIN_SEEDS else None
-    return welch(a.values, b.values) if min(len(a.scores), len(b.scores)) >= MIN_SEEDS else None
+    """The tested difference; None with fewer than three seeds in an arm, or without any spread over them."""
+    x, y = _samples(a, b, rules)
+    if min(len(x), len(y)) < MIN_SEEDS or _is_flat(x, y, rules):
+        return None
+    least = rules.metric.rounding
+    return paired(x, y, least) if rules.paired else welch(x, y, least)
+
+
+def _samples(a: Arm, b: Arm, rules: Rules) -> tuple[list[float], list[float]]:
+    """The scores of both arms, of the seeds that both have where they are paired."""
+    if not rules.paired:
+        return a.values, b.values
+    ours, theirs = dict(a.scores), dict(b.scores)
+    both = [seed for seed in ours if seed in theirs]
+    return [ours[seed] for seed in both], [theirs[seed] for seed in both]
+
+
+def _is_flat(x: Sequence[float], y: Sequence[float], rules: Rules) -> bool:
+    """Whether nothing varies over seeds, not even by rounding: equal scores would show any difference."""
+    samples = [[i - j for i, j in zip(x, y, strict=True)]] if rules.paired else [x, y]
+    return not rules.metric.rounding and all(max(one) == min(one) for one in samples)
+
+
+def _divergences(arms: Mapping[str, Arm], pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], float]:
+    """Fisher's p that two arms diverge equally often, corrected by Holm over all pairs whose counts could show it."""
+    found: dict[tuple[str, str], float] = {}
+    for pair in pairs:
+        a, b = (arms[name] for name in pair)
+        p = divergence_p((a.diverged, a.ended), (b.diverged, b.ended))
+        if p is not None:
+            found[pair] = p
+    return dict(zip(found, holm(list(found.values())), strict=True))
 
 
 def _planning_sd(arms: Iterable[Arm], rules: Rules) -> float:
@@ -138,19 +170,23 @@ def _planning_sd(arms: Iterable[Arm], rules: Rules) -> float:
     return sd if df >= POOLED_DF or not rules.floor else rules.floor
 
 
-def _too_few(a: Arm, b: Arm) -> Verdict:
-    gap = a.mean() - b.mean()
-    n = min(len(a.scores), len(b.scores))
+def _untested(a: Arm, b: Arm, rules: Rules, diverging: float | None) -> Verdict:
+    """Two arms of too few seeds, or without spread over them."""
+    gap, word = a.mean() - b.mean(), "too few seeds"
+    n = min(map(len, _samples(a, b, rules)))
     if lost := lost_arms([a, b]):
         said = f"{a.name} and {b.name}: no verdict on the score, since {lost}"
+    elif n >= MIN_SEEDS:
+        word = NO_SPREAD
+        said = f"{a.name} and {b.name}: no verdict, since there is no spread over {n} seeds"
     else:
         said = (
             f"{a.name} and {b.name}: no verdict from {plural(n, 'finished seed')}; {MIN_SEEDS} are the least"
         )
-    if not lost or divergence_p((a.diverged, a.ended), (b.diverged, b.ended)) is not None:
-        said += _divergence(a, b)
+    if not lost or diverging is not None:
+        said += _divergence(a, b, diverging)
     nan = math.nan
-    return Verdict(a.name, b.name, gap, nan, nan, nan, n, "too few seeds", said, "none", nan, None)
+    return Verdict(a.name, b.name, gap, nan, nan, nan, n, word, said, "none", nan, None)
 
 
 def _verdict(a: Arm, b: Arm, tested: Tested, rules: Rules) -> Verdict:
@@ -174,7 +210,7 @@ def _verdict(a: Arm, b: Arm, tested: Tested, rules: Rules) -> Verdict:
         said = f"{a.name} and {b.name} are not separated; {_more_seeds(difference.n, tested.needed, rules)}"
     if rules.paired and math.isfinite(difference.correlation):
         said += f"; paired by seed, correlation {difference.correlation:.2f}"
-    said += _divergence(a, b)
+    said += _divergence(a, b, tested.diverging)
     share = win_share(a.values, b.values) if difference.n >= WIN_SHARE_SEEDS else None
     if share is not None and metric.sign < 0:
         share = 1 - share
@@ -210,15 +246,14 @@ def _more_seeds(n: int, needed: int | None, rules: Rules) -> str:
     return f"about {needed} seeds would show {wanted}"
 
 
-def _divergence(a: Arm, b: Arm) -> str:
+def _divergence(a: Arm, b: Arm, p: float | None) -> str:
     """A clause on how often the two diverge; empty where neither did."""
     if not a.diverged and not b.diverged:
         return ""
-    p = divergence_p((a.diverged, a.ended), (b.diverged, b.ended))
     counts = f"diverged: {a.name} {a.diverged} of {a.ended}, {b.name} {b.diverged} of {b.ended}"
     if p is None:
         return f"; {counts} (too few seeds to compare)"
-    return f"; {counts} ({'differs' if p < ALPHA else 'not separated'}, p = {p:.2g}, Fisher)"
+    return f"; {counts} ({'differs' if p < ALPHA else 'not separated'}, p = {p:.2g}, Fisher, Holm)"
 
 
 def _amount(value: float, metric: Metric) -> str:

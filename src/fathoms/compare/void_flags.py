@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fathoms.compare.plan import Plan
-from fathoms.errors import ConfigError, flag_of
+from fathoms.errors import ConfigError, flag_of, flag_words
 
 
 def refuse_void_flags(
@@ -22,7 +22,7 @@ def refuse_void_flags(
     """
     tied = set.intersection(*(set(arm) for arm in plan.arms.values())) if plan.arms else set()
     for name, value in flags.items():
-        flag, typed = flag_of(name), written.get(name) or _typed(name, value)
+        flag, typed = flag_of(name), written.get(name) or " ".join(flag_words(name, value))
         if name in plan.axes and name in own_axes:
             raise ConfigError(f"{flag} is an axis; leave out {typed}, or add its value to --axis {name}")
         if name in plan.axes:
@@ -33,11 +33,3 @@ def refuse_void_flags(
             raise ConfigError(f"{flag}: every arm sets it; leave out {typed}, or change the arms")
         if name in plan.tune:
             raise ConfigError(f"{flag} is tuned; leave out {typed}, or add its value to --tune {name}")
-
-
-def _typed(name: str, value: Any) -> str:
-    """A flag with its value, as it is typed."""
-    if isinstance(value, bool):
-        return flag_of(name) if value else f"--no-{flag_of(name)[2:]}"
-    values = value if isinstance(value, tuple) else ("none" if value is None else value,)
-    return " ".join([flag_of(name), *map(str, values)])

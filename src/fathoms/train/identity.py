@@ -18,6 +18,10 @@ SPEED = ("amp", "precision", "torchcompile", "compile_scope", "launch")
 """Options whose result on this device is recorded beside the identity, and compared with the record."""
 
 
+POLICY: dict[str, Any] = {"guard": "stop", "guard_limit": 5, "on_spike": "log", "spike_score": 10.0}
+"""Defaults of the guard's policy, which decides what becomes of a run whose numbers are not finite or jump."""
+
+
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
@@ -57,13 +61,25 @@ def config_identity(config: ViTConfig | None) -> dict[str, Any] | None:
     return None if config is None else _counted(config.to_dict(), ViTConfig().to_dict(), _FIRST_CONFIG)
 
 
+def policy_identity(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The guard's policy as far as it differs from the default and is read."""
+    rolls_back = run["on_spike"] == "rollback"
+    read = {
+        "guard": True,
+        "on_spike": True,
+        "guard_limit": rolls_back or run["guard"] != "stop",
+        "spike_score": rolls_back,
+    }
+    return {name: run[name] for name, default in POLICY.items() if read[name] and run[name] != default}
+
+
 def _counted(values: Mapping[str, Any], defaults: Mapping[str, Any], first: frozenset[str]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in first or value != defaults[name]}
 
 
 def completed(identity: Mapping[str, Any]) -> dict[str, Any]:
     """An identity with the options it leaves out at today's defaults, and without those of SPEED."""
-    full = {**identity, "recipe": {**DEFAULTS, **identity["recipe"]}}
+    full = {**POLICY, **identity, "recipe": {**DEFAULTS, **identity["recipe"]}}
     full["recipe"] = {name: value for name, value in full["recipe"].items() if name not in SPEED}
     if identity["config"] is not None:
         full["config"] = {**ViTConfig().to_dict(), **identity["config"]}

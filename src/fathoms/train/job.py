@@ -12,14 +12,14 @@ from typing import Any, Literal
 from fathoms.errors import ConfigError, flag_of
 from fathoms.machine.devices import check_device
 from fathoms.models.config import ViTConfig
-from fathoms.train.identity import config_identity, recipe_identity
+from fathoms.train.identity import config_identity, policy_identity, recipe_identity
 from fathoms.train.recipe.image_sizes import ImageSizes
 from fathoms.train.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of a run that do not change its result, except the seed."""
+    """Options of a run; those that decide its result are in `Job.identity`, such as the seed and the guard's policy."""
 
     output: str = "runs"
     """Folder of all runs."""
@@ -142,6 +142,7 @@ class Job:
             "initial_head": None if self.run.initial_head == "load" else self.run.initial_head,
             "config": config_identity(self.config),
             "recipe": recipe_identity(self.recipe),
+            **policy_identity(vars(self.run)),
         }
 
     def table(self) -> dict[str, Any]:

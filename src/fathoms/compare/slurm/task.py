@@ -23,6 +23,7 @@ from fathoms.compare.folder import ComparisonFolder, stale
 from fathoms.compare.progress import Progress
 from fathoms.compare.workers.runner import Runner, make_slots
 from fathoms.compare.workers.worker import watch_parent
+from fathoms.machine.devices import visible_gpus
 
 STOPPED = 143
 LOOK = 0.2
@@ -70,8 +71,6 @@ class Task:
 
     def __call__(self) -> None:
         """Train what is missing; called by submitit in the job, also after each requeue."""
-        from fathoms.compare.comparison import count_gpus
-
         # Without it, cells would go on after a kill of Slurm's own process, while Slurm takes the job for dead.
         threading.Thread(target=watch_parent, args=(os.getppid(), False), daemon=True).start()
         signal.signal(signal.SIGTERM, self._hear)
@@ -84,7 +83,7 @@ class Task:
         if not todo:
             return
         progress = Progress(folder, len(todo), self.keep, lambda line: print(line, flush=True), lambda: "")
-        slots = make_slots(self.jobs or 1, count_gpus(todo[0].job.run.device), self.per_gpu)
+        slots = make_slots(self.jobs or 1, visible_gpus(todo[0].job.run.device), self.per_gpu)
         runner = Runner(slots, folder.path / "slurm" / f"workers-{job_name()}", progress)
         self._run(runner, todo)
         progress.close()

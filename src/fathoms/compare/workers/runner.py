@@ -203,17 +203,16 @@ def task_of(cell: Cell) -> dict[str, Any]:
     }
 
 
-def make_slots(jobs: int, gpus: int, per_gpu: int) -> list[dict[str, str]]:
+def make_slots(jobs: int, gpus: Sequence[str], per_gpu: int) -> list[dict[str, str]]:
     """The environments of the workers: one per GPU (or `per_gpu`), else groups of cores.
 
     Args:
         jobs: Workers on a CPU; 0 takes one for two cores.
-        gpus: GPUs of this machine; 0 runs on the CPU.
+        gpus: GPUs that workers may see, as `visible_gpus` has them; none runs on the CPU.
         per_gpu: Workers that share a GPU.
     """
     if gpus:
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
-        return [{**os.environ, "CUDA_VISIBLE_DEVICES": gpu} for gpu in shown[:gpus] for _ in range(per_gpu)]
+        return [{**os.environ, "CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus for _ in range(per_gpu)]
     cores = usable_cores()
     jobs = min(jobs or max(1, cores // 2), cores)
     return [{**os.environ, **openmp_settings(os.environ, jobs)} for _ in range(jobs)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fathoms.compare.spread import mean_interval, rounding_variance, sd_over_seeds
 from fathoms.drawing.colours import PALETTE
-from fathoms.report.comparison.files import Cell, Comparison
+from fathoms.report.comparison.files import CellRecord, ComparisonRecord
 from fathoms.report.quantities import clipped
 from fathoms.report.run.files import listed, number, table
 
@@ -17,7 +17,7 @@ MARKS = 3
 
 
 @dataclass(frozen=True)
-class Arm:
+class ArmView:
     """One variant and its cells.
 
     Args:
@@ -29,15 +29,17 @@ class Arm:
         metric: top1 or loss.
         diverged: Wilson's interval of the share of its runs that diverge, and its mean with them at chance; None
             where none did.
+        rounding: Least variance over seeds, that of the score's rounding.
     """
 
     name: str
     label: str
     index: int
     options: dict[str, str]
-    cells: list[Cell]
+    cells: list[CellRecord]
     metric: str
     diverged: tuple[float, float, float] | None = None
+    rounding: float = 0.0
 
     @property
     def style(self) -> str:
@@ -57,22 +59,12 @@ class Arm:
     @property
     def sd(self) -> float | None:
         """Standard deviation over seeds."""
-        mean, scores = self.mean, self.scores
-        if mean is None or len(scores) < 2:
-            return None
-        return math.sqrt(sum((score - mean) ** 2 for score in scores) / (len(scores) - 1))
+        return sd_over_seeds(self.scores)
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """Student's 95 % interval of the mean; None below three seeds."""
-        # scipy.stats takes a second to import.
-        from scipy.special import stdtrit
-
-        mean, sd, n = self.mean, self.sd, len(self.scores)
-        if mean is None or sd is None or n < 3:
-            return None
-        half = sd / math.sqrt(n) * float(stdtrit(n - 1, 0.975))
-        return mean - half, mean + half
+        return mean_interval(self.scores, least=self.rounding)
 
     def having(self, status: str) -> int:
         """The number of its runs with this status."""
@@ -85,7 +77,7 @@ class Arm:
         return sum(known) / len(known) if known else None
 
 
-def arms_of(comparison: Comparison) -> list[Arm]:
+def arms_of(comparison: ComparisonRecord) -> list[ArmView]:
     """The arms in the order of the plan, then of the cells."""
     planned = table(comparison.plan.get("arms")) if comparison.results else {}
     names = list(dict.fromkeys([*map(str, planned), *(cell.arm for cell in comparison.cells)]))
@@ -93,12 +85,14 @@ def arms_of(comparison: Comparison) -> list[Arm]:
     judged = {
         str(row.get("name")): row for row in map(table, listed(comparison.results.get("arms"))) if table(row)
     }
+    images = number(comparison.plan.get("images"), 0)
+    least = rounding_variance(int(images)) if comparison.metric == "top1" and images >= 1 else 0.0
     made = []
     for index, (name, label) in enumerate(zip(names, labels, strict=True)):
         cells = [cell for cell in comparison.cells if cell.arm == name]
         options = cells[0].options if cells else {str(k): str(v) for k, v in table(planned.get(name)).items()}
         lost = _diverged(judged.get(name, {}))
-        made.append(Arm(name, label, index, options, cells, comparison.metric, lost))
+        made.append(ArmView(name, label, index, options, cells, comparison.metric, lost, least))
     return made
 
 
@@ -123,12 +117,16 @@ def unique(labels: Sequence[str]) -> list[str]:
     return made
 
 
-def leading(arms: Sequence[Arm], comparison: Comparison) -> Arm | None:
+def leading(arms: Sequence[ArmView], comparison: ComparisonRecord) -> ArmView | None:
     """The arm with the best mean, diverged runs counted at chance as in the verdict; None before a score."""
     kept = {
         str(row.get("name")): number(row.get("mean_with_diverged"))
         for row in map(table, listed(comparison.results.get("arms")))
     }
     sign = -1 if comparison.metric == "loss" else 1
-    scored = [(kept.get(arm.name) or arm.mean, arm) for arm in arms if arm.mean is not None]
-    return max(scored, key=lambda pair: sign * (pair[0] or 0.0))[1] if scored else None
+    scored = []
+    for arm in arms:
+        judged = kept.get(arm.name)
+        if (mean := arm.mean) is not None:
+            scored.append((mean if judged is None else judged, arm))
+    return max(scored, key=lambda pair: sign * pair[0])[1] if scored else None

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fathoms.report.comparison.arms import Arm
+from fathoms.report.comparison.arms import ArmView
 from fathoms.report.quantities import clipped, score
 
 SHADES = 16
@@ -33,7 +33,7 @@ class AxisMap:
     rows: list[tuple[str, list[Square]]]
 
 
-def axes_of(arms: Sequence[Arm]) -> dict[str, list[str]]:
+def axes_of(arms: Sequence[ArmView]) -> dict[str, list[str]]:
     """Options with more than one value, each with its values in their order."""
     found: dict[str, list[str]] = {}
     for arm in arms:
@@ -43,13 +43,13 @@ def axes_of(arms: Sequence[Arm]) -> dict[str, list[str]]:
     return {name: values for name, values in found.items() if len(values) > 1}
 
 
-def axis_maps(arms: Sequence[Arm], metric: str) -> list[AxisMap]:
+def axis_maps(arms: Sequence[ArmView], metric: str) -> list[AxisMap]:
     """A map for each pair of axes."""
     axes = dict(itertools.islice(axes_of(arms).items(), MOST_AXES))
     return [_map(arms, metric, down, across, axes) for down, across in itertools.combinations(axes, 2)]
 
 
-def _map(arms: Sequence[Arm], metric: str, down: str, across: str, axes: dict[str, list[str]]) -> AxisMap:
+def _map(arms: Sequence[ArmView], metric: str, down: str, across: str, axes: dict[str, list[str]]) -> AxisMap:
     squares: dict[tuple[str, str], list[float]] = {}
     for arm in arms:
         key = (arm.options.get(down, ""), arm.options.get(across, ""))

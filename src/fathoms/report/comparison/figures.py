@@ -14,9 +14,9 @@ from fathoms.drawing.picture import Picture
 from fathoms.drawing.shapes import Dash, Point
 from fathoms.drawing.ticks import tick_label, ticks
 from fathoms.files.atomic import write_atomic
-from fathoms.report.comparison.arms import MARKS, Arm, arms_of
+from fathoms.report.comparison.arms import MARKS, ArmView, arms_of
 from fathoms.report.comparison.axis_map import SHADES, AxisMap, axis_maps
-from fathoms.report.comparison.files import Comparison
+from fathoms.report.comparison.files import ComparisonRecord
 from fathoms.report.comparison.scatter import Scatter, cost_scatters
 from fathoms.report.comparison.series import CURVES, arm_lines, best_first, epoch_grid
 from fathoms.report.comparison.strips import Strips, difference_strips, score_strips
@@ -34,7 +34,7 @@ LETTER = 6.1
 """Width of a letter at the size of these texts, about."""
 
 
-def figures(comparison: Comparison) -> dict[str, str]:
+def figures(comparison: ComparisonRecord) -> dict[str, str]:
     """Every figure that there are numbers for, by its file name."""
     arms, metric = arms_of(comparison), comparison.metric
     what = "Accuracy in percent" if metric == "top1" else "Loss"
@@ -57,7 +57,7 @@ def figures(comparison: Comparison) -> dict[str, str]:
     return made
 
 
-def write_figures(folder: Path, comparison: Comparison) -> None:
+def write_figures(folder: Path, comparison: ComparisonRecord) -> None:
     """Write the figures into `figures/`; those of an earlier time that no longer apply go."""
     target, made = folder / FOLDER, figures(comparison)
     if target.is_symlink():
@@ -164,7 +164,7 @@ class Plane:
             self.figure.text((x, y + 18), text, anchor="middle", colour=SOFT)
 
 
-def draw_plane(made: Scatter, arms: Sequence[Arm], title: str) -> str:
+def draw_plane(made: Scatter, arms: Sequence[ArmView], title: str) -> str:
     """Dots, and lines where they have an order."""
     plane = Plane(title, [(arm.label, arm.style) for arm in arms[: len(PALETTE) * MARKS]])
     plane.axes(made.x_marks, made.y_marks)
@@ -177,7 +177,7 @@ def draw_plane(made: Scatter, arms: Sequence[Arm], title: str) -> str:
     return plane.figure.svg()
 
 
-def draw_curves(arms: Sequence[Arm], split: str, field: str, title: str) -> str | None:
+def draw_curves(arms: Sequence[ArmView], split: str, field: str, title: str) -> str | None:
     """The mean over seeds by epoch with a band from the lowest to the highest, of the best arms."""
     grid = epoch_grid(arms)
     lines = {arm.index: arm_lines(arm, split, field, grid) for arm in best_first(arms)[:BEST]}

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.errors import ConfigError
+from fathoms.files.jsonl import epoch_of
 from fathoms.report.quantities import shown
-from fathoms.report.run.files import RunRecord, epoch_of, listed, number, read_json_file, read_run, table
+from fathoms.report.run.files import RunRecord, listed, number, read_json_file, read_run, table
 
 SCORED = ("done", "stalled")
 """Statuses of cells that count in the mean of their arm."""
@@ -21,7 +22,7 @@ NAMED_BY_OPTIONS = 4
 
 
 @dataclass(frozen=True)
-class Cell:
+class CellRecord:
     """One run of an arm.
 
     Args:
@@ -75,11 +76,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparisonRecord:
     """Cells with the plan and the results they belong to; both are empty for a set of runs."""
 
     name: str
-    cells: list[Cell]
+    cells: list[CellRecord]
     plan: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     tuning: dict[str, Any] = field(default_factory=dict)
@@ -121,34 +122,36 @@ def unreadable_runs(folders: Sequence[Path]) -> list[str]:
     return found
 
 
-def read_comparison(folder: Path) -> Comparison:
+def read_comparison(folder: Path) -> ComparisonRecord:
     """Read the folder of a comparison, also while its runs go on."""
     names = ("plan", "results", "timings", "tuning")
     plan, results, timings, tuning = (read_json_file(folder / f"{name}.json", REMOVE) for name in names)
     name = folder.resolve().name
     if not results:
-        return Comparison(name, group_runs([_read(path) for path in run_folders(folder)]), plan, {}, tuning)
+        return ComparisonRecord(
+            name, group_runs([_read(path) for path in run_folders(folder)]), plan, {}, tuning
+        )
     cells = [
         _planned(table(row), folder / "cells", timings) for row in listed(results.get("cells")) if table(row)
     ]
-    return Comparison(name, cells, plan, results, tuning)
+    return ComparisonRecord(name, cells, plan, results, tuning)
 
 
-def read_runs(folders: Sequence[Path]) -> Comparison:
+def read_runs(folders: Sequence[Path]) -> ComparisonRecord:
     """Read any set of run folders; runs that differ in nothing but the seed form an arm."""
     paths = list(dict.fromkeys(path for folder in folders for path in run_folders(folder)))
     name = folders[0].resolve().name if len(folders) == 1 else f"{len(paths)} runs"
-    return Comparison(name, group_runs([_read(path) for path in paths]))
+    return ComparisonRecord(name, group_runs([_read(path) for path in paths]))
 
 
-def _planned(row: dict[str, Any], folder: Path, timings: dict[str, Any]) -> Cell:
+def _planned(row: dict[str, Any], folder: Path, timings: dict[str, Any]) -> CellRecord:
     """The cell of a row of results.json; its folder lies in `folder`, whatever the row says."""
     name = Path(str(row.get("run", ""))).name or "?"
     record = _read(folder / name)
     status = str(row.get("status", "pending"))
     if status == "pending" and (record.metrics or record.config):
         status = "running"
-    return Cell(
+    return CellRecord(
         arm=str(row.get("name", "?")),
         options={str(key): shown(value) for key, value in table(row.get("arm")).items()},
         seed=shown(row.get("seed", "?")),
@@ -170,7 +173,7 @@ def _read(folder: Path) -> RunRecord:
         return RunRecord(folder.name, {}, {"status": "failed", "unreadable": str(error)} if begun else {})
 
 
-def group_runs(runs: Iterable[RunRecord]) -> list[Cell]:
+def group_runs(runs: Iterable[RunRecord]) -> list[CellRecord]:
     """Runs as cells: the settings in which they differ make the arms."""
     known = list(runs)
     flat = [_settings(run) for run in known]
@@ -204,8 +207,8 @@ def _settings(run: RunRecord) -> dict[str, str]:
     return {str(key): shown(value) for part in parts for key, value in part.items()}
 
 
-def _alone(run: RunRecord, name: str, options: dict[str, str], seed: str) -> Cell:
+def _alone(run: RunRecord, name: str, options: dict[str, str], seed: str) -> CellRecord:
     measured = table(run.summary.get("test")) or table(run.summary.get("last"))
     reason = str(run.summary.get("reason") or run.summary.get("unreadable") or "")
     top1, loss = number(measured.get("top1")), number(measured.get("loss"))
-    return Cell(name, options, seed, run.status, top1, loss, reason, run)
+    return CellRecord(name, options, seed, run.status, top1, loss, reason, run)

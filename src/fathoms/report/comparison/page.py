@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from fathoms.report.comparison.arms import Arm, arms_of, leading
+from fathoms.report.comparison.arms import ArmView, arms_of, leading
 from fathoms.report.comparison.axis_map import axis_maps
-from fathoms.report.comparison.files import Cell, Comparison
-from fathoms.report.comparison.provenance import differing, growth, machines, made_by, shared, train_command
+from fathoms.report.comparison.files import CellRecord, ComparisonRecord
+from fathoms.report.comparison.provenance import differing, growth, machines, made_by, shared
 from fathoms.report.comparison.scatter import cost_scatters
 from fathoms.report.comparison.series import page_data
 from fathoms.report.comparison.strips import difference_strips, score_strips
+from fathoms.report.comparison.train_command import train_command
 from fathoms.report.comparison.tuning import tuning_curves
 from fathoms.report.html import fill
 from fathoms.report.quantities import clipped, count, duration, file_size, score
@@ -21,7 +22,7 @@ from fathoms.text_table import plural
 ORDER = ("done", "stalled", "diverged", "failed", "running", "pending")
 
 
-def render_comparison(comparison: Comparison, live: bool = False) -> str:
+def render_comparison(comparison: ComparisonRecord, live: bool = False) -> str:
     """The page as HTML; a live one refreshes itself."""
     arms, metric = arms_of(comparison), comparison.metric
     best = leading(arms, comparison)
@@ -64,7 +65,7 @@ def render_comparison(comparison: Comparison, live: bool = False) -> str:
     )
 
 
-def answer(comparison: Comparison) -> str:
+def answer(comparison: ComparisonRecord) -> str:
     """The verdict in a sentence."""
     told = comparison.results.get("answer")
     if isinstance(told, str) and told:
@@ -76,7 +77,7 @@ def answer(comparison: Comparison) -> str:
     )
 
 
-def status(cells: Sequence[Cell]) -> tuple[str, str]:
+def status(cells: Sequence[CellRecord]) -> tuple[str, str]:
     """The word at the top and its class."""
     counts = Counter(cell.status for cell in cells)
     ended = sum(counts[word] for word in ("done", "stalled", "diverged"))
@@ -89,7 +90,7 @@ def status(cells: Sequence[Cell]) -> tuple[str, str]:
     )
 
 
-def headline(arms: Sequence[Arm], comparison: Comparison) -> list[tuple[str, str, str]]:
+def headline(arms: Sequence[ArmView], comparison: ComparisonRecord) -> list[tuple[str, str, str]]:
     """The numbers at the top: label, value and remark."""
     cells = [cell for arm in arms for cell in arm.cells]
     counts = Counter(cell.status for cell in cells)
@@ -111,7 +112,7 @@ def headline(arms: Sequence[Arm], comparison: Comparison) -> list[tuple[str, str
     return rows
 
 
-def troubles(arms: Sequence[Arm]) -> list[tuple[str, list[tuple[str, str, str]]]]:
+def troubles(arms: Sequence[ArmView]) -> list[tuple[str, list[tuple[str, str, str]]]]:
     """Runs that diverged, failed or stalled: arm, seed and reason, by kind."""
     made = []
     for word in ("diverged", "failed", "stalled"):
@@ -130,7 +131,7 @@ def troubles(arms: Sequence[Arm]) -> list[tuple[str, list[tuple[str, str, str]]]
     return made
 
 
-def arm_row(arm: Arm) -> tuple[Arm, list[tuple[str, float | None]]]:
+def arm_row(arm: ArmView) -> tuple[ArmView, list[tuple[str, float | None]]]:
     """The row of an arm: texts with the numbers they sort by."""
     low, high = arm.interval or (None, None)
     span = "–" if low is None or high is None else f"{score(low, arm.metric)} to {score(high, arm.metric)}"
@@ -152,7 +153,7 @@ def arm_row(arm: Arm) -> tuple[Arm, list[tuple[str, float | None]]]:
     ]
 
 
-def cell_row(arm: Arm, cell: Cell) -> tuple[Arm, Cell, list[tuple[str, float | None]]]:
+def cell_row(arm: ArmView, cell: CellRecord) -> tuple[ArmView, CellRecord, list[tuple[str, float | None]]]:
     """The row of a cell: texts with the numbers they sort by."""
     parameters = number(cell.record.summary.get("parameters"))
     return (

@@ -1,4 +1,4 @@
-"""Provenance of a comparison: the command of its best arm, what differs, versions, hardware, data."""
+"""Provenance of a comparison: how it was made, what differs, versions, hardware, data."""
 
 from __future__ import annotations
 
@@ -6,51 +6,15 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from fathoms.report.comparison.arms import Arm
-from fathoms.report.comparison.files import Comparison
-from fathoms.report.comparison.tuning import arms_of
+from fathoms.report.comparison.arms import ArmView
+from fathoms.report.comparison.files import ComparisonRecord
 from fathoms.report.quantities import clipped, file_size, shown
 from fathoms.report.run.files import listed, number, table
 
 Rows = list[tuple[str, str]]
 
-# Flags of `fathoms compare` that `fathoms train` does not take, or that belong to the comparison's folder.
-WITH_VALUE = {
-    *("--axis", "--arm", "--preset", "--plan", "--seeds", "--tune", "--tune-epochs"),
-    *("--baseline", "--metric", "--smallest-difference"),
-    *("--budget", "--jobs", "--per-gpu", "--shard", "--slurm", "--keep", "--output", "--experiment"),
-}
-WITHOUT_VALUE = ("--paired", "--dry-run", "--json", "--wait", "--no-pilot")
 
-
-def train_command(arm: Arm, comparison: Comparison) -> str:
-    """The command that trains an arm alone, quoted for a shell; empty for runs that no comparison made."""
-    words = [str(word) for word in listed(comparison.plan.get("command"))]
-    if words[:1] != ["compare"]:
-        return ""
-    kept, skip = list[str](), False
-    for word in words[1:]:
-        flag = word.partition("=")[0].replace("_", "-") if word.startswith("--") else word
-        if skip or flag in WITHOUT_VALUE:
-            skip = False
-        elif flag in WITH_VALUE:
-            skip = "=" not in word
-        else:
-            kept.append(word)
-    options = dict(arm.options)
-    tuned = table(arms_of(comparison.tuning).get(arm.name, {}).get("best"))
-    options |= {str(name): shown(value) for name, value in tuned.items()}
-    recipe = table(table(comparison.plan.get("base")).get("recipe"))
-    # The demonstration is shorter than the recipe, and a comparison takes its val from the training set.
-    for name in ("epochs", "val_share"):
-        flag, value = f"--{name.replace('_', '-')}", number(recipe.get(name))
-        if value is not None and name not in options and not any(w.partition("=")[0] == flag for w in kept):
-            options[name] = f"{value:g}"
-    kept += [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
-    return shlex.join(["fathoms", "train", *kept])
-
-
-def made_by(comparison: Comparison) -> Rows:
+def made_by(comparison: ComparisonRecord) -> Rows:
     """Command, data and rules of a comparison."""
     plan = comparison.plan
     rows: Rows = []
@@ -75,7 +39,7 @@ def made_by(comparison: Comparison) -> Rows:
     return rows
 
 
-def growth(comparison: Comparison) -> list[str]:
+def growth(comparison: ComparisonRecord) -> list[str]:
     """Sentences on what later commands added to the plan."""
     made = []
     for row in map(table, listed(comparison.plan.get("grown"))):
@@ -87,7 +51,7 @@ def growth(comparison: Comparison) -> list[str]:
     return made
 
 
-def machines(arms: Sequence[Arm]) -> tuple[Rows, list[str]]:
+def machines(arms: Sequence[ArmView]) -> tuple[Rows, list[str]]:
     """Versions and hardware, and a sentence for each entry that is not the same in all cells."""
     values: dict[str, dict[str, int]] = {}
     for cell in (cell for arm in arms for cell in arm.cells):
@@ -108,7 +72,7 @@ def machines(arms: Sequence[Arm]) -> tuple[Rows, list[str]]:
     return rows, [f"{key} is not the same in all runs" for key in mixed]
 
 
-def differing(arms: Sequence[Arm]) -> tuple[list[str], list[tuple[Arm, list[str]]]]:
+def differing(arms: Sequence[ArmView]) -> tuple[list[str], list[tuple[ArmView, list[str]]]]:
     """Options that differ between arms, and each arm's values."""
     names = list(dict.fromkeys(name for arm in arms for name in arm.options))
     kept = [name for name in names if len({arm.options.get(name) for arm in arms}) > 1]
@@ -116,7 +80,7 @@ def differing(arms: Sequence[Arm]) -> tuple[list[str], list[tuple[Arm, list[str]
     return [clipped(name, 60) for name in kept], rows
 
 
-def shared(comparison: Comparison) -> list[tuple[str, Rows]]:
+def shared(comparison: ComparisonRecord) -> list[tuple[str, Rows]]:
     """Settings that all arms have in common, by section."""
     base = table(comparison.plan.get("base"))
     plain = {key: value for key, value in base.items() if not isinstance(value, dict) and value is not None}

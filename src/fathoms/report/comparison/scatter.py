@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fathoms.drawing.ticks import tick_label, ticks
-from fathoms.report.comparison.arms import Arm
-from fathoms.report.comparison.files import Cell
+from fathoms.report.comparison.arms import ArmView
+from fathoms.report.comparison.files import CellRecord
 from fathoms.report.quantities import clipped, duration, file_size, score
 
 
@@ -33,9 +33,9 @@ class Scatter:
     lines: list[tuple[str, list[tuple[float, float, float, float]]]]
 
 
-def cost_scatters(arms: Sequence[Arm], metric: str) -> list[Scatter]:
+def cost_scatters(arms: Sequence[ArmView], metric: str) -> list[Scatter]:
     """The score against training time, peak memory and images per second, where they are known."""
-    kinds: list[tuple[str, str, float, Callable[[Cell], float | None], Callable[[float], str]]] = [
+    kinds: list[tuple[str, str, float, Callable[[CellRecord], float | None], Callable[[float], str]]] = [
         ("training time", "s", 1.0, lambda cell: cell.seconds, duration),
         ("peak memory", "GB", 1e9, lambda cell: cell.memory, file_size),
         ("images per second", "", 1.0, lambda cell: cell.speed, lambda value: f"{value:,.0f}"),
@@ -58,7 +58,7 @@ def cost_scatters(arms: Sequence[Arm], metric: str) -> list[Scatter]:
     return made
 
 
-def _scatter(title: str, unit: str, points: Sequence[tuple[float, float, Arm, str]]) -> Scatter:
+def _scatter(title: str, unit: str, points: Sequence[tuple[float, float, ArmView, str]]) -> Scatter:
     across = ticks(min(p[0] for p in points), max(p[0] for p in points), 4)
     up = ticks(min(p[1] for p in points), max(p[1] for p in points), 5)
     dots = [Dot(share(x, across), 100 - share(y, up), arm.style, text) for x, y, arm, text in points]

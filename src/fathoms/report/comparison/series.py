@@ -10,10 +10,11 @@ import numpy as np
 
 from fathoms.drawing.colours import PALETTE, RAMP
 from fathoms.errors import ConfigError
-from fathoms.report.comparison.arms import Arm
-from fathoms.report.comparison.files import Cell
+from fathoms.files.jsonl import Row, read_lines
+from fathoms.report.comparison.arms import ArmView
+from fathoms.report.comparison.files import CellRecord
 from fathoms.report.quantities import clipped
-from fathoms.report.run.files import Row, number, read_lines, table
+from fathoms.report.run.files import number, table
 from fathoms.report.run.heatmap import site_name
 
 CURVES = (
@@ -35,7 +36,7 @@ MAP_ARMS = 40
 """Arms whose norms are shown; a page holds 15 MB."""
 
 
-def page_data(arms: Sequence[Arm]) -> dict[str, Any]:
+def page_data(arms: Sequence[ArmView]) -> dict[str, Any]:
     """The data of the curves, for the page's script."""
     return {
         "arms": [
@@ -48,17 +49,17 @@ def page_data(arms: Sequence[Arm]) -> dict[str, Any]:
     }
 
 
-def best_first(arms: Sequence[Arm]) -> list[Arm]:
+def best_first(arms: Sequence[ArmView]) -> list[ArmView]:
     """Best mean first, arms without a score last."""
 
-    def rank(arm: Arm) -> tuple[bool, float]:
+    def rank(arm: ArmView) -> tuple[bool, float]:
         mean = arm.mean
         return mean is None, 0.0 if mean is None else mean if arm.metric == "loss" else -mean
 
     return sorted(arms, key=rank)
 
 
-def epoch_grid(arms: Sequence[Arm]) -> np.ndarray:
+def epoch_grid(arms: Sequence[ArmView]) -> np.ndarray:
     """The epochs that are drawn."""
     last = min(max((cell.epoch for arm in arms for cell in arm.cells), default=0), 1_000_000)
     if last > MOST_EPOCHS:
@@ -66,14 +67,14 @@ def epoch_grid(arms: Sequence[Arm]) -> np.ndarray:
     return np.arange(1, last + 1)
 
 
-def arm_lines(arm: Arm, split: str, field: str, grid: np.ndarray) -> list[np.ndarray]:
+def arm_lines(arm: ArmView, split: str, field: str, grid: np.ndarray) -> list[np.ndarray]:
     """One metric of each run of an arm that measured it, on a grid of epochs."""
     lines = [line for cell in arm.cells if (line := _on_grid(cell, split, field, grid)) is not None]
     finite = [np.where(np.isfinite(line), line, np.nan) for line in lines]
     return [line for line in finite if not np.isnan(line).all()]
 
 
-def curves(arms: Sequence[Arm]) -> dict[str, Any]:
+def curves(arms: Sequence[ArmView]) -> dict[str, Any]:
     """Every metric of every cell on one grid of epochs, NaN where it was not measured."""
     cells = [(arm, cell) for arm in arms for cell in arm.cells]
     grid = epoch_grid(arms)
@@ -95,7 +96,7 @@ def curves(arms: Sequence[Arm]) -> dict[str, Any]:
     }
 
 
-def _on_grid(cell: Cell, split: str, field: str, grid: np.ndarray) -> np.ndarray | None:
+def _on_grid(cell: CellRecord, split: str, field: str, grid: np.ndarray) -> np.ndarray | None:
     values = {int(epoch): value for epoch, value in cell.record.series(split, field) if value is not None}
     if not values:
         return None
@@ -109,7 +110,7 @@ def packed(values: Any) -> str:
     return base64.b64encode(narrow.tobytes()).decode()
 
 
-def depth_maps(arms: Sequence[Arm]) -> dict[str, Any]:
+def depth_maps(arms: Sequence[ArmView]) -> dict[str, Any]:
     """Norms of every branch over the updates, from the first run of each arm that was probed."""
     made = []
     for arm in arms:
@@ -123,7 +124,7 @@ def depth_maps(arms: Sequence[Arm]) -> dict[str, Any]:
     return {"fields": [list(pair) for pair in FIELDS], "ramp": RAMP, "maps": made}
 
 
-def _probes(cell: Cell) -> list[Row]:
+def _probes(cell: CellRecord) -> list[Row]:
     """Measurements of a run; a damaged file gives none, its run is listed with the failures if it is worse."""
     if cell.record.folder is None:
         return []
@@ -137,7 +138,7 @@ def _probes(cell: Cell) -> list[Row]:
     return rows
 
 
-def _depth_map(arm: Arm, cell: Cell, rows: Sequence[Row]) -> dict[str, Any]:
+def _depth_map(arm: ArmView, cell: CellRecord, rows: Sequence[Row]) -> dict[str, Any]:
     names = [site_name(table(site)) for site in rows[0]["sites"]]
     fields = {}
     for field, _ in FIELDS:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fathoms.drawing.ticks import tick_label, ticks
-from fathoms.report.comparison.arms import Arm
-from fathoms.report.comparison.files import Comparison
+from fathoms.report.comparison.arms import ArmView
+from fathoms.report.comparison.files import ComparisonRecord
 from fathoms.report.quantities import clipped, score
 from fathoms.report.run.files import listed, number, table
 
@@ -59,7 +59,7 @@ class Scale:
         return [(self.place(mark), tick_label(mark, self.marks[1] - self.marks[0])) for mark in self.marks]
 
 
-def score_strips(arms: Sequence[Arm], metric: str) -> Strips | None:
+def score_strips(arms: Sequence[ArmView], metric: str) -> Strips | None:
     """Scores of every seed with the mean and its interval, an arm a row; None before a score."""
     values = [value for arm in arms for value in arm.scores]
     if not values:
@@ -100,7 +100,7 @@ def score_strips(arms: Sequence[Arm], metric: str) -> Strips | None:
     return Strips(rows, scale.labels())
 
 
-def difference_strips(arms: Sequence[Arm], comparison: Comparison) -> Strips | None:
+def difference_strips(arms: Sequence[ArmView], comparison: ComparisonRecord) -> Strips | None:
     """The corrected interval of every pair that was tested, largest difference first; None without verdicts."""
     margin = number(comparison.results.get("margin"), 0.0)
     labels = {arm.name: arm.label for arm in arms}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fathoms.drawing.ticks import ticks
-from fathoms.report.comparison.arms import Arm
+from fathoms.report.comparison.arms import ArmView
 from fathoms.report.comparison.scatter import Dot, Scatter, axis_labels, share
 from fathoms.report.quantities import clipped, score, shown
 from fathoms.report.run.files import listed, number, table
@@ -17,25 +17,25 @@ Trials = dict[float, list[float]]
 
 
 def tuning_curves(
-    arms: Sequence[Arm], tuning: dict[str, Any], metric: str
+    arms: Sequence[ArmView], tuning: dict[str, Any], metric: str
 ) -> tuple[Scatter | None, list[str]]:
     """Mean score by tuned value, a line an arm, and remarks on values that the tuning found at the edge of the grid.
 
     A grid over more than one option has no curve.
     """
     grid = list(table(tuning.get("grid")))
-    remarks = _at_the_edge(arms, tuning)
+    remarks = _remarks(arms, tuning)
     if len(grid) != 1:
         return None, remarks
-    option, found = clipped(str(grid[0]), 40), arms_of(tuning)
+    option, found = clipped(str(grid[0]), 40), tuned_arms(tuning)
     own = ((arm, _trials(found.get(arm.name, {}), metric, grid[0])) for arm in arms)
     tried = [(arm, trials) for arm, trials in own if trials]
     return (_curves(option, tried, metric) if tried else None), remarks
 
 
-def _at_the_edge(arms: Sequence[Arm], tuning: dict[str, Any]) -> list[str]:
-    """A remark for each best value that tuning.json says to be at the edge of the grid."""
-    found, remarks = arms_of(tuning), []
+def _remarks(arms: Sequence[ArmView], tuning: dict[str, Any]) -> list[str]:
+    """A remark for each best value at the edge of the grid, and for trials that failed, as tuning.json has them."""
+    found, remarks = tuned_arms(tuning), []
     for arm in arms:
         own = found.get(arm.name, {})
         for option in map(str, listed(own.get("edge"))):
@@ -43,10 +43,13 @@ def _at_the_edge(arms: Sequence[Arm], tuning: dict[str, Any]) -> list[str]:
             remarks.append(
                 f"{arm.label}: the best {clipped(option, 40)}, {best}, is at the edge of the grid; extend it"
             )
+        for choice in map(table, listed(own.get("failed"))):
+            tried = clipped(", ".join(f"{name}={shown(value)}" for name, value in choice.items()), 80)
+            remarks.append(f"{arm.label}: the trial of {tried} failed, so the best was chosen without it")
     return remarks
 
 
-def arms_of(tuning: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def tuned_arms(tuning: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The entry of each arm in tuning.json, by its name: `best`, its values by option, and `trials`."""
     return {str(own.get("name")): own for own in map(table, listed(tuning.get("arms")))}
 
@@ -61,7 +64,7 @@ def _trials(own: dict[str, Any], metric: str, option: str) -> Trials:
     return found
 
 
-def _curves(option: str, tried: Sequence[tuple[Arm, Trials]], metric: str) -> Scatter:
+def _curves(option: str, tried: Sequence[tuple[ArmView, Trials]], metric: str) -> Scatter:
     means = [{x: sum(ys) / len(ys) for x, ys in sorted(trials.items())} for _, trials in tried]
     grid = sorted({x for own in means for x in own})
     heights = [y for own in means for y in own.values()]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fathoms.errors import ConfigError, reason
+from fathoms.errors import ConfigError
 from fathoms.evaluate.training_record import DO_WITHOUT, current_summary
-from fathoms.files.untrusted import MAX_JSON, read_json, read_plain, read_toml
-
-Row = dict[str, Any]
+from fathoms.files.jsonl import Row, epoch_of, read_lines
+from fathoms.files.untrusted import read_json, read_toml
 
 MOST = 1e300
 """Largest number that is drawn: sums and differences of such numbers are still finite."""
@@ -52,12 +50,6 @@ def number(value: Any, otherwise: Any = None) -> Any:
     return float(value) if plain and abs(value) <= MOST else otherwise
 
 
-def epoch_of(row: Row, otherwise: float = 0.0) -> float:
-    """The epoch of a row of a .jsonl file, counted from 1; rows without a version count from 0."""
-    epoch = number(row.get("epoch"))
-    return otherwise if epoch is None else epoch + ("version" not in row)
-
-
 def table(value: Any) -> dict[str, Any]:
     """The value if it is a table, else an empty one."""
     return value if isinstance(value, dict) else {}
@@ -94,26 +86,3 @@ def read_run(folder: Path, light: bool = False) -> RunRecord:
 def read_json_file(path: Path, remedy: str = DO_WITHOUT) -> dict[str, Any]:
     """The object in a JSON file; an empty one where there is no file."""
     return read_json(path, ConfigError, remedy=remedy) if path.is_file() else {}
-
-
-def read_lines(path: Path) -> list[Row]:
-    """The objects of a .jsonl file; a last line without a newline is still being written."""
-    if not path.is_file():
-        return []
-    try:
-        whole = read_plain(path, MAX_JSON).decode("utf-8", errors="replace").split("\n")[:-1]
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({reason(error)})") from error
-    return [
-        _object(line, f"{path}: line {index}") for index, line in enumerate(whole, start=1) if line.strip()
-    ]
-
-
-def _object(text: str, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not readable as JSON ({reason(error)})") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: is not a JSON object")
-    return value

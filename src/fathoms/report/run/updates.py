@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fathoms.files.jsonl import Row, epoch_of
 from fathoms.report.quantities import clipped
 from fathoms.report.run.chart import Points
-from fathoms.report.run.files import Row, epoch_of, listed, number, table
+from fathoms.report.run.files import listed, number, table
 
 MOST_POINTS = 400
 """Points of a line; more updates are averaged over equal spans."""
