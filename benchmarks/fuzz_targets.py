@@ -126,6 +126,8 @@ class Checkpoints:
             "world": 1,
             "batches_per_epoch": 5,
             "speed": {**vars(Speed()), "device": "cpu"},
+            "peak_memory": None,
+            "bad_images": {"train/1.jpg": "truncated"},
         }
         state["guard"] = dict.fromkeys(GUARD_COUNTS, 0)
         state["guard"] |= {"passed_over": [], "losses": [1.0]}

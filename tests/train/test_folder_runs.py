@@ -155,7 +155,9 @@ def test_a_run_on_a_folder_is_refused_when_a_file_is_replaced_by_another_of_its_
         trainer.run()
     path = data / "train/red/0.jpg"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(ConfigError, match=r"changed since this run began \(train \w{12} -> \w{12}\); bring"):
+    with pytest.raises(
+        ConfigError, match=r"changed since this run began \(train \w{12} -> \w{12}\); restore"
+    ):
         runs.train(name="new")
     assert runs.train(name="old").summary["status"] == "done"
     assert runs.state("old")["data"] == open_roles(str(data)).fingerprint()
