@@ -107,7 +107,10 @@ def test_tuned_values_are_drawn_used_and_marked_at_the_edge(tmp_path):
     tuning = {"grid": {"lr": ["1e-4", "1e-3", "3e-3"]}, "arms": [arm]}
     page = seen(write_comparison(tmp_path / "t", GRID, tuning=tuning))
     assert "Tuning of lr" in page.text
-    assert "norm=ln, depth=24: the best lr, 0.003, is at the edge of the grid; extend it" in page.text
+    assert (
+        "norm=ln, depth=24: the best lr, 0.003, is at the edge of the grid; a wider one may do better"
+        in page.text
+    )
     assert "fathoms train photos --epochs 4 --norm ln --depth 24 --lr 0.003" in page.text
 
 

@@ -140,7 +140,9 @@ def tuning_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
             continue
         chosen = _written(arm["best"])
         edge = (
-            f"; {', '.join(arm['edge'])} is at the edge of the grid: try more values" if arm["edge"] else ""
+            f"; {', '.join(arm['edge'])} is at the edge of the grid; a wider one may do better"
+            if arm["edge"]
+            else ""
         )
         lines.append(f"tuning {arm['name']}: {chosen}{edge}{failed}")
     return lines

@@ -41,7 +41,8 @@ def _remarks(arms: Sequence[ArmView], tuning: dict[str, Any]) -> list[str]:
         for option in map(str, listed(own.get("edge"))):
             best = clipped(shown(table(own.get("best")).get(option, "?")), 40)
             remarks.append(
-                f"{arm.label}: the best {clipped(option, 40)}, {best}, is at the edge of the grid; extend it"
+                f"{arm.label}: the best {clipped(option, 40)}, {best}, is at the edge of the grid; "
+                "a wider one may do better"
             )
         for choice in map(table, listed(own.get("failed"))):
             tried = clipped(", ".join(f"{name}={shown(value)}" for name, value in choice.items()), 80)
