@@ -1,4 +1,4 @@
-"""What a recipe and the name of a model stand for, before any flag. Importing this file does not import torch."""
+"""The options that a recipe and the name of a model stand for. Importing this file does not import torch."""
 
 from __future__ import annotations
 
