@@ -45,6 +45,7 @@ def test_settings_under_train_are_those_of_all_runs_and_flags_override_them(comp
         (["[train]", 'norm = "lyernorm"'], r"plan.toml: \[train\] --norm: .*'layernorm'"),
         (["[train]", "lr = [1, 2]"], r"plan.toml: \[train\] lr: give one value"),
         (["[arms]", '"a\\nb" = {lr = 0.1}'], r"plan.toml: \[arms\] 'a\\nb': has control characters"),
+        (["[arms]", '"" = {lr = 0.1}'], r"plan.toml: \[arms\] '': an arm has no name"),
         (["seeds = 0"], "plan.toml: seeds = 0: use 1 or more"),
         (["tune_epochs = 0", "[tune]", "lr = [1, 2]"], "plan.toml: tune_epochs = 0: use 1 or more"),
         (["[axes]", "norm = []"], r"plan.toml: \[axes\] norm: give at least 1 value$"),

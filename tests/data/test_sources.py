@@ -304,6 +304,9 @@ def test_an_npz_whose_content_is_ambiguous_or_empty_is_refused(tmp_path):
     np.savez(tmp_path / "names.npz", x_train=pixels, y_train=labels, classes=np.array(["a", "a"]))
     with pytest.raises(DataError, match="two classes are called 'a'"):
         open_source(tmp_path / "names.npz")
+    np.savez(tmp_path / "square.npz", x_train=pixels, y_train=labels, classes=np.array([["a", "b"]]))
+    with pytest.raises(DataError, match=r"classes has shape \(1, 2\)"):
+        open_source(tmp_path / "square.npz")
     np.savez(tmp_path / "twice.npz", x_train=pixels, y_train=labels)
     with zipfile.ZipFile(tmp_path / "twice.npz", "a") as archive, archive.open("y_train", "w") as member:
         np.lib.format.write_array(member, labels[::-1].copy())

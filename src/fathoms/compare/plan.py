@@ -178,6 +178,8 @@ class Plan:
 def _refuse_odd_names(plan: Plan) -> None:
     """Refuse names that would break the tables, or cannot be written into a file."""
     arms = plan.spelled("arms")
+    if any(not name.strip() for name in plan.arms):
+        raise ConfigError(f"{arms} '': an arm has no name; give it one")
     named = [(f"{arms} {name!r}", name) for name in plan.arms]
     named += [
         (f"{plan.spelled(key)} {name}={value!r}", value)

@@ -19,6 +19,8 @@ from fathoms.errors import reason
 from fathoms.files.untrusted import MAX_CLASSES
 from fathoms.names.config_checks import MAX_TEXT
 
+# The bit of a zip file's entry that says so.
+ENCRYPTED = 1
 # Pixels never pack much better than this.
 MAX_RATIO = 200
 
@@ -47,7 +49,7 @@ def open_npz(path: str | Path, split: str = "train") -> ArraySource:
             for name in _SPLITS
             if f"y_{name}" in files
         }
-        named = [str(name) for name in _array(archive, "classes")] if "classes" in files else None
+        named = _class_names(_array(archive, "classes"), path) if "classes" in files else None
     classes = named or [str(i) for i in range(1 + max(int(own.max()) for own in labels.values()))]
     taken = {"classes"} | {f"{part}_{name}" for part in "xy" for name in _SPLITS}
     left = LeftOut()
@@ -115,10 +117,12 @@ def _check_headers(archive: zipfile.ZipFile, path: str | Path) -> None:
     if twice := sorted(name for name, count in Counter(_names(archive)).items() if count > 1):
         raise DataError(f"{path}: holds two arrays called {twice[0]}; keep one of them")
     for entry in archive.infolist():
+        name = entry.filename.removesuffix(".npy")
+        if entry.flag_bits & ENCRYPTED:
+            raise DataError(f"{path}: {name} is encrypted; save it without a password")
         with archive.open(entry) as member:
             shape, _, dtype = _header(member)
         if dtype.hasobject:
-            name = entry.filename.removesuffix(".npy")
             raise DataError(
                 f"{path}: not a plain .npz ({name} holds Python objects, which could run code); "
                 "store pixels as uint8, labels as whole numbers and names as text"
@@ -127,6 +131,12 @@ def _check_headers(archive: zipfile.ZipFile, path: str | Path) -> None:
         unpacked += max(math.prod(shape) * dtype.itemsize, entry.file_size)
     if unpacked > min(MAX_BYTES, max(SMALL, MAX_RATIO * packed)):
         raise ValueError(f"{packed} bytes would unpack to {unpacked}")
+
+
+def _class_names(values: np.ndarray, path: str | Path) -> list[str]:
+    if values.ndim != 1:
+        raise DataError(f"{path}: classes has shape {values.shape}; store one row of names")
+    return [str(name) for name in values]
 
 
 def _labels(values: np.ndarray, where: str) -> np.ndarray:
