@@ -18,14 +18,13 @@ where the valley lies, not how good a model gets. CompleteP's base is the shallo
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
 import threading
 import time
@@ -35,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from comparison_archive import ENDED, UNFINISHED, cells_of, exit_code, run_packing, unpack
 from lr_over_depth_picture import as_picture
 from mps import mps
 
@@ -49,8 +49,6 @@ IMAGES_PER_SECOND = 58_000
 IMAGES = 47_500
 # What a run takes beside its training, and what compiling one depth takes.
 OVERHEAD_S, COMPILE_S = 1.0, 10.0
-UNFINISHED = 75
-ENDED = ("done", "stalled", "diverged")
 
 SHAPE = ("--recipe", "cifar", "--dim", "192", "--heads", "3", "--position", "learned", "--qk-norm", "none")
 TRAINING = ("--opt", "adamw", "--weight-decay", "0.05", "--clip-grad", "1", "--warmup-epochs", "0.5")
@@ -125,20 +123,9 @@ class Methods:
 
     def run(self, archive: Path | None) -> int:
         """Run what is missing, and keep what is finished; 0, 75 where runs are left, or the first other code."""
-        threads = [threading.Thread(target=self._method, args=(method,)) for method in METHODS]
-        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(name, self._stop)
-        for thread in threads:
-            thread.start()
-        kept = time.monotonic()
-        while any(thread.is_alive() for thread in threads):
-            time.sleep(0.5)
-            if time.monotonic() - kept > 20:
-                pack(self.sweep.output, archive)
-                kept = time.monotonic()
-        pack(self.sweep.output, archive)
-        wrong = [code for code in self.codes.values() if code not in (0, UNFINISHED)]
-        return wrong[0] if wrong else max(self.codes.values(), default=UNFINISHED)
+        works = [functools.partial(self._method, method) for method in METHODS]
+        run_packing(works, self._stop, self.sweep.output, archive)
+        return exit_code(self.codes.values())
 
     def _method(self, method: str) -> None:
         """First one seed of a method's arms, then all."""
@@ -173,46 +160,12 @@ class Methods:
         done = sum(cell["status"] in ENDED for cell in cells)
         return f"{done} of {len(self.sweep.depths) * len(self.sweep.rates) * SEEDS} runs are there"
 
-    def _stop(self, *_: object) -> None:
+    def _stop(self) -> None:
         """Pass a signal on: the comparisons save and end."""
         self.stopped = True
         for process in self.running.values():
             if process.poll() is None:
                 process.terminate()
-
-
-def cells_of(folder: Path) -> list[dict[str, Any]]:
-    """The runs of a comparison; none where it has not begun."""
-    path = folder / "results.json"
-    return json.loads(path.read_text())["cells"] if path.is_file() else []
-
-
-def pack(output: Path, archive: Path | None) -> None:
-    """Put the ended runs, without checkpoints, and what is written about them into one file."""
-    if archive is None:
-        return
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    part = archive.with_name(archive.name + ".part")
-    with tarfile.open(part, "w:gz", compresslevel=1) as tar:
-        for path in sorted(output.glob("*.log")):
-            tar.add(path, path.name)
-        for folder in sorted(path for path in output.iterdir() if path.is_dir()):
-            ended = {cell["run"] for cell in cells_of(folder) if cell["status"] in ENDED}
-            for path in sorted(folder.rglob("*")):
-                name = path.relative_to(folder)
-                run = "/".join(name.parts[:2])
-                wanted = run in ended if name.parts[0] == "cells" else len(name.parts) == 1
-                if path.is_file() and wanted and "checkpoints" not in name.parts:
-                    tar.add(path, f"{folder.name}/{name}")
-    part.replace(archive)
-
-
-def unpack(begin: Path | None, output: Path) -> None:
-    """Bring back the runs of an archive, unless they are there."""
-    output.mkdir(parents=True, exist_ok=True)
-    if begin is not None and not any(path.is_dir() for path in output.iterdir()):
-        with tarfile.open(begin) as tar:
-            tar.extractall(output, filter="data")
 
 
 def read(sweep: Sweep) -> list[dict[str, Any]]:

@@ -165,18 +165,89 @@ def test_the_best_learning_rate_is_the_lowest_point_of_the_parabola_and_an_edge_
 
 
 def test_ended_runs_come_back_out_of_an_archive_without_checkpoints_or_unfinished_runs(script, tmp_path):
-    sweep = script("lr_over_depth")
-    cells = [{"run": "cells/a", "status": "done"}, {"run": "cells/b", "status": "pending"}]
-    for name in ("a/checkpoints/last/model", "a/summary.json", "b/summary.json"):
-        path = tmp_path / "out" / "none" / "cells" / name
+    archive = script("comparison_archive")
+    ended, cut = json.dumps({"status": "diverged"}), json.dumps({"status": "interrupted"})
+    files = {
+        "cells/a/checkpoints/last/model": "x",
+        "cells/a/summary.json": ended,
+        "cells/b/summary.json": cut,
+        "cells/c/metrics.jsonl": "",
+        "tuning/d/summary.json": ended,
+        "tuning/e/summary.json": cut,
+        "results.json": "{}",
+    }
+    for name, text in files.items():
+        path = tmp_path / "out" / "none" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("x")
-    (tmp_path / "out" / "none" / "results.json").write_text(json.dumps({"cells": cells}))
-    sweep.pack(tmp_path / "out", tmp_path / "kept.tar.gz")
-    sweep.unpack(tmp_path / "kept.tar.gz", tmp_path / "back")
+        path.write_text(text)
+    archive.pack(tmp_path / "out", tmp_path / "kept.tar.gz")
+    archive.unpack(tmp_path / "kept.tar.gz", tmp_path / "back")
     there = {str(path.relative_to(tmp_path / "back")) for path in (tmp_path / "back").rglob("*.json")}
-    assert there == {"none/results.json", "none/cells/a/summary.json"}
+    assert there == {"none/results.json", "none/cells/a/summary.json", "none/tuning/d/summary.json"}
     assert not list((tmp_path / "back").rglob("model"))
+
+
+TINY_PLAN = """
+seeds = 1
+tune_epochs = 1
+[train]
+recipe = "digits"
+depth = 1
+dim = 16
+heads = 2
+epochs = 1
+warmup_epochs = 0
+[axes]
+norm = ["layernorm", "dyt"]
+[tune]
+lr = ["1e-3", "2e-3"]
+"""
+
+
+def evidence(tmp_path, *words):
+    """The queue of evidence with one tiny question on the digits."""
+    command = [sys.executable, ROOT / "benchmarks" / "evidence.py", "--only", "tiny", "--plans", tmp_path]
+    done = subprocess.run(
+        [*command, "--results", tmp_path / "results", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+@pytest.mark.plain
+def test_a_stretch_of_evidence_is_archived_published_and_goes_on_elsewhere(tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY_PLAN)
+    assert evidence(tmp_path) == (0, ["tiny: 0 of 4 trials, 0 of 2 runs"])
+    archive = tmp_path / "kept.tar.gz"
+    here = ("--run", "--output", tmp_path / "here")
+    assert evidence(tmp_path, *here, "--budget", "1", "--archive", archive)[0] == 75
+    assert evidence(tmp_path, *here, "--archive", archive) == (
+        0,
+        ["tiny: 4 of 4 trials, 2 of 2 runs, exit 0"],
+    )
+    there = ("--output", tmp_path / "there", "--begin", archive)
+    assert evidence(tmp_path, "--publish", *there) == (0, ["published: tiny: 4 of 4 trials, 2 of 2 runs"])
+    # A third machine has only what is published, and trains only what is added.
+    published = tmp_path / "results" / "tiny"
+    (tmp_path / "tiny.toml").write_text(TINY_PLAN.replace("seeds = 1", "seeds = 2"))
+    code, said = evidence(tmp_path, "--run", "--output", tmp_path / "third")
+    assert (code, said) == (0, ["tiny: 4 of 4 trials, 4 of 4 runs, exit 0"])
+    log = (tmp_path / "third" / "tiny.log").read_text()
+    assert "4 of 4 runs are there already" in log
+    assert "2 of 4 runs are there already" in log
+    before, after = (
+        json.loads((folder / "results.json").read_text())
+        for folder in (published, tmp_path / "third" / "tiny")
+    )
+    for row in before["cells"]:
+        assert row in after["cells"]
+    for run in published.glob("*/*"):
+        moved = tmp_path / "third" / "tiny" / run.relative_to(published)
+        assert {path.name: path.read_bytes() for path in run.iterdir()} == {
+            path.name: (moved / path.name).read_bytes() for path in run.iterdir()
+        }
 
 
 @pytest.mark.parametrize(
