@@ -1,13 +1,29 @@
-"""Tables of docs/evidence.md, from the comparisons in results/compare/."""
+"""Tables and figures of docs/evidence.md, from the comparisons in results/compare/."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from doc_format import Read, Row, table
+from fathoms.report.comparison.figures import FOLDER, figures
+from fathoms.report.comparison.files import read_comparison
 
 # Folder in results/compare/ of each question that has been run.
 QUESTIONS = ("stem_patch4", "stem_patch8", "norms_by_depth")
+
+SHOWN = ("scores.svg", "differences.svg", "tuning.svg")
+"""Figures of a comparison that are published; `fathoms report` draws the others too."""
+
+
+def drawn(root: Path) -> dict[Path, str]:
+    """The published figures of every question, by their file."""
+    made: dict[Path, str] = {}
+    for name in QUESTIONS:
+        folder = root / "results" / "compare" / name
+        every = figures(read_comparison(folder))
+        made |= {folder / FOLDER / figure: every[figure] for figure in SHOWN if figure in every}
+    return made
 
 
 def arms_table(read: Read, folder: str) -> str:

@@ -1,4 +1,4 @@
-"""Write the measured numbers of README, RELIABILITY and docs from results/: `python benchmarks/doc_numbers.py`.
+"""Write the numbers and figures of README, RELIABILITY and docs from results/: `python benchmarks/doc_numbers.py`.
 
 A number stands between `<!-- generated: NAME -->` and `<!-- end -->`, in a line or on lines of its own; NAME is one of
 `TEXTS`. `--check` changes nothing and exits 1 if a page would change. Tables of docs/surgery.md that are marked as
@@ -75,16 +75,16 @@ def _as_block(text: str) -> str:
 
 
 def update(root: Path, check: bool) -> list[str]:
-    """Write the pages of a checkout again, or only look; the names of those that change."""
+    """Write the pages and figures of a checkout again, or only look; the names of those that change."""
+    read = reader(root)
+    made = {page: fill(page.read_text(), read, str(page.relative_to(root))) for page in pages(root)}
     changed = []
-    for page in pages(root):
-        before = page.read_text()
-        name = str(page.relative_to(root))
-        after = fill(before, reader(root), name)
-        if after != before:
-            changed.append(name)
+    for path, text in {**made, **doc_evidence.drawn(root)}.items():
+        if not path.is_file() or path.read_text() != text:
+            changed.append(str(path.relative_to(root)))
             if not check:
-                page.write_text(after)
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text)
     return changed
 
 

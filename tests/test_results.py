@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fathoms.compare.results import as_csv, as_table, judged
+
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "benchmarks" / "doc_numbers.py"
 
@@ -101,3 +103,39 @@ def test_no_line_of_text_begins_with_a_marker(doc_numbers):
     for page in doc_numbers.pages(ROOT):
         begun = re.findall(r"^<!-- (?:generated: [\w-]+|end) -->.*\S.*$", page.read_text(), re.MULTILINE)
         assert begun == []
+
+
+def test_a_figure_that_is_edited_or_missing_is_found_and_drawn_again(checkout):
+    figures = checkout / "results" / "compare" / "stem_patch8" / "figures"
+    drawn = (figures / "scores.svg").read_text()
+    (figures / "scores.svg").write_text(drawn.replace("<circle", "<circle r='9'", 1))
+    (figures / "differences.svg").unlink()
+    checked = generate(checkout, "--check")
+    assert checked.returncode == 1
+    assert [Path(line.partition(":")[0]).name for line in checked.stdout.splitlines()] == [
+        "scores.svg",
+        "differences.svg",
+    ]
+    assert generate(checkout).returncode == 0
+    assert (figures / "scores.svg").read_text() == drawn
+    assert generate(checkout, "--check").returncode == 0
+
+
+COMPARISONS = sorted(path.parent for path in (ROOT / "results" / "compare").glob("*/results.json"))
+
+
+@pytest.mark.parametrize("folder", COMPARISONS, ids=lambda folder: folder.name)
+def test_published_verdicts_are_those_that_the_runs_get_today(folder):
+    plan, kept = (json.loads((folder / f"{name}.json").read_text()) for name in ("plan", "results"))
+    now = judged(kept["cells"], plan, folder)
+    assert now["answer"] == kept["answer"]
+    assert [arm["name"] for arm in now["arms"]] == [arm["name"] for arm in kept["arms"]]
+    for here, there in zip(now["arms"] + now["verdicts"], kept["arms"] + kept["verdicts"], strict=True):
+        for key, value in here.items():
+            # The bits of each image are not published for all runs.
+            if key == "new_images" and value is None:
+                continue
+            exact = isinstance(value, str | None) or key == "diverged_interval"
+            assert there[key] == (value if exact else pytest.approx(value, rel=1e-9)), (folder.name, key)
+    assert (folder / "table.md").read_text() == as_table(kept)
+    assert (folder / "results.csv").read_text() == as_csv(kept)
