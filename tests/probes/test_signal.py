@@ -270,3 +270,52 @@ def test_logits_in_a_plain_dict_are_found():
 
     images, labels = batch()
     assert fathoms.probe(Wrapped(), images, labels).loss == fathoms.probe(vit(), images, labels).loss
+
+
+@pytest.mark.parametrize(
+    ("options", "layer"),
+    [
+        ({}, "stem.proj"),
+        ({"stem_norm": "dual"}, "stem.proj"),
+        ({"stem": "conv", "stem_layers": 1}, "stem.convs.0"),
+        ({"readout": "class_attention", "position": "rope"}, "stem.proj"),
+    ],
+)
+def test_the_gradient_of_the_patch_projection_is_that_of_autograd(options, layer):
+    model, (images, labels) = vit(**options).eval(), batch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    gradients = [p.grad.flatten() for p in model.get_submodule(layer).parameters()]
+    expected = torch.cat(gradients)
+    signal = fathoms.probe(model, images, labels, optimizer=optimizer)
+    assert (signal.projection.layer, signal.projection.update) == (layer, None)
+    assert signal.projection.weights == pytest.approx(expected.norm().item(), rel=1e-5)
+    assert signal.projection.weights_rms == pytest.approx(expected.square().mean().sqrt().item(), rel=1e-5)
+    middle = sorted(site.weights_rms for site in signal.main())[3:5]
+    assert signal.projection_ratio == pytest.approx(signal.projection.weights_rms / (sum(middle) / 2))
+    optimizer.step()
+    after = fathoms.probe(model, images, labels, optimizer=optimizer)
+    weights = torch.cat([p.detach().flatten() for p in model.get_submodule(layer).parameters()])
+    assert after.projection.update == pytest.approx((0.1 * expected.norm() / weights.norm()).item(), rel=1e-5)
+    assert json.loads(json.dumps(after.to_json()))["projection"]["layer"] == layer
+
+
+def test_a_frozen_patch_projection_has_no_gradient_and_a_model_without_a_stem_none_to_measure():
+    model, (images, labels) = vit(), batch()
+    model.stem.requires_grad_(False)
+    assert fathoms.probe(model, images, labels).projection.weights == 0.0
+
+    class Blocks(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks, self.head = vit().blocks, torch.nn.Linear(32, 10)
+
+        def forward(self, images):
+            x = images.flatten(2).transpose(1, 2).expand(-1, -1, 32)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x.mean(1))
+
+    alone = fathoms.probe(Blocks(), images, labels)
+    assert (alone.projection, alone.projection_ratio) == (None, None)
+    assert alone.to_json()["projection"] is None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +20,31 @@ from fathoms.probes.recorder import Recorder
 from fathoms.probes.tensor_statistics import norm, rms, scale_statistics
 from fathoms.probes.update_ratio import update_norms
 
-Found = dict[tuple[str, str], dict[str, float]]
+
+class Measured(NamedTuple):
+    """One batch, measured.
+
+    Args:
+        sites: The numbers of every residual connection, by block and branch.
+        loss: The loss.
+        logits: Root mean square of the outputs.
+        classes: Number of outputs.
+        unseen: What was not seen, one sentence each.
+        projection: Name and numbers of the layer that reads the pixels; None if there is none.
+    """
+
+    sites: dict[tuple[str, str], dict[str, float]]
+    loss: float
+    logits: float
+    classes: int
+    unseen: tuple[str, ...]
+    projection: dict[str, Any] | None
 
 
 def measure(
     model: nn.Module, images: Tensor, labels: Tensor | None, optimizer: Optimizer | None, light: bool
-) -> tuple[Found, float, tuple[float, int], tuple[str, ...]]:
-    """The numbers of every site, the loss, the size and number of the outputs, and what was not seen."""
+) -> Measured:
+    """Run a batch forward and backward, and read what the recorder saw."""
     model = unwrap(model)
     blocks = find_blocks(model)
     _check_finite(model)
@@ -49,8 +67,16 @@ def measure(
             values.setdefault(missing, torch.zeros((), device=images.device))
     if not recorder.sites:
         raise ConfigError(f"probe: no block of {type(model).__name__} ran; give a whole model")
-    sizes = torch.stack([loss.detach().double(), rms(logits).double()]).tolist()
-    return recorder.read(), sizes[0], (sizes[1], logits.shape[1]), tuple(recorder.unseen)
+    size, outputs = torch.stack([loss.detach().double(), rms(logits).double()]).tolist()
+    projection = None
+    if recorder.first_layer is not None:
+        name, layer = recorder.first_layer
+        values = _gradients(list(layer.parameters()), by_parameter, optimizer, images.device)
+        projection = {
+            "layer": name,
+            **dict(zip(values, torch.stack([*values.values()]).tolist(), strict=True)),
+        }
+    return Measured(recorder.read(), size, outputs, logits.shape[1], tuple(recorder.unseen), projection)
 
 
 def _of_parameters(
@@ -63,15 +89,26 @@ def _of_parameters(
     """Statistics of a branch's parameters: their gradient, their scales, and the next update."""
     side = branch.rstrip("0123456789")
     parameters = [parameter for _, parameter in branch_parameters(block, side)]
-    own = [g for p in parameters if (g := gradients.get(id(p))) is not None]
-    # A frozen branch has no gradient: its norm is zero.
-    total = _total([norm(g) for g in own] or [torch.zeros((), device=device)])
-    count = sum(g.numel() for g in own)
-    values = {"weights": total, "weights_rms": total / math.sqrt(max(count, 1))}
+    values = _gradients(parameters, gradients, optimizer, device)
     gammas, norms = scales_of(block, side)
     for name, scales in (("gamma", gammas), ("norm", norms)):
         if scales:
             values |= scale_statistics(torch.cat([scale.flatten() for scale in scales]), name)
+    return values
+
+
+def _gradients(
+    parameters: Sequence[nn.Parameter],
+    gradients: dict[int, Tensor | None],
+    optimizer: Optimizer | None,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Size of the gradient on some parameters, and of their next update where an optimizer has it."""
+    own = [g for p in parameters if (g := gradients.get(id(p))) is not None]
+    # Frozen parameters have no gradient: its norm is zero.
+    total = _total([norm(g) for g in own] or [torch.zeros((), device=device)])
+    count = sum(g.numel() for g in own)
+    values = {"weights": total, "weights_rms": total / math.sqrt(max(count, 1))}
     steps = None if optimizer is None else update_norms(optimizer, parameters)
     if steps is not None:
         values["update"] = _total(steps) / _total([norm(p) for p in parameters])

@@ -47,13 +47,18 @@ class Recorder:
         self.pending: Values = {}
         self.unseen: list[str] = []
         self.recording = True
+        self.first_layer: tuple[str, nn.Module] | None = None
         self.block = ""
         self.prefix = _prefix_tokens(model)
         self.tracer = StreamTracer(self._join_foreign, self._attended, self._activated)
 
     def install(self) -> list[RemovableHandle]:
         """Put the hooks on the model."""
-        handles: list[RemovableHandle] = []
+        handles = [
+            module.register_forward_pre_hook(self._runner(name))
+            for name, module in self.model.named_modules()
+            if isinstance(module, nn.Linear | nn.Conv2d)
+        ]
         for name, block in self.blocks.items():
             handles.append(block.register_forward_pre_hook(self._opener(name), with_kwargs=True))
             handles.append(block.register_forward_hook(self._closer(name)))
@@ -78,6 +83,14 @@ class Recorder:
         ):
             found[site][name] = number
         return found
+
+    def _runner(self, name: str) -> Hook:
+        def runs(layer: nn.Module, _inputs: Any) -> None:
+            # Without a block, none has begun: the layer is of the stem.
+            if self.first_layer is None and not self.block:
+                self.first_layer = (name, layer)
+
+        return runs
 
     def _opener(self, name: str) -> Hook:
         def opened(block: nn.Module, inputs: Any, named: dict[str, Any]) -> None:

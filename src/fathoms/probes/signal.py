@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from jaxtyping import Float, Int
@@ -88,6 +89,23 @@ class Site:
     update: float | None = None
 
 
+@dataclass(frozen=True)
+class Projection:
+    """The layer that reads the pixels: a ViT's patch projection, or the first convolution of a conv stem.
+
+    Args:
+        layer: Its name.
+        weights: Norm of the loss's gradient on its parameters.
+        weights_rms: Root mean square of that gradient.
+        update: Norm of its next update over the norm of its weights, from the optimizer's state; None without one.
+    """
+
+    layer: str
+    weights: float
+    weights_rms: float
+    update: float | None = None
+
+
 COLUMNS = tuple(field.name for field in fields(Site) if field.name not in ("block", "branch"))
 
 
@@ -100,6 +118,8 @@ class Signal(list[Site]):
     classes: int = 0
     unseen: tuple[str, ...] = ()
     """Blocks in which a branch ran whose addition was not seen, one sentence each."""
+    projection: Projection | None = None
+    """None where no linear layer or convolution runs before the first block."""
 
     @property
     def growth(self) -> float:
@@ -112,6 +132,13 @@ class Signal(list[Site]):
         """Gradient at the first site over gradient at the last: near 0 it vanishes, far above 1 it explodes."""
         stack = self.main()
         return _quotient(stack[0].gradient, stack[-1].gradient)
+
+    @property
+    def projection_ratio(self) -> float | None:
+        """Gradient on a weight of the patch projection over that on a weight of the median branch."""
+        if self.projection is None:
+            return None
+        return _quotient(self.projection.weights_rms, median(site.weights_rms for site in self.main()))
 
     def main(self) -> list[Site]:
         """The sites of the longest stack, without blocks of class attention at its end."""
@@ -135,7 +162,9 @@ class Signal(list[Site]):
             "loss": _finite(self.loss),
             "logits": _finite(self.logits),
             "unseen": list(self.unseen),
-            "sites": [{name: _finite(value) for name, value in asdict(site).items()} for site in self],
+            "projection": None if self.projection is None else _plain(self.projection),
+            "projection_ratio": _finite(self.projection_ratio),
+            "sites": [_plain(site) for site in self],
         }
 
     def table(self, columns: tuple[str, ...] = COLUMNS) -> str:
@@ -156,6 +185,10 @@ class Signal(list[Site]):
 def _quotient(a: float, b: float) -> float:
     """The quotient; NaN for 0 / 0, infinity for x / 0."""
     return a / b if b else math.nan if a == 0.0 else math.inf
+
+
+def _plain(row: Site | Projection) -> dict[str, Any]:
+    return {name: _finite(value) for name, value in asdict(row).items()}
 
 
 def _finite(value: Any) -> Any:
@@ -195,7 +228,9 @@ def probe(
     """
     from fathoms.probes.measure import measure
 
-    found, loss, logits, unseen = measure(model, images, labels, optimizer, light)
-    signal = Signal(Site(block, branch, **values) for (block, branch), values in found.items())
-    signal.loss, (signal.logits, signal.classes), signal.unseen = loss, logits, unseen
+    found = measure(model, images, labels, optimizer, light)
+    signal = Signal(Site(block, branch, **values) for (block, branch), values in found.sites.items())
+    signal.loss, signal.logits, signal.classes = found.loss, found.logits, found.classes
+    signal.unseen = found.unseen
+    signal.projection = None if found.projection is None else Projection(**found.projection)
     return signal

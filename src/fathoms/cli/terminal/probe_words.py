@@ -24,6 +24,9 @@ def summary(found: dict[str, Any]) -> list[str]:
     shown = f"{len(sites)} branches (--full shows every column)"
     lines = [f"{head}; {shown if every else f'{len(chosen)} of {len(sites)} branches (--full shows all)'}"]
     lines += aligned(("block", "branch", *columns), rows).splitlines()
+    if found["projection_ratio"] is not None:
+        layer, times = found["projection"]["layer"], _number(found["projection_ratio"])
+        lines.append(f"Gradient on a weight of {layer}: {times} times that of the median branch")
     lines += [f"Not measured: {sentence}" for sentence in found.get("unseen", ())]
     return [*lines, "", *words(found)]
 
