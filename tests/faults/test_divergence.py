@@ -26,6 +26,11 @@ def nan_gradient(output):
     return output
 
 
+def huge_gradient(output):
+    output.register_hook(lambda gradient: gradient * 1e25)
+    return output
+
+
 def everything(trainer):
     """Everything that an update may change."""
     moments, record = optimizer_state(trainer.learner.optimizer)
@@ -53,8 +58,9 @@ def note_before_update(trainer, number):
     [
         (nan_output, "adamw", "not a finite number (loss nan), first in the output of blocks.1.mlp"),
         (nan_gradient, "lamb", "in the gradient of blocks.1.mlp.fc2."),
+        (huge_gradient, "adamw", "in the norm of the gradient, which is largest in blocks.1."),
     ],
-    ids=["F13-loss", "F14-gradient"],
+    ids=["F13-loss", "F14-gradient", "F14-norm"],
 )
 def test_a_bad_number_stops_the_run_before_the_weights_and_names_layer_and_batch(
     tiny_runs, fault, opt, message

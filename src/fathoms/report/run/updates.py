@@ -64,7 +64,7 @@ def _event(row: Row) -> Event:
         if (value := number(row.get(key))) is not None
     ]
     cause = table(row.get("cause"))
-    where = [str(cause[key]) for key in ("layer", "gradient") if cause.get(key)]
+    where = [str(cause[key]) for key in ("layer", "gradient", "overflow") if cause.get(key)]
     files = [str(name) for name in listed(cause.get("files"))]
     if files:
         where.append(f"images {', '.join(files[:3])}" + (f" and {len(files) - 3} more" if files[3:] else ""))

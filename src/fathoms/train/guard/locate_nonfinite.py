@@ -24,7 +24,7 @@ def locate_nonfinite(
     where: Callable[[int], str],
     world: World,
 ) -> dict[str, Any]:
-    """The batch, rank, loss, first bad layer, first bad gradient and files of a bad update, for guard.jsonl.
+    """The batch, rank, loss, files and first bad layer, gradient or norm of a bad update, for guard.jsonl.
 
     Args:
         model: The module that computed the update; its gradients and buffers are left as they were.
@@ -43,11 +43,12 @@ def locate_nonfinite(
             with _first_bad_gradient(model) as gradients:
                 loss.backward()
             gradient = gradients[0] if gradients else bad_gradient(model)
+            overflow = None if gradient else overflowing_gradient(model)
             files = [where(int(index)) for index in batch.ids]
             # "step" is the batch's number in guard.jsonl, whose readers know it by that name.
             report = {"step": batch.number, "rank": world.rank, "loss": float(loss.detach()), "files": files}
-            report |= {"layer": outputs[0] if outputs else None, "gradient": gradient}
-            if found is None and (outputs or bad_loss or gradient):
+            report |= {"layer": outputs[0] if outputs else None, "gradient": gradient, "overflow": overflow}
+            if found is None and (outputs or bad_loss or gradient or overflow):
                 found = report
     reports = [other for other in gather_objects(world, found) if other is not None]
     # DDP averages a bad gradient over all ranks; a bad layer or loss is where it came from.
@@ -119,12 +120,25 @@ def bad_gradient(model: nn.Module) -> str | None:
     return None
 
 
+def overflowing_gradient(model: nn.Module) -> str | None:
+    """The parameter with the largest gradient, where the norm of the whole is beyond float32; else None.
+
+    Every value may be finite: the norm adds up their squares.
+    """
+    own = {name: own_part(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    if not own or bool(nn.utils.get_total_norm(list(own.values())).isfinite()):
+        return None
+    return max(own, key=lambda name: float(own[name].abs().max()) if own[name].numel() else 0.0)
+
+
 def describe(cause: dict[str, Any]) -> str:
     """The cause as part of a sentence: batch, loss, layer and files."""
     if cause["layer"] is not None:
         what = f"first in the output of {cause['layer']}"
     elif cause["gradient"] is not None:
         what = f"in the gradient of {cause['gradient']}, after a finite forward pass"
+    elif cause.get("overflow") is not None:
+        what = f"in the norm of the gradient, which is largest in {cause['overflow']}, after a finite forward pass"
     else:
         what = "in the loss alone" if cause["step"] is not None else "but finite when run again"
     files = cause["files"]
