@@ -36,6 +36,7 @@ PUBLISHED = ROOT / "results" / "compare"
 QUESTIONS = (
     "norms_by_depth",
     "scaler_patch8",
+    "stem_norms",
     "residual_by_depth",
     "cait_parts",
     "speed_90",

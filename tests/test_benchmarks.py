@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fathoms
@@ -315,3 +316,16 @@ def test_start_up_is_compared_with_an_earlier_run(script):
     assert script("startup").compare(report) == (
         "second: first update 18.0 -> 9.0 s, wall clock 31.0 -> 20.0 s, exit 1.0 -> 1.0 s"
     )
+
+
+def test_the_small_training_set_has_as_many_images_of_each_class_and_val_has_others(script):
+    small = script("small_cifar")
+    labels = np.arange(60, dtype=np.uint8) % 3
+    arrays = {"x_train": np.arange(60), "y_train": labels, "x_test": np.arange(9), "y_test": labels[:9]}
+    made = small.smaller({**arrays, "classes": np.array(["a", "b", "c"])}, 4)
+    assert made["x_train"].tolist() == list(range(12))
+    assert made["x_val"].tolist() == list(range(12, 24))
+    assert np.bincount(made["y_train"]).tolist() == np.bincount(made["y_val"]).tolist() == [4, 4, 4]
+    assert made["x_test"].tolist() == list(range(9))
+    with pytest.raises(ValueError, match="class 0 has 20 images; 22 are needed"):
+        small.smaller({**arrays, "classes": np.array(["a", "b", "c"])}, 11)
