@@ -37,7 +37,8 @@ def swap_norms(
 
     "keep" copies each norm's learned scale and shift into the new one; a LearnableScaler also takes in a
     BatchNorm's running statistics, which makes that swap exact. "reset" starts the new norms afresh.
-    "calibrate" fits each new norm to the old norm's outputs on the batches.
+    "calibrate" fits each new norm to the old norm's outputs on the batches. In place of a frozen norm, the new one
+    is frozen too.
 
     Args:
         model: Any module, of fathoms or not.
