@@ -111,7 +111,7 @@ PEERS = {
     "vit_small_patch14_dinov2": {"img_size": 28, "depth": 2},
     "swin_tiny_patch4_window7_224": {"img_size": 56, "embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4)},
     "convnext_atto": {"depths": (1, 1, 1, 1)},
-    "poolformer_s12": {"layers": (1, 1, 1, 1), "embed_dims": (8, 16, 24, 32)},
+    "poolformer_s12": {},
 }
 
 
