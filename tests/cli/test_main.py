@@ -36,6 +36,16 @@ def test_help_shows_an_example_and_imports_no_torch(name):
     assert result.stdout.splitlines()[-1] == "False"
 
 
+def test_lines_of_an_unbuffered_process_are_printed_at_once():
+    code = (
+        "import os, sys; from fathoms.cli.terminal.streams import make_safe; make_safe(); "
+        "print('out'); print('err', file=sys.stderr); os._exit(0)"
+    )
+    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (done.stdout, done.stderr) == ("out\n", "err\n")
+
+
 @pytest.mark.parametrize("words", [[], ["data"], ["--version"], ["models"]])
 def test_a_reader_that_has_gone_is_no_error(words):
     reader, writer = os.pipe()

@@ -148,7 +148,7 @@ def test_mistakes_are_found_before_anything_is_measured(photos, vit, tmp_path, c
         (["--device", "cuda:7"], "GPU"),
         (["--device", "mps"], "--device mps: Apple GPUs have no float64"),
         (["--amp-dtype", "float16"], "--amp-dtype would not be used: it goes with --amp"),
-        (["--split", "nope"], "nope"),
+        (["--split", "vla"], "--split: no split is called 'vla'; did you mean 'val'?"),
         (["--model", "vit_small_patch16_224"], "does not fit the model"),
         (["--model", "vit_smal_patch16_224"], "did you mean 'vit_small_patch16_224'"),
     ):
@@ -156,6 +156,17 @@ def test_mistakes_are_found_before_anything_is_measured(photos, vit, tmp_path, c
         printed = capsys.readouterr().err
         assert message in printed
         assert printed.count("\n") == 1
+
+
+def test_a_class_without_images_gets_a_line(photos, vit, tmp_path, capsys):
+    data = shutil.copytree(photos, tmp_path / "photos")
+    shutil.rmtree(data / "val" / "red")
+    (data / "val" / "red").mkdir()
+    assert run("validate", data, "--checkpoint", vit, "--device", "cpu") == 0
+    line = f"{data}: has no images of 1 of its 2 classes ('red'); the metrics are of the others\n"
+    assert line in capsys.readouterr().err
+    assert run("validate", photos, "--checkpoint", vit, "--device", "cpu") == 0
+    assert "has no images of" not in capsys.readouterr().err
 
 
 def test_data_that_a_run_names_and_that_is_not_there_is_said_to_come_from_the_run(

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from fathoms.data.sources.detect import READERS
 from fathoms.data.sources.digits import digit_sources
 from fathoms.data.sources.splits import open_held_out, open_roles, open_splits
 from fathoms.data.sources.subset import stratified
@@ -102,6 +103,23 @@ def test_the_digits_are_built_in():
     assert open_held_out("digits", "train").split == "train"
     with pytest.raises(FathomsError, match="no split is called 'val'"):
         open_held_out("digits", "val")
+
+
+@pytest.mark.parametrize("kind", list(READERS))
+def test_a_mistyped_split_gets_the_nearest_one_of_the_data(tmp_path, kind):
+    path = str(MAKERS[kind](tmp_path))
+    with pytest.raises(FathomsError, match="^--split: no split is called 'trian'; did you mean 'train'"):
+        open_held_out(path, "trian")
+    assert open_held_out(path, "train").split == "train"
+
+
+def test_a_split_that_is_there_and_damaged_has_its_own_reason(tmp_path):
+    path = tmp_path / "data.npz"
+    arrays(path, train=8, test=8)
+    kept = dict(np.load(path))
+    np.savez(path, **{name: value for name, value in kept.items() if name != "y_test"})
+    with pytest.raises(FathomsError, match="x_test has no labels"):
+        open_held_out(str(path), "test")
 
 
 @pytest.mark.parametrize("spoil", ["missing", "other length"])

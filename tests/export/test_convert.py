@@ -138,6 +138,21 @@ def test_mistakes_are_said_before_anything_is_opened(tmp_path, source, target, m
         convert(tmp_path / source, tmp_path / target)
 
 
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ({"max_gb": float("nan")}, "--max-gb nan: use 0.001 to 1000000"),
+        ({"max_gb": float("inf")}, "--max-gb inf: use"),
+        ({"max_gb": -1.0}, "--max-gb -1.0: use"),
+        ({"seconds": -5}, "--seconds -5: use 1 to 1000000000"),
+    ],
+)
+def test_a_limit_that_limits_nothing_is_refused(tmp_path, limit, message):
+    torch.save({"a": torch.ones(2)}, tmp_path / "x.pth")
+    with pytest.raises(FathomsError, match=message):
+        convert(tmp_path / "x.pth", tmp_path / "x.safetensors", **limit)
+
+
 def test_junk_is_no_checkpoint_and_the_process_has_no_network_and_a_limit(tmp_path):
     (tmp_path / "junk.pth").write_bytes(b"hello")
     with pytest.raises(FathomsError, match="it is not a readable checkpoint"):

@@ -157,6 +157,16 @@ def test_a_command_module_imports_no_torch(command):
     assert done.stdout == "False\n"
 
 
+def test_a_model_that_timm_has_not_is_pointed_to_the_other_format(tmp_path):
+    with pytest.raises(FathomsError) as raised:
+        export_model(vit(residual="rezero"), tmp_path / "m.safetensors", "timm")
+    assert (
+        str(raised.value)
+        == "export: residual='rezero' has no place in timm's layout; use --format safetensors"
+    )
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_accelerated_and_folded_cait_of_timm_is_compared_with_the_model_as_it_was(tmp_path):
     cait = pytest.importorskip("timm.models.cait")
     torch.manual_seed(0)

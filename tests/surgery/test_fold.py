@@ -225,6 +225,11 @@ def test_convolutions_take_scales_on_either_side_but_no_shift_under_padding():
     assert "pads with zeros" in report.left[0][1]
 
 
+class Branching(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x if float(x.sum()) > 0 else -x)
+
+
 @pytest.mark.plain
 @pytest.mark.parametrize(
     ("model", "given", "message"),
@@ -236,7 +241,8 @@ def test_convolutions_take_scales_on_either_side_but_no_shift_under_padding():
             "Sequential: its image size is not known; pass images=",
         ),
         (vit(), torch.randn(1, 3, 8, 8), "images are 8x8, the model takes 16x16"),
-        (nn.Sequential(nn.LayerNorm(4)), torch.randn(1, 3), "Sequential: its forward pass cannot be traced"),
+        (nn.Sequential(nn.LayerNorm(4)), torch.randn(1, 3), r"the model fails on images of shape \(1, 3\)"),
+        (Branching(4), torch.randn(1, 4), "Branching: its forward pass cannot be traced"),
     ],
 )
 def test_a_model_that_cannot_be_folded_is_an_error(model, given, message):

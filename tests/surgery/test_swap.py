@@ -111,7 +111,7 @@ PEERS = {
     "vit_small_patch14_dinov2": {"img_size": 28, "depth": 2},
     "swin_tiny_patch4_window7_224": {"img_size": 56, "embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4)},
     "convnext_atto": {"depths": (1, 1, 1, 1)},
-    "poolformer_s12": {"layers": (1, 1, 1, 1), "embed_dims": (8, 16, 24, 32)},
+    "poolformer_s12": {},
 }
 
 
@@ -205,6 +205,7 @@ class Mixed(Functional):
             r"only=range\(2, 9\) holds no norm; the blocks with norms are \[0\] to \[1\]",
         ),
         (vit(), {"only": lambda _: False}, "picks none of 5 norms"),
+        (vit(), {"only": []}, r"only=\[\] names none of 5 norms; see "),
         (
             vit(),
             {"to": "learnable_scalar"},
@@ -279,6 +280,22 @@ def test_mode_dtype_and_trainability_are_kept():
     assert model.norm.training
     assert model.norm.a.dtype == torch.bfloat16
     assert model.norm.a.requires_grad
+
+
+@pytest.mark.parametrize("how", ["keep", "reset", "calibrate"])
+def test_the_successor_of_a_frozen_norm_is_frozen(how):
+    model = vit().requires_grad_(False)
+    model.norm.requires_grad_(True)
+    swap_norms(model, "dyt", calibrate=images(), how=how)
+    trained = {name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {"norm"}
+
+
+def test_a_norm_without_parameters_is_frozen_if_the_model_is():
+    for frozen in (False, True):
+        model = nn.Sequential(nn.LayerNorm(4, elementwise_affine=False), nn.Linear(4, 4))
+        swap_norms(model.requires_grad_(not frozen), "learnable_scaler")
+        assert model[0].a.requires_grad is not frozen
 
 
 def test_the_successor_of_a_norm_without_parameters_has_the_dtype_of_the_model():

@@ -18,6 +18,8 @@ from fathoms.cli.main import main
         (["--model", "vit_tny_patch16_224"], "no model is called 'vit_tny_patch16_224'; did you mean"),
         (["--lr", "0"], "--lr 0.0: use a learning rate above zero"),
         (["--lr", "-1"], "--lr -1.0: use a learning rate above zero"),
+        (["--spike-score", "nan"], "--spike-score=nan is not finite"),
+        (["--spike-score", "inf", "--on-spike", "rollback"], "--spike-score=inf is not finite"),
         (["--device", "cuda:7"], "this machine has no usable GPU"),
         (["--output", "/proc/nothing"], "cannot be written"),
         (["--recipe", "cait"], "no recipe is called 'cait'; did you mean 'cait_400'"),

@@ -76,6 +76,8 @@ def run(args: Args) -> int:
     for name, needed in {"max_drop": "int8", "visibility": "push"}.items():
         if getattr(args, name) is not None and getattr(args, needed) is None:
             raise FathomsError(f"--{name.replace('_', '-')} needs --{needed}; give both or neither")
+    if args.max_drop is not None and not 0 <= args.max_drop <= 100:
+        raise FathomsError(f"--max-drop {args.max_drop}: use 0 to 100 percentage points")
     check_data(args.int8, "--int8")
     checkpoint = check_trained(args.checkpoint, args.model, where="CHECKPOINT")
     from fathoms.evaluate.exported_file import file_of_card

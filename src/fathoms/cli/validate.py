@@ -146,7 +146,7 @@ def measure_all(
 
     from fathoms.data.sources.splits import open_held_out
     from fathoms.evaluate.metrics import FewerChannels
-    from fathoms.evaluate.robustness import class_note, match_classes, real_of
+    from fathoms.evaluate.robustness import class_note, empty_note, match_classes, real_of
 
     data = named_data(args.data) if args.data is not None else loaded.data
     if data is None:
@@ -162,11 +162,12 @@ def measure_all(
     labels = None if real is None else real_of(sources[data], real, str(args.real_labels))
     loaders = {place: make_loader(args, loaded, source, world) for place, source in sources.items()}
     maps: dict[str, Any] = dict.fromkeys(places)
+    notes = [empty_note(sources[data].classes, sources[data].labels.tolist(), data)]
     if loaded.classes is not None:
         maps = {place: match_classes(sources[place].classes, loaded.classes, place) for place in places}
-        note = class_note(sources[data].classes, loaded.classes, data)
-        if note is not None and world.is_main:
-            print(printable(note), file=sys.stderr)
+        notes.append(class_note(sources[data].classes, loaded.classes, data))
+    for note in (note for note in notes if note is not None and world.is_main):
+        print(printable(note), file=sys.stderr)
     model = loaded.model.to(world.device)
     if args.torchcompile is not None:
         from fathoms.train.precision.compile import check_backend

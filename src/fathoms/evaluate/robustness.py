@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -49,6 +49,20 @@ def class_note(data: Sequence[str], model: Sequence[str], where: str) -> str | N
     if set(data) <= set(model):
         return f"{where}: has {len(data)} of the model's {len(model)} classes; the others are not considered"
     return f"{where}: its classes are numbers, and are taken for the model's by their order ({_some(model)})"
+
+
+def empty_note(classes: Sequence[str], labels: Iterable[int], where: str) -> str | None:
+    """A line if a data set has no images of some of its classes, as one that its training set alone has.
+
+    >>> empty_note(["ant", "bee", "cat"], [0, 2, 2], "set")
+    "set: has no images of 1 of its 3 classes ('bee'); the metrics are of the others"
+    """
+    present = set(labels)
+    empty = [name for index, name in enumerate(classes) if index not in present]
+    if not empty:
+        return None
+    share = f"{len(empty)} of its {len(classes)} classes ({_some(empty)})"
+    return f"{where}: has no images of {share}; the metrics are of the others"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fathoms.errors import WeightsError
+from fathoms.errors import ConfigError, WeightsError, flag_of
 from fathoms.files.atomic import replacing
 
 # Torch itself maps several gigabytes of address space before it has read anything.
 _TORCH_BYTES = 8 << 30
+# Least and most of each limit; the system takes a negative one for none at all.
+_LIMITS = {"max_gb": (1e-3, 10**6), "seconds": (1, 10**9)}
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,10 @@ def convert(
     """
     source, target = Path(source), Path(target)
     _check(source, target)
+    for name, value in {"max_gb": max_gb, "seconds": seconds}.items():
+        least, most = _LIMITS[name]
+        if not least <= value <= most:
+            raise ConfigError(f"{flag_of(name)} {value}: use {least} to {most}")
     with replacing(target) as temporary:
         found = _read_in_subprocess(source, temporary, key, int(max_gb * 1e9), seconds)
     lists = {name: tuple(found[name]) for name in ("dtypes", "top", "left_out")}

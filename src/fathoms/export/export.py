@@ -22,6 +22,7 @@ from fathoms.export.verify import verify
 from fathoms.files.atomic import replacing
 from fathoms.models.build_timm import TIMM, build_timm
 from fathoms.models.inference_mode import in_inference
+from fathoms.models.timm_names import why_not_timm
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights, put_weights, read_tensors, save_weights, weights_of
 from fathoms.names.registry import check_name
@@ -159,6 +160,8 @@ def _write_program(model: nn.Module, path: Path) -> Runner:
 
 def _write_weights(model: ViT, path: Path, format: str) -> Runner:
     """Write the weights of a fathoms model, and read them back into a new model of the same config."""
+    if format == "timm" and (reason := why_not_timm(model.config)):
+        raise FathomsError(f"export: {reason}; use --format safetensors")
     twin = ViT(model.config).eval()
     if {name for name, _ in twin.named_parameters()} != {name for name, _ in model.named_parameters()}:
         raise FathomsError(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fathoms.errors import FathomsError
+from fathoms.errors import FathomsError, reason
 from fathoms.models.inference_mode import in_inference
 
 # Where libraries keep the image size of a model; the first that is found counts.
@@ -119,6 +119,37 @@ def finite_run(model: nn.Module, images: Tensor, where: str) -> list[Tensor]:
     if not all(tensor.isfinite().all() for tensor in found):
         raise FathomsError(f"{where}: the model's output is not finite; check its weights and the images")
     return found
+
+
+def check_comparable(model: nn.Module, images: Tensor, where: str, allowed: float, otherwise: str) -> None:
+    """Refuse images that a model does not take, and a model whose output no other can be compared with.
+
+    That is one whose output is not finite, or changes by more than `allowed` from run to run, of its largest value.
+
+    Args:
+        model: Any module.
+        images: A batch (B, ...).
+        where: The caller, as errors name it.
+        allowed: Largest difference that is rounding.
+        otherwise: What can be done with a model that is random all the same.
+    """
+    try:
+        first = finite_run(model, images, where)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise FathomsError(
+            f"{where}: the model fails on images of shape {tuple(images.shape)} ({reason(error)}); "
+            "give images as it takes them"
+        ) from error
+    second = run(model, images)
+    same = [tensor.shape for tensor in first] == [tensor.shape for tensor in second]
+    gap = difference(first, second) if same else float("inf")
+    if not gap <= allowed:
+        raise FathomsError(
+            f"{where}: the model is not deterministic: two runs on the same images differ by {gap:.2g} of the largest "
+            f"output; switch off what is random, such as masks, or {otherwise}"
+        )
 
 
 def difference(before: list[Tensor], after: list[Tensor]) -> float:

@@ -133,13 +133,18 @@ class FoldReport:
         """One line for each part, folded or left, then the savings and the difference."""
         rows = [(row.name, ", ".join(row.into), row.became) for row in self.rows]
         rows += [(name, "left", reason) for name, reason in self.left]
-        saved = f"{self.operations} operations and {self.parameters[0] - self.parameters[1]} parameters saved"
-        lines = [f"{len(self.rows)} parts folded, {len(self.left)} left, {saved}"]
+        lines = [f"{len(self.rows)} parts folded, {len(self.left)} left, {self._savings()}"]
         if not self.rows:
             lines.append("nothing was left to fold")
         if self.difference is not None:
             lines.append(f"output differs by {self.difference:.2g} of its largest value")
         return "\n".join([aligned(("part", "into", "became"), rows), *lines, *self.notes])
+
+    def _savings(self) -> str:
+        fewer = self.parameters[0] - self.parameters[1]
+        if fewer >= 0:
+            return f"{self.operations} operations and {fewer} parameters saved"
+        return f"{self.operations} operations saved, {-fewer} parameters added: biases where there were none"
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""

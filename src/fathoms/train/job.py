@@ -12,6 +12,7 @@ from typing import Any, Literal
 from fathoms.errors import ConfigError, flag_of
 from fathoms.machine.devices import check_device
 from fathoms.models.config import ViTConfig
+from fathoms.names.config_checks import check_field
 from fathoms.train.identity import config_identity, policy_identity, recipe_identity
 from fathoms.train.recipe.image_sizes import ImageSizes
 from fathoms.train.recipe.recipe import Recipe
@@ -71,6 +72,8 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_device(self.device)
+        # A NaN is below no least, and would call every update a spike.
+        check_field(RunOptions, "spike_score", self.spike_score, "--", ConfigError)
         for name, most in {"seed": 2**32 - 1, "workers": 1024}.items():
             if getattr(self, name) > most:
                 raise ConfigError(f"{flag_of(name)} {getattr(self, name)}: use {most} or less")

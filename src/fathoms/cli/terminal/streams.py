@@ -43,7 +43,8 @@ def make_safe() -> None:
         stream.flush()
         raw = _Stream(stream)
         options: dict[str, Any] = {"errors": "backslashreplace", "write_through": stream.write_through}
-        options["line_buffering"] = stream.isatty() or stream.line_buffering
+        # What PYTHONUNBUFFERED lets through at once must not wait in the buffer that is new here.
+        options["line_buffering"] = stream.isatty() or stream.line_buffering or stream.write_through
         setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, **options))
 
 

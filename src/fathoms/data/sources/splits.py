@@ -207,12 +207,24 @@ def open_held_out(path: str, split: str | None = None, run: Path | None = None) 
             train if check_name(split or "test", ("train", "test"), "split", "--split") == "train" else test
         )
     if split is not None:
-        return open_source(path, split)
+        return _named_split(path, split)
     names = [name for name in list_splits(path) if name not in _TRAIN]
     if not set(names) - set(_WHOLE) and run is not None and (run / "split.json").is_file():
         return _carved_by(run, open_source(path, names[0] if names else "train"))
     best = next((name for name in names if name not in _VAL + _WHOLE), names[0] if names else "all")
     return open_source(path, best)
+
+
+def _named_split(path: str, split: str) -> AnySource:
+    """A split by the name given as --split; the nearest one is offered if the data has none of that name."""
+    try:
+        return open_source(path, split)
+    except DataError:
+        names = list_splits(path)
+        # One that is there, maybe under another of its names, has its own reason.
+        if not set(SPLIT_NAMES.get(split, (split,))) & set(names):
+            check_name(split, names, "split", "--split")
+        raise
 
 
 def _carved_by(run: Path, whole: AnySource) -> AnySource:

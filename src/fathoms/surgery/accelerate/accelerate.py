@@ -12,7 +12,15 @@ from fathoms.errors import FathomsError
 from fathoms.ops.mlp import why_not_here
 from fathoms.parts.linear import has_hooks, is_bare, is_exact_gelu
 from fathoms.surgery.accelerate.modules import FusedMLP, FusedTalkingHeads, InPlaceOf, OneQueryAttention
-from fathoms.surgery.inputs import as_batches, check_model, difference, example_images, finite_run, run
+from fathoms.surgery.inputs import (
+    as_batches,
+    check_comparable,
+    check_model,
+    difference,
+    example_images,
+    finite_run,
+    run,
+)
 from fathoms.surgery.replace import replace_module
 from fathoms.surgery.zeros import depends_on_images, proof_notes, zero_parameters, zeros_at_random
 from fathoms.text_table import aligned
@@ -105,6 +113,7 @@ def accelerate(model: nn.Module, *, images: Tensor | None = None) -> AccelerateR
             (), tuple(left), 0.0, (f"{type(model).__name__} {LEFT if left else NOTHING}",)
         )
     images = example_images(model, 2) if images is None else as_batches(images, model)[0]
+    check_comparable(model, images, "accelerate", TOLERANCE.get(images.dtype, 1e-4), "leave it as it is")
     gap = _install(model, [(module, new(module)) for _, module, new in found], images)
     rows = tuple((name, type(old).__name__, new.__name__) for name, old, new in found)
     zeros = zero_parameters(model)

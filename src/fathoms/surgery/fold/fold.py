@@ -5,22 +5,19 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-import torch
 from torch import Tensor, fx, nn
 
 from fathoms.errors import FathomsError
 from fathoms.surgery.fold.affine_parts import AffinePart, find_parts
 from fathoms.surgery.fold.arithmetic import Weights, absorb_permanently, is_neutral
 from fathoms.surgery.fold.cleanup import Fate, clean
+from fathoms.surgery.fold.compare import tolerance, verified
 from fathoms.surgery.fold.graph import Traced, trace
 from fathoms.surgery.fold.normal_form import prepare
 from fathoms.surgery.fold.targets import NoRouteError, by_output, route
-from fathoms.surgery.inputs import as_batches, check_model, difference, example_images, finite_run, run
+from fathoms.surgery.inputs import as_batches, check_comparable, check_model, example_images
 from fathoms.surgery.report import FoldReport, FoldRow
 from fathoms.surgery.zeros import depends_on_images, proof_notes, zero_parameters, zeros_at_random
-
-# Largest allowed difference between the outputs, over the largest output: rounding only.
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-2}
 
 # A part that was folded, the weights that absorbed it, and whether it was all ones and zeros before.
 _Folded = tuple[AffinePart, tuple[str, ...], bool]
@@ -39,8 +36,9 @@ def fold(
     Args:
         model: Any module; it is not changed.
         images: A batch (B, ...) that it accepts; None draws random images of its size.
-        verify: Compare the outputs of both, and raise if they differ by more than rounding; parameters that are all
-            zero, which hide what they multiply, are compared at random values too.
+        verify: Compare the outputs of both, on these images and on batches of 1 and 5, and raise if they differ by
+            more than rounding; parameters that are all zero, which hide what they multiply, are compared at random
+            values too.
 
     >>> from fathoms import create_model
     >>> vit = create_model("vit_digits", depth=2, num_classes=10, norm="learnable_scaler")
@@ -50,19 +48,25 @@ def fold(
     """
     check_model(model, "fold")
     images = example_images(model, 2) if images is None else as_batches(images, model)[0]
+    if verify:
+        check_comparable(model, images, "fold", tolerance(images.dtype), "pass verify=False")
     folded, report = _folded(model, images)
     if not verify:
         return folded, report
-    gap, zeros = _verified(model, folded, images), zero_parameters(model)
+    gap, zeros = verified(model, folded, images, _fold_only), zero_parameters(model)
     if zeros:
         # With zeros at random the folding is another one, of the same parts: that one is compared too.
         awake = copy.deepcopy(model)
         with zeros_at_random(zeros, awake):
-            gap = max(gap, _verified(awake, _folded(awake, images)[0], images))
+            gap = max(gap, verified(awake, _fold_only(awake, images), images, _fold_only))
             proved = depends_on_images(awake, images)
     else:
         proved = depends_on_images(model, images)
     return folded, replace(report, difference=gap, notes=proof_notes(zeros, proved))
+
+
+def _fold_only(model: nn.Module, images: Tensor) -> nn.Module:
+    return _folded(model, images)[0]
 
 
 def _folded(model: nn.Module, images: Tensor) -> tuple[nn.Module, FoldReport]:
@@ -141,15 +145,3 @@ def _names(part: AffinePart) -> str:
 def _row(part: AffinePart, into: tuple[str, ...], became: Fate) -> FoldRow:
     nodes = sum(2 if use.first is not use.last else 1 for use in part.uses if use.entry is not None)
     return FoldRow(_names(part), into, became, 0 if became == "set to one" else nodes)
-
-
-def _verified(model: nn.Module, folded: nn.Module, images: Tensor) -> float:
-    """The difference of the outputs; an error if it is more than rounding."""
-    gap = difference(finite_run(model, images, "fold"), run(folded, images))
-    allowed = TOLERANCE.get(images.dtype, 1e-5)
-    if not gap <= allowed:
-        raise FathomsError(
-            f"fold: the folded model differs by {gap:.2g} of its largest output, more than {allowed:g}; "
-            "please report this model, or look at it with verify=False"
-        )
-    return gap

@@ -31,7 +31,7 @@ class NewNorm:
 
 
 def build_part(site: NormSite, to: str, model: nn.Module) -> NewNorm:
-    """The norm `to` for a site, at its own init, in the dtype and on the device of the old one.
+    """The norm `to` for a site, at its own init, in the dtype and on the device of the old one, frozen if that was.
 
     A norm whose gain and shift have been folded away has no parameters; then those of the model decide.
     """
@@ -48,6 +48,9 @@ def build_part(site: NormSite, to: str, model: nn.Module) -> NewNorm:
     if site.kind in ("batchnorm", "groupnorm", "layernorm") and isinstance(activation, nn.Module):
         module = ThenActivation(module, activation)
     part.to(**(home_of(site.module) or home_of(model)))  # pyrefly: ignore
+    # Those of an activation inside the old norm are not the norm's.
+    replaced = list(site.module.parameters(recurse=False)) or list(model.parameters())
+    part.requires_grad_(not replaced or any(parameter.requires_grad for parameter in replaced))
     return NewNorm(part, module)
 
 

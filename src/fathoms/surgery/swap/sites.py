@@ -144,7 +144,8 @@ def choose_sites(sites: list[NormSite], only: Choice | None) -> list[NormSite]:
         chosen = [site for site in sites if only(site)]
         problem = f"the function given as only= picks none of {len(sites)} norms"
     else:
-        return _by_pattern(sites, only)
+        chosen = _by_pattern(sites, only)
+        problem = f"only={only!r} names none of {len(sites)} norms"
     if not chosen:
         raise FathomsError(f"swap_norms: {problem}; see fathoms.surgery.swap.sites.find_sites(model)")
     return chosen

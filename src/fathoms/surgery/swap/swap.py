@@ -13,7 +13,7 @@ from fathoms.models.vit import ViT
 from fathoms.names.registry import check_name
 from fathoms.parts.norms.norm import NORMS
 from fathoms.parts.norms.scaler import LearnableScaler2d
-from fathoms.surgery.inputs import as_batches, check_model, difference, example_images, run
+from fathoms.surgery.inputs import as_batches, check_comparable, check_model, difference, example_images, run
 from fathoms.surgery.replace import replace_module
 from fathoms.surgery.report import SwapReport, SwapRow
 from fathoms.surgery.swap.calibrate import fit, record_pairs, running_order
@@ -23,6 +23,9 @@ from fathoms.surgery.swap.sites import Choice, NormSite, choose_sites, find_site
 from fathoms.surgery.zeros import depends_on_images, proof_notes, zero_parameters, zeros_at_random
 
 WAYS = ("keep", "reset", "calibrate")
+
+# Another order of summation moves the output from run to run by less; then the pairs of a fit belong together.
+REPEATS = 1e-2
 
 
 def swap_norms(
@@ -37,7 +40,8 @@ def swap_norms(
 
     "keep" copies each norm's learned scale and shift into the new one; a LearnableScaler also takes in a
     BatchNorm's running statistics, which makes that swap exact. "reset" starts the new norms afresh.
-    "calibrate" fits each new norm to the old norm's outputs on the batches.
+    "calibrate" fits each new norm to the old norm's outputs on the batches. In place of a frozen norm, the new one
+    is frozen too.
 
     Args:
         model: Any module, of fathoms or not.
@@ -60,6 +64,8 @@ def swap_norms(
     if how == "calibrate" and batches is None:
         raise FathomsError("swap_norms: how='calibrate' needs batches; pass calibrate=")
     sites = _sites(model, to, only, batches)
+    if batches is not None:
+        check_comparable(model, batches[0], "swap_norms", REPEATS, "leave calibrate= out")
     if how != "reset":
         _refuse_training_batchnorm(sites)
     new = {site.name: build_part(site, to, model) for site in sites}
