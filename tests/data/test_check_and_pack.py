@@ -1,6 +1,5 @@
 """`fathoms data check`, `pack` and `info`, through their run functions, on data with real faults."""
 
-import io
 import json
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from fathoms.cli.data import info as data_info
 from fathoms.cli.data import pack as data_pack
 from fathoms.data import DataError, choose_decoder, open_source
 from fathoms.data.tools.check import check_sources
-from fathoms.data.tools.duplicates import near_pairs, perceptual_hash
 from fathoms.data.tools.manifest import verify_manifest
 from fathoms.data.tools.pack import PackOptions, target_size, verify_pack
 from fathoms.errors import ConfigError, FathomsError
@@ -91,46 +89,6 @@ def test_a_link_that_leads_nowhere_is_a_bad_file_among_good_ones(photo_folder, c
     assert (code, [bad["name"] for bad in result["bad"]]) == (1, ["train/cat/gone.jpg"])
     assert "BAD 'train/cat/gone.jpg': " in out
     assert call(data_info, capsys, photo_folder)[0] == 0
-
-
-def test_duplicates_are_found_within_and_across_splits(photo_folder, capsys, encoded):
-    original = photo_folder / "train/ape/000.jpg"
-    (photo_folder / "train/bee/copy.jpg").write_bytes(original.read_bytes())
-    with Image.open(photo_folder / "train/cat/002.jpg") as image:
-        larger = image.resize((image.width * 2, image.height * 2), Image.Resampling.BICUBIC)
-    (photo_folder / "val/cat/leak.jpg").write_bytes(encoded(larger, quality=80))
-    (photo_folder / "train/cat/blank1.png").write_bytes(encoded(Image.new("RGB", (40, 40), (9, 9, 9)), "PNG"))
-    (photo_folder / "train/cat/blank2.png").write_bytes(encoded(Image.new("RGB", (40, 40), (8, 8, 8)), "PNG"))
-    code, _, result = call(data_check, capsys, photo_folder, "--json")
-    assert code == 0
-    assert result["exact_duplicates"] == [["train/ape/000.jpg", "train/bee/copy.jpg"]]
-    assert [pair[:2] for pair in result["near_duplicates"]] == [["train/cat/002.jpg", "val/cat/leak.jpg"]]
-    assert result["across_splits"] == [["train/cat/002.jpg", "val/cat/leak.jpg"]]
-
-
-def test_near_pairs_are_all_pairs_within_the_limit():
-    rng = np.random.default_rng(0)
-    hashes = [int(v) for v in rng.integers(0, 2**63, 300)]
-    for i in range(0, 300, 3):
-        flips = rng.choice(64, size=int(rng.integers(1, 7)), replace=False)
-        hashes.append(hashes[i] ^ sum(1 << int(bit) for bit in flips))
-    hashes += [None, hashes[5]]
-    every = {
-        (i, j): (hashes[i] ^ hashes[j]).bit_count()
-        for i in range(len(hashes))
-        for j in range(i + 1, len(hashes))
-        if None not in (hashes[i], hashes[j]) and (hashes[i] ^ hashes[j]).bit_count() <= 4
-    }
-    assert {(i, j): d for i, j, d in near_pairs(hashes)} == every
-
-
-def test_the_hash_survives_shrinking_and_compression_but_not_another_image(photo):
-    original = photo(1, 150, 200)
-    buffer = io.BytesIO()
-    original.resize((100, 75)).save(buffer, "JPEG", quality=40)
-    first, again = perceptual_hash(np.asarray(original)), perceptual_hash(np.asarray(Image.open(buffer)))
-    assert (first ^ again).bit_count() <= 4
-    assert (first ^ perceptual_hash(np.asarray(photo(2, 150, 200)))).bit_count() > 12
 
 
 def test_arrays_are_checked_too(tmp_path, capsys):

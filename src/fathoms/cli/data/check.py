@@ -134,13 +134,14 @@ def _summary(sources: list[Source], report: Report, target: Path) -> dict[str, A
 def _remarks(sources: list[Source], report: Report) -> dict[str, Any]:
     """Files that were left out, and notices about the good ones."""
     from fathoms.data.sources.left_out import left_out_of
-    from fathoms.data.tools.notices import of_sizes, one_class, overlaps
+    from fathoms.data.tools.notices import of_crowds, of_sizes, one_class, overlaps
 
     good = {s.split: [f for f in report.files if f.split == s.split and not f.problem] for s in sources}
     warnings = [
         *one_class(sources[0].classes),
         *of_sizes({split: Counter(file.shape for file in files) for split, files in good.items()}),
         *overlaps({split: [file.row.sha256 for file in files] for split, files in good.items()}),
+        *of_crowds(report.crowded),
     ]
     return {"left_out": left_out_of(*sources).to_json(), "warnings": warnings}
 

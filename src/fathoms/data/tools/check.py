@@ -16,7 +16,14 @@ from fathoms.data.decode.decode import Decoder, choose_decoder
 from fathoms.data.errors import BadImageError, DataError
 from fathoms.data.sources.arrays import ArraySource
 from fathoms.data.sources.base import Source
-from fathoms.data.tools.duplicates import exact_groups, near_pairs, perceptual_hash
+from fathoms.data.tools.duplicates import (
+    CROWD,
+    NEAR,
+    exact_groups,
+    first_of_each,
+    near_pairs,
+    perceptual_hash,
+)
 from fathoms.data.tools.manifest import FileRow
 from fathoms.data.tools.ordered_map import ordered_map
 
@@ -42,6 +49,8 @@ class Report:
     exact: list[list[str]] = field(default_factory=list)
     near: list[tuple[str, str, int]] = field(default_factory=list)
     across: list[list[str]] = field(default_factory=list)
+    crowded: int = 0
+    """Files that were not compared for near duplicates, as too many others of their split have their hash."""
     decoder: str = ""
 
     @property
@@ -82,7 +91,7 @@ def inspect_file(source: Source, decoder: Decoder, index: int) -> CheckedFile:
 def check_sources(
     sources: list[Source],
     workers: int = 1,
-    near: int = 4,
+    near: int = NEAR,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Report:
     """Decode every file of every source; find duplicates within and across splits.
@@ -114,12 +123,18 @@ def _find_duplicates(report: Report, near: int) -> None:
     report.across = [[names[i] for i in group] for group in groups if len({splits[i] for i in group}) > 1]
     if near < 0:
         return
-    for i, j, distance in near_pairs([file.hash for file in good], near):
-        if good[i].row.sha256 == good[j].row.sha256:
+    # Copies within a split are listed above.
+    own = [good[i] for i in first_of_each([(file.row.sha256, file.split) for file in good], 1)]
+    hashed = [file for file in own if file.hash is not None]
+    kept = [hashed[i] for i in first_of_each([(file.hash, file.split) for file in hashed], CROWD)]
+    report.crowded = len(hashed) - len(kept)
+    for i, j, distance in near_pairs([file.hash for file in kept], near):
+        one, other = kept[i], kept[j]
+        if one.row.sha256 == other.row.sha256:
             continue
-        report.near.append((names[i], names[j], distance))
-        if splits[i] != splits[j]:
-            report.across.append([names[i], names[j]])
+        report.near.append((one.row.name, other.row.name, distance))
+        if one.split != other.split:
+            report.across.append([one.row.name, other.row.name])
 
 
 def check_arrays(source: ArraySource) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from fathoms.data.errors import DataError
 from fathoms.data.sources.arrays import ArraySource
 from fathoms.data.sources.base import Source
 from fathoms.data.sources.left_out import left_out_of
+from fathoms.data.tools.duplicates import CROWD
+from fathoms.text_table import plural
 
 AnySource = Source | ArraySource
 Size = tuple[int, int]
@@ -80,6 +82,16 @@ def overlaps(digests: Mapping[str, Sequence[str]]) -> list[str]:
         if both:
             lines.append(f"warning: {both} of {len(digests[split])} {split} images are also in {first}")
     return lines
+
+
+def of_crowds(crowded: int) -> list[str]:
+    """A line if files were not compared for near duplicates, as too many others of their split have their hash."""
+    if not crowded:
+        return []
+    return [
+        f"warning: {plural(crowded, 'file')} not compared for near duplicates; "
+        f"{CROWD} before them in their split have the same hash"
+    ]
 
 
 def _picked(count: int) -> Iterable[int]:
