@@ -1,6 +1,7 @@
 """`fathoms data check`, `pack` and `info`, through their run functions, on data with real faults."""
 
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -203,6 +204,28 @@ def test_packing_replaces_only_what_is_left_of_the_same_pack(photo_folder, tmp_p
         assert {path.name: path.read_bytes() for path in target.iterdir()} == whole
     with pytest.raises(DataError, match="is a file, not a folder"):
         call(data_pack, capsys, photo_folder, target / "classes.txt")
+
+
+def test_overwriting_removes_shards_that_the_new_pack_does_not_have(photo_folder, tmp_path, capsys):
+    target = tmp_path / "packed"
+    call(data_pack, capsys, photo_folder, target, "--shard-samples", 10)
+    mine = {"mine-000000.tar": b"x", "mine-000000.json": b"{}", "train-000077.tar": b"x", "a-b.json": b"{}"}
+    for name, data in mine.items():
+        (target / name).write_bytes(data)
+    # As after a kill while the shard was replaced.
+    (target / "val-000001.tar").unlink()
+    shutil.rmtree(photo_folder / "val/cat")
+    words = (photo_folder, target, "--shard-samples", 30, "--overwrite", "--json")
+    _, out, result = call(data_pack, capsys, *words)
+    assert "4 shards of an earlier pack removed" in out
+    assert result["shards_removed"] == 4
+    shards = {"train-000000", "train-000001", "val-000000"}
+    names = {f"{name}{suffix}" for name in shards for suffix in (".tar", ".json")}
+    assert {path.name for path in target.iterdir()} == {*names, *mine, "index.json", "classes.txt"}
+    assert call(data_pack, capsys, *words)[2]["shards_removed"] == 0
+    for name in mine:
+        (target / name).unlink()
+    assert len(open_source(target, kind="webdataset")) == 48
 
 
 @pytest.mark.parametrize("kind", ["folder", "idx", "cifar"])
