@@ -92,15 +92,21 @@ def test_a_link_that_leads_nowhere_is_a_bad_file_among_good_ones(photo_folder, c
     assert call(data_info, capsys, photo_folder)[0] == 0
 
 
-def test_arrays_are_checked_too(tmp_path, capsys):
-    x = np.random.default_rng(0).integers(0, 256, (10, 4, 4, 3), dtype=np.uint8)
-    np.savez(
-        tmp_path / "set.npz", x_train=x, y_train=np.arange(10) % 2, x_test=x[:1], y_test=np.zeros(1, int)
-    )
-    code, _, result = call(data_check, capsys, tmp_path / "set.npz", "--json")
+def test_arrays_are_checked_as_files_are(photo_folder, tmp_path, capsys, photo):
+    x = np.stack([np.asarray(photo(seed)) for seed in range(10)])
+    leaks = np.stack([x[0], x[1] // 2])
+    labels = np.arange(10) % 2
+    np.savez(tmp_path / "set.npz", x_train=x, y_train=labels, x_test=leaks, y_test=[0, 0])
+    code, out, result = call(data_check, capsys, tmp_path / "set.npz", "--json")
     assert code == 0
-    assert result["across_splits"] == [["train[0]", "test[0]"]]
+    assert result["across_splits"] == [["train[0]", "test[0]"], ["train[1]", "test[1]"]]
+    assert [pair[:2] for pair in result["near_duplicates"]] == result["across_splits"][1:]
+    assert (result["classes"], result["smallest_class"]) == ({"train": 2, "test": 2}, {"train": 5, "test": 0})
+    assert result["empty_classes"] == {"train": [], "test": ["1"]}
+    assert "0 bad of 12 images; manifest: " in out
     assert verify_manifest(result["manifest"], open_source(tmp_path / "set.npz"))["count"] == 10
+    assert result.keys() == call(data_check, capsys, photo_folder, "--json")[2].keys()
+    assert call(data_check, capsys, tmp_path / "set.npz", "--json", "--near", -1)[2]["near_duplicates"] == []
 
 
 def test_a_pack_holds_every_good_image_smaller_and_the_bad_ones_by_name(photo_folder, tmp_path, capsys):

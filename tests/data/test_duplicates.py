@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from fathoms.cli.data.check import Args
 from fathoms.cli.main import main
 from fathoms.data.tools import check
-from fathoms.data.tools.duplicates import near_pairs, perceptual_hash
+from fathoms.data.tools.duplicates import NEAR, near_pairs, perceptual_hash
 
 
 def checked(folder, capsys):
@@ -32,6 +33,10 @@ def test_duplicates_are_found_within_and_across_splits(photo_folder, capsys, enc
     assert result["exact_duplicates"] == [["train/ape/000.jpg", "train/bee/copy.jpg"]]
     assert [pair[:2] for pair in result["near_duplicates"]] == [["train/cat/002.jpg", "val/cat/leak.jpg"]]
     assert result["across_splits"] == [["train/cat/002.jpg", "val/cat/leak.jpg"]]
+
+
+def test_the_command_takes_the_limit_of_the_library():
+    assert Args("photos").near == NEAR
 
 
 def within(hashes, limit):
@@ -87,7 +92,7 @@ def test_of_a_crowd_some_are_listed_and_the_rest_are_counted(photo_folder, capsy
     out, result = checked(photo_folder, capsys)
     assert len(result["near_duplicates"]) == 3
     assert [pair[1] for pair in result["across_splits"]] == ["val/ape/leak.png"] * 2
-    assert "warning: 3 files not compared for near duplicates; 50 before them" in out
+    assert "warning: 3 files not compared for near duplicates; 2 before them" in out
 
 
 def test_the_hash_survives_shrinking_and_compression_but_not_another_image(photo):
