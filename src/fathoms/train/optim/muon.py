@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fathoms.errors import ConfigError
+from fathoms.names.optimizers import BETAS, EPS, takes_muon
 from fathoms.train.optim.closure import loss_of
 from fathoms.train.optim.conditional_step import hold_of, step_unless
 from fathoms.train.optim.plain import AdamW, PlainOptimizer
@@ -41,8 +41,8 @@ class MuonWithAdamW(PlainOptimizer):
         params: Iterable[dict[str, Any]],
         lr: float = 1e-3,
         momentum: float = 0.95,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
+        betas: tuple[float, float] = BETAS,
+        eps: float = EPS,
         weight_decay: float = 0.0,
         fused: bool | None = None,
     ) -> None:
@@ -94,11 +94,6 @@ class MuonWithAdamW(PlainOptimizer):
         return loss
 
 
-def takes_muon(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is a matrix inside a block: not a stem, a head, a token or a position."""
-    return parameter.ndim == 2 and "blocks" in name.split(".")
-
-
 def _by_muon(group: dict[str, Any]) -> dict[str, Any]:
     """A group of matrices whose learning rate depends on the width, by Muon's rule instead of Adam's.
 
@@ -117,7 +112,7 @@ def split_for_muon(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             pairs = [
                 (name, parameter)
                 for name, parameter in zip(group["names"], group["params"], strict=True)
-                if takes_muon(name, parameter) is (algorithm == "muon")
+                if takes_muon(name, parameter.shape) is (algorithm == "muon")
             ]
             if pairs:
                 names, params = map(list, zip(*pairs, strict=True))
