@@ -116,6 +116,14 @@ def test_other_formats_and_first_frames(decoder, photo, encoded, kind):
     assert read_header(data).format in ("BMP" if kind == "DIB" else kind, kind)
 
 
+@pytest.mark.parametrize("kind", ["GIF", "BMP", "TIFF"])
+def test_a_cut_file_is_refused_in_words(photo, encoded, kind):
+    data = encoded(photo(5), kind)
+    with pytest.raises(BadImageError, match="truncated|cannot be decoded|decoder error") as raised:
+        choose_decoder("auto").decode(data[: len(data) // 2])
+    assert "Error:" not in str(raised.value)
+
+
 @pytest.mark.parametrize("kind", ["TIFF", "AVIF", "WEBP", "PNG"])
 def test_orientation_is_undone_once_in_every_format_that_has_one(photo, encoded, kind):
     exif = Image.Exif()
