@@ -30,7 +30,6 @@ class MuonWithAdamW(PlainOptimizer):
         momentum: Muon's Nesterov momentum.
         betas: AdamW's decay of the two moments.
         eps: AdamW's term in the denominator.
-        weight_decay: Decoupled weight decay.
         fused: Whether AdamW runs as one kernel; None lets torch choose.
 
     Papers: Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982.
@@ -43,10 +42,9 @@ class MuonWithAdamW(PlainOptimizer):
         momentum: float = 0.95,
         betas: tuple[float, float] = BETAS,
         eps: float = EPS,
-        weight_decay: float = 0.0,
         fused: bool | None = None,
     ) -> None:
-        super().__init__(list(params), {"lr": lr, "weight_decay": weight_decay, "algorithm": None})
+        super().__init__(list(params), {"lr": lr, "weight_decay": 0.0, "algorithm": None})
         for group in self.param_groups:
             if group["algorithm"] not in ALGORITHMS:
                 raise ConfigError(
@@ -60,10 +58,10 @@ class MuonWithAdamW(PlainOptimizer):
         self._parts: dict[str, torch.optim.Optimizer] = {}
         if mine["muon"]:
             self._parts["muon"] = StackedMuon(
-                mine["muon"], lr, weight_decay, momentum, adjust_lr_fn="match_rms_adamw"
+                mine["muon"], lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"
             )
         if mine["adamw"]:
-            self._parts["adamw"] = AdamW(mine["adamw"], lr, betas, eps, weight_decay, fused=fused)
+            self._parts["adamw"] = AdamW(mine["adamw"], lr, betas, eps, fused=fused)
         filled = {name: iter(part.param_groups) for name, part in self._parts.items()}
         self.param_groups = [next(filled[group["algorithm"]]) for group in self.param_groups]
         self._share()
