@@ -103,7 +103,7 @@ class _Where:
 
     @property
     def part(self) -> str:
-        """Where it is now."""
+        """The part whose code is running."""
         return self.stack[-1]
 
 
