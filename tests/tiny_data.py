@@ -5,18 +5,35 @@ from __future__ import annotations
 import io
 import struct
 import tarfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from fathoms.data.batch import Batch
 from fathoms.data.sources.detect import READERS
 from fathoms.data.tools.pack import PackOptions, pack_split, write_index
 
 SIDE = 32
 LABELS = {"train": [0, 1, 2, 0, 1, 2], "val": [2, 0, 1]}
+
+
+def png_chunk(kind: bytes, body: bytes) -> bytes:
+    """A chunk of a PNG, with its length and its checksum."""
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def same_batches(first: Iterable[Batch], second: Iterable[Batch]) -> bool:
+    """Whether two epochs have the same images, labels, numbers and soft targets, bit for bit."""
+    return all(
+        torch.equal(getattr(a, part), getattr(b, part))
+        for a, b in zip(first, second, strict=True)
+        for part in ("images", "labels", "ids", "targets")
+    )
 
 
 def pixels_of(split: str) -> np.ndarray:

@@ -25,6 +25,10 @@ VARIANTS = {
 """Options of ViTConfig that lead through different parts."""
 SMALL = {"image_size": 16, "patch_size": 4, "dim": 24, "heads": 3, "depth": 2, "num_classes": 5}
 
+LAYERSCALE = ViTConfig(
+    image_size=16, patch_size=4, dim=32, heads=2, depth=3, num_classes=5, residual="layerscale", readout="cls"
+)
+
 
 def perturbed_vit(**more):
     """Two small blocks in inference whose parameters, scales and shifts included, are off their initial values."""
@@ -45,3 +49,9 @@ def layerscale_vit():
     torch.manual_seed(0)
     sizes = {"image_size": 16, "patch_size": 4, "dim": 32, "heads": 2, "depth": 3, "num_classes": 5}
     return ViT(ViTConfig(**sizes, residual="layerscale", readout="cls"))
+
+
+def labelled_batch():
+    """Six images and labels for `LAYERSCALE`."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(6, 3, 16, 16, generator=generator), torch.randint(0, 5, (6,), generator=generator)

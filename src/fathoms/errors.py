@@ -37,6 +37,15 @@ def reason(error: BaseException, most: int = 160) -> str:
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 
+def unforeseen(error: BaseException) -> str:
+    """The words for an error that no check foresaw; its class is in the traceback, for whoever reports it.
+
+    >>> unforeseen(KeyError("w"))
+    "an error that fathoms did not foresee ('w')"
+    """
+    return f"an error that fathoms did not foresee ({reason(error)})"
+
+
 def flag_of(option: str) -> str:
     """The flag of an option on the command line, as errors name it.
 

@@ -1,4 +1,4 @@
-"""Plain text for the terminal: tables, and counts with their nouns."""
+"""Plain text for the terminal: tables, names to choose from, and counts with their nouns."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for row in (header, *rows)
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def one_of(names: Sequence[str]) -> str:
+    """Names to choose from, in words.
+
+    >>> one_of(["cosine", "wsd", "custom"]), one_of(["step"])
+    ('cosine, wsd or custom', 'step')
+    """
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def plural(count: int, noun: str) -> str:

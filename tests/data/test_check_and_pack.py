@@ -1,7 +1,7 @@
 """`fathoms data check`, `pack` and `info`, through their run functions, on data with real faults."""
 
-import io
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,7 +16,6 @@ from fathoms.cli.data import info as data_info
 from fathoms.cli.data import pack as data_pack
 from fathoms.data import DataError, choose_decoder, open_source
 from fathoms.data.tools.check import check_sources
-from fathoms.data.tools.duplicates import near_pairs, perceptual_hash
 from fathoms.data.tools.manifest import verify_manifest
 from fathoms.data.tools.pack import PackOptions, target_size, verify_pack
 from fathoms.errors import ConfigError, FathomsError
@@ -93,55 +92,21 @@ def test_a_link_that_leads_nowhere_is_a_bad_file_among_good_ones(photo_folder, c
     assert call(data_info, capsys, photo_folder)[0] == 0
 
 
-def test_duplicates_are_found_within_and_across_splits(photo_folder, capsys, encoded):
-    original = photo_folder / "train/ape/000.jpg"
-    (photo_folder / "train/bee/copy.jpg").write_bytes(original.read_bytes())
-    with Image.open(photo_folder / "train/cat/002.jpg") as image:
-        larger = image.resize((image.width * 2, image.height * 2), Image.Resampling.BICUBIC)
-    (photo_folder / "val/cat/leak.jpg").write_bytes(encoded(larger, quality=80))
-    (photo_folder / "train/cat/blank1.png").write_bytes(encoded(Image.new("RGB", (40, 40), (9, 9, 9)), "PNG"))
-    (photo_folder / "train/cat/blank2.png").write_bytes(encoded(Image.new("RGB", (40, 40), (8, 8, 8)), "PNG"))
-    code, _, result = call(data_check, capsys, photo_folder, "--json")
+def test_arrays_are_checked_as_files_are(photo_folder, tmp_path, capsys, photo):
+    x = np.stack([np.asarray(photo(seed)) for seed in range(10)])
+    leaks = np.stack([x[0], x[1] // 2])
+    labels = np.arange(10) % 2
+    np.savez(tmp_path / "set.npz", x_train=x, y_train=labels, x_test=leaks, y_test=[0, 0])
+    code, out, result = call(data_check, capsys, tmp_path / "set.npz", "--json")
     assert code == 0
-    assert result["exact_duplicates"] == [["train/ape/000.jpg", "train/bee/copy.jpg"]]
-    assert [pair[:2] for pair in result["near_duplicates"]] == [["train/cat/002.jpg", "val/cat/leak.jpg"]]
-    assert result["across_splits"] == [["train/cat/002.jpg", "val/cat/leak.jpg"]]
-
-
-def test_near_pairs_are_all_pairs_within_the_limit():
-    rng = np.random.default_rng(0)
-    hashes = [int(v) for v in rng.integers(0, 2**63, 300)]
-    for i in range(0, 300, 3):
-        flips = rng.choice(64, size=int(rng.integers(1, 7)), replace=False)
-        hashes.append(hashes[i] ^ sum(1 << int(bit) for bit in flips))
-    hashes += [None, hashes[5]]
-    every = {
-        (i, j): (hashes[i] ^ hashes[j]).bit_count()
-        for i in range(len(hashes))
-        for j in range(i + 1, len(hashes))
-        if None not in (hashes[i], hashes[j]) and (hashes[i] ^ hashes[j]).bit_count() <= 4
-    }
-    assert {(i, j): d for i, j, d in near_pairs(hashes)} == every
-
-
-def test_the_hash_survives_shrinking_and_compression_but_not_another_image(photo):
-    original = photo(1, 150, 200)
-    buffer = io.BytesIO()
-    original.resize((100, 75)).save(buffer, "JPEG", quality=40)
-    first, again = perceptual_hash(np.asarray(original)), perceptual_hash(np.asarray(Image.open(buffer)))
-    assert (first ^ again).bit_count() <= 4
-    assert (first ^ perceptual_hash(np.asarray(photo(2, 150, 200)))).bit_count() > 12
-
-
-def test_arrays_are_checked_too(tmp_path, capsys):
-    x = np.random.default_rng(0).integers(0, 256, (10, 4, 4, 3), dtype=np.uint8)
-    np.savez(
-        tmp_path / "set.npz", x_train=x, y_train=np.arange(10) % 2, x_test=x[:1], y_test=np.zeros(1, int)
-    )
-    code, _, result = call(data_check, capsys, tmp_path / "set.npz", "--json")
-    assert code == 0
-    assert result["across_splits"] == [["train[0]", "test[0]"]]
+    assert result["across_splits"] == [["train[0]", "test[0]"], ["train[1]", "test[1]"]]
+    assert [pair[:2] for pair in result["near_duplicates"]] == result["across_splits"][1:]
+    assert (result["classes"], result["smallest_class"]) == ({"train": 2, "test": 2}, {"train": 5, "test": 0})
+    assert result["empty_classes"] == {"train": [], "test": ["1"]}
+    assert "0 bad of 12 images; manifest: " in out
     assert verify_manifest(result["manifest"], open_source(tmp_path / "set.npz"))["count"] == 10
+    assert result.keys() == call(data_check, capsys, photo_folder, "--json")[2].keys()
+    assert call(data_check, capsys, tmp_path / "set.npz", "--json", "--near", -1)[2]["near_duplicates"] == []
 
 
 def test_a_pack_holds_every_good_image_smaller_and_the_bad_ones_by_name(photo_folder, tmp_path, capsys):
@@ -245,6 +210,28 @@ def test_packing_replaces_only_what_is_left_of_the_same_pack(photo_folder, tmp_p
         assert {path.name: path.read_bytes() for path in target.iterdir()} == whole
     with pytest.raises(DataError, match="is a file, not a folder"):
         call(data_pack, capsys, photo_folder, target / "classes.txt")
+
+
+def test_overwriting_removes_shards_that_the_new_pack_does_not_have(photo_folder, tmp_path, capsys):
+    target = tmp_path / "packed"
+    call(data_pack, capsys, photo_folder, target, "--shard-samples", 10)
+    mine = {"mine-000000.tar": b"x", "mine-000000.json": b"{}", "train-000077.tar": b"x", "a-b.json": b"{}"}
+    for name, data in mine.items():
+        (target / name).write_bytes(data)
+    # As after a kill while the shard was replaced.
+    (target / "val-000001.tar").unlink()
+    shutil.rmtree(photo_folder / "val/cat")
+    words = (photo_folder, target, "--shard-samples", 30, "--overwrite", "--json")
+    _, out, result = call(data_pack, capsys, *words)
+    assert "4 shards of an earlier pack removed" in out
+    assert result["shards_removed"] == 4
+    shards = {"train-000000", "train-000001", "val-000000"}
+    names = {f"{name}{suffix}" for name in shards for suffix in (".tar", ".json")}
+    assert {path.name for path in target.iterdir()} == {*names, *mine, "index.json", "classes.txt"}
+    assert call(data_pack, capsys, *words)[2]["shards_removed"] == 0
+    for name in mine:
+        (target / name).unlink()
+    assert len(open_source(target, kind="webdataset")) == 48
 
 
 @pytest.mark.parametrize("kind", ["folder", "idx", "cifar"])

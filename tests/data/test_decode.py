@@ -17,6 +17,7 @@ from fathoms.data.decode.turbojpeg import load_turbojpeg
 from fathoms.data.sources import image_formats
 from fathoms.data.sources.image_formats import FORMATS
 from fathoms.errors import BackendError, UnknownNameError
+from tiny_data import png_chunk
 
 DECODERS = ["turbojpeg", "simplejpeg", "pillow"]
 
@@ -95,15 +96,12 @@ def test_16_bit_rgb_png_keeps_the_high_byte(decoder):
     values = (np.arange(5 * 7 * 3) * 517 % 65536).reshape(5, 7, 3).astype(">u2")
     rows = b"".join(b"\x00" + row.tobytes() for row in values)
 
-    def chunk(kind, body):
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
     head = struct.pack(">IIBBBBB", 7, 5, 16, 2, 0, 0, 0)
     data = (
         b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", head)
-        + chunk(b"IDAT", zlib.compress(rows))
-        + chunk(b"IEND", b"")
+        + png_chunk(b"IHDR", head)
+        + png_chunk(b"IDAT", zlib.compress(rows))
+        + png_chunk(b"IEND", b"")
     )
     assert (decoder.decode(data) == (values >> 8)).all()
 
@@ -114,6 +112,14 @@ def test_other_formats_and_first_frames(decoder, photo, encoded, kind):
     data = encoded(photo(5), kind, **options)
     assert (decoder.decode(data) == pillow_rgb(data)).all()
     assert read_header(data).format in ("BMP" if kind == "DIB" else kind, kind)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "BMP", "TIFF"])
+def test_a_cut_file_is_refused_in_words(photo, encoded, kind):
+    data = encoded(photo(5), kind)
+    with pytest.raises(BadImageError, match="truncated|cannot be decoded|decoder error") as raised:
+        choose_decoder("auto").decode(data[: len(data) // 2])
+    assert "Error:" not in str(raised.value)
 
 
 @pytest.mark.parametrize("kind", ["TIFF", "AVIF", "WEBP", "PNG"])

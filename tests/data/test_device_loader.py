@@ -14,6 +14,7 @@ from fathoms.data import (
     MixOptions,
     Sampler,
 )
+from fathoms.data.device_loader import Ahead
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_batches_made_together_are_those_made_alone(source, monkeypatch):
     # What a GPU does to launch less often: three batches, then the two that are left.
     monkeypatch.setattr(type(together), "_at_once", 3)
     for batch in together.epoch(1):
-        alone = together._prepare(1, range(batch.number, batch.number + 1))[0]
+        alone = Ahead((), together._pieces(1, range(batch.number, batch.number + 1))).finish()[0]
         assert torch.equal(batch.images, alone.images)
         assert torch.equal(batch.targets, alone.targets)
         assert torch.equal(batch.ids, alone.ids)

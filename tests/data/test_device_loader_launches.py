@@ -20,6 +20,7 @@ from fathoms.data import (
     MixOptions,
     Sampler,
 )
+from fathoms.data.device_loader import Ahead
 
 PADDED = CropOptions(crop="pad", train_interpolation="bilinear")
 
@@ -57,7 +58,7 @@ def asked_for(crop, count, batch=256):
     augment = Augment(options, classes=10, device="meta")
     loader = DeviceLoader(source, Sampler(count, batch), 32, crop, augment, device="meta")
     with Asked() as asked:
-        batches = loader._prepare(0, range(loader.batches))
+        batches = Ahead((), loader._pieces(0, range(loader.batches))).finish()
     assert len(batches) == count // batch
     assert batches[0].images.shape == (batch, 3, 32, 32)
     return asked

@@ -16,11 +16,13 @@ TINY = ["--recipe", "digits", "--depth", "1", "--dim", "16", "--heads", "2", "--
 TINY += ["--image-size", "16", "--patch-size", "8", "--epochs", "1", "--device", "cpu"]
 
 
-def arrays(path, train=8, test=8, classes=2, copy=False):
+def arrays(path, train=8, test=8, classes=2, copy=False, grey=False):
     rng = np.random.default_rng(0)
     x, other = (rng.integers(0, 256, (8, side, side, 3), dtype=np.uint8) for side in (train, test))
     labels = np.arange(8) % classes
-    np.savez(path, x_train=x, y_train=labels, x_test=x if copy else other, y_test=labels)
+    np.savez(
+        path, x_train=x[..., 0] if grey else x, y_train=labels, x_test=x if copy else other, y_test=labels
+    )
     return path
 
 
@@ -41,9 +43,13 @@ def lines(path):
             {"test": 12},
             "warning: splits have images of different sizes (train 8x8, test 12x12); all are resized",
         ),
+        (
+            {"grey": True},
+            "warning: some splits are grey and others in colour (train grey, test RGB); grey becomes three",
+        ),
         ({"classes": 1}, "warning: there is one class, '0'; a classifier needs two"),
     ],
-    ids=["nothing", "copies", "tiny", "sizes", "one class"],
+    ids=["nothing", "copies", "tiny", "sizes", "grey", "one class"],
 )
 def test_odd_arrays_get_a_line_from_every_command(tmp_path, capsys, options, line):
     path = arrays(tmp_path / "d.npz", **options)

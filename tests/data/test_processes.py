@@ -32,6 +32,7 @@ from fathoms.data import (
 from fathoms.data.loader import CAN_FORK
 from fathoms.data.sources.folder import FolderSource
 from fathoms.errors import ConfigError
+from tiny_data import same_batches
 
 pytestmark = [
     pytest.mark.skipif(not CAN_FORK, reason="processes are forked, which is for Linux"),
@@ -51,16 +52,6 @@ def train_loader(source, kind="processes", workers=2, resize_on="worker", size=3
     return Loader(source, Sampler(len(source), 8), transform, augment, settings)
 
 
-def same(first, second):
-    return all(
-        torch.equal(a.images, b.images)
-        and torch.equal(a.labels, b.labels)
-        and torch.equal(a.ids, b.ids)
-        and torch.equal(a.targets, b.targets)
-        for a, b in zip(first, second, strict=True)
-    )
-
-
 def children(loader):
     return loader._processes[1]._pool.handles
 
@@ -72,13 +63,13 @@ def test_batches_are_those_of_threads(photo_folder, resize_on, workers):
     apart = train_loader(source, workers=workers, resize_on=resize_on)
     threads = train_loader(source, "threads", resize_on=resize_on)
     for epoch in (0, 1):
-        assert same(apart.epoch(epoch), threads.epoch(epoch))
+        assert same_batches(apart.epoch(epoch), threads.epoch(epoch))
     first = [child.pid for child in children(apart)]
     # Left in the middle and resumed from another batch, by the same processes.
     left = apart.epoch(2)
     next(left)
     left.close()
-    assert same(apart.epoch(2, start=1), threads.epoch(2, start=1))
+    assert same_batches(apart.epoch(2, start=1), threads.epoch(2, start=1))
     assert [child.pid for child in children(apart)] == first
     assert not apart.stats.accidents
 
@@ -105,12 +96,12 @@ def test_epochs_that_are_open_at_once_do_not_meet(photo_folder, kind):
     first = loader.epoch(0)
     begun = [next(first)]
     # The second begins while the first stands still, and ends before it; the third begins in the middle of it.
-    assert same(loader.epoch(1), other.epoch(1))
+    assert same_batches(loader.epoch(1), other.epoch(1))
     third = loader.epoch(2)
     begun_third = [next(third)]
-    assert same([*begun, *first], other.epoch(0))
-    assert same([*begun_third, *third], other.epoch(2))
-    assert same(loader.epoch(3), other.epoch(3))
+    assert same_batches([*begun, *first], other.epoch(0))
+    assert same_batches([*begun_third, *third], other.epoch(2))
+    assert same_batches(loader.epoch(3), other.epoch(3))
 
 
 @pytest.mark.parametrize("resize_on", ["worker", "device"])
@@ -133,22 +124,22 @@ def test_a_loader_that_is_closed_in_the_middle_says_so(photo_folder):
     loader.close()
     with pytest.raises(LoaderError, match="have ended"):
         list(batches)
-    assert same(loader.epoch(1), train_loader(source, "threads").epoch(1))
+    assert same_batches(loader.epoch(1), train_loader(source, "threads").epoch(1))
 
 
 def test_larger_images_get_more_memory(photo_folder):
     source = open_source(photo_folder)
     apart, threads = train_loader(source), train_loader(source, "threads")
-    assert same(apart.epoch(0), threads.epoch(0))
+    assert same_batches(apart.epoch(0), threads.epoch(0))
     for loader in (apart, threads):
         loader.set_size(64)
-    assert same(apart.epoch(1), threads.epoch(1))
+    assert same_batches(apart.epoch(1), threads.epoch(1))
 
 
 def test_many_tasks_for_one_process_do_not_fill_its_pipe(photo_folder):
     source = open_source(photo_folder)
     loader = train_loader(source, workers=1, prefetch=200)
-    assert same(loader.epoch(0), train_loader(source, "threads").epoch(0))
+    assert same_batches(loader.epoch(0), train_loader(source, "threads").epoch(0))
 
 
 def test_bad_images_are_noted_by_the_parent(photo_folder):
@@ -156,7 +147,7 @@ def test_bad_images_are_noted_by_the_parent(photo_folder):
     bad.write_bytes(bad.read_bytes()[:100])
     source = open_source(photo_folder)
     loader = train_loader(source)
-    assert same(loader.epoch(0), train_loader(source, "threads").epoch(0))
+    assert same_batches(loader.epoch(0), train_loader(source, "threads").epoch(0))
     assert len(loader.stats.bad) == 1
     assert bad.name in next(iter(loader.stats.bad))
     with pytest.raises(DataError, match=rf"1 bad images are more than the 0 allowed: .*{bad.name}"):
@@ -214,7 +205,7 @@ def test_a_process_that_is_killed_is_replaced_and_the_batches_stay_the_same(phot
         batches = list(loader.epoch(0))
     assert time.monotonic() - began < 10
     assert len(loader.stats.accidents) == 1
-    assert same(batches, train_loader(open_source(photo_folder), "threads").epoch(0))
+    assert same_batches(batches, train_loader(open_source(photo_folder), "threads").epoch(0))
 
 
 @pytest.mark.clock
@@ -224,7 +215,7 @@ def test_a_process_that_hangs_is_replaced_and_the_batches_stay_the_same(photo_fo
     with pytest.warns(RuntimeWarning, match=rf"data-worker-\d has hung for .* at {source.where(7)}; another"):
         batches = list(loader.epoch(0))
     assert time.monotonic() - began < 10
-    assert same(batches, train_loader(open_source(photo_folder), "threads").epoch(0))
+    assert same_batches(batches, train_loader(open_source(photo_folder), "threads").epoch(0))
 
 
 @pytest.mark.clock
@@ -241,11 +232,12 @@ def test_a_second_death_stops_the_run_names_the_file_and_leaves_no_process(photo
     assert all(child.ended for child in children(loader))
 
 
-def test_an_error_reaches_the_consumer_with_the_file(photo_folder, monkeypatch):
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_an_error_reaches_the_consumer_with_the_file(photo_folder, monkeypatch, kind):
     source = open_source(photo_folder)
     monkeypatch.setattr(type(source), "read", lambda _source, index: index // 0)
     with pytest.raises(LoaderError, match=r"data-worker-\d at train/.* failed with ZeroDivisionError"):
-        list(train_loader(source).epoch(0))
+        list(train_loader(source, kind).epoch(0))
 
 
 def test_signals_to_a_whole_job_are_left_to_the_loop(photo_folder):
@@ -256,7 +248,7 @@ def test_signals_to_a_whole_job_are_left_to_the_loop(photo_folder):
     for child in children(loader):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             os.kill(child.pid, number)
-    assert same([first, *batches], train_loader(source, "threads").epoch(0))
+    assert same_batches([first, *batches], train_loader(source, "threads").epoch(0))
     assert not loader.stats.accidents
 
 

@@ -62,3 +62,16 @@ def test_batchnorm_and_its_average_do_not_depend_on_when_a_run_saves(tmp_path, t
         trainer.run()
     runs.train(name="half")
     assert runs.same_weights("half", "whole")
+
+
+def test_an_error_that_nobody_foresaw_is_the_runs_reason_in_words(tiny_runs, monkeypatch):
+    trainer = tiny_runs.trainer("--epochs", "1", name="cut")
+
+    def fail(*_):
+        raise KeyError("w")
+
+    monkeypatch.setattr(trainer.loop, "run", fail)
+    with pytest.raises(KeyError):
+        trainer.run()
+    summary = tiny_runs.summary("cut")
+    assert (summary["status"], summary["reason"]) == ("failed", "an error that fathoms did not foresee ('w')")

@@ -9,7 +9,8 @@ import torch
 
 from fathoms import ViT, ViTConfig
 from fathoms.cli.main import main
-from fathoms.probes.cost import matrix_speed, measure_cost, part_of, training_memory
+from fathoms.names.optimizers import takes_muon
+from fathoms.probes.cost import matrix_speed, measure_cost, part_of, training_memory, update_memory
 
 CONFIG = ViTConfig(image_size=16, patch_size=4, dim=32, heads=2, depth=3, num_classes=5)
 
@@ -81,10 +82,19 @@ def test_parts_are_told_by_name():
 
 
 def test_training_memory_adds_state_and_activations():
-    assert training_memory(1000, 50.0, 10, "fp32") == 1000 * 16 + 500
-    assert training_memory(1000, 50.0, 10, "bf16") == 1000 * 20 + 500
-    assert training_memory(1000, 50.0, 10, "fp32", "sgd") == 1000 * 12 + 500
-    assert training_memory(1000, 50.0, 10, "autocast", fixed=7.0) == 1000 * 16 + 500 + 7
+    assert training_memory(1000, 8000, 50.0, 10, "fp32") == 1000 * 16 + 500
+    assert training_memory(1000, 8000, 50.0, 10, "bf16") == 1000 * 20 + 500
+    assert training_memory(1000, 8000, 50.0, 10, "autocast", fixed=7.0) == 1000 * 16 + 500 + 7
+
+
+def test_an_update_counts_the_state_that_muon_keeps():
+    images = torch.randn(1, 3, 16, 16)
+    memory = {opt: update_memory(model(), images, 4, "fp32", opt) for opt in ("adamw", "muon", "sgd")}
+    matrices = sum(p.numel() for name, p in model().named_parameters() if takes_muon(name, p.shape))
+    others = [p for name, p in model().named_parameters() if not takes_muon(name, p.shape)]
+    counters = 4 * len(others)
+    assert memory["muon"] - memory["sgd"] == 4 * sum(p.numel() for p in others) + counters
+    assert memory["adamw"] - memory["muon"] == 4 * matrices + 4 * len([*model().parameters()]) - counters
 
 
 def test_the_command_prints_a_table_and_the_hours_of_a_recipe(capsys, tmp_path):

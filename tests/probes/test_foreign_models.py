@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import fathoms
@@ -149,6 +150,66 @@ def test_post_norm_blocks_of_torch_are_followed():
     signal = fathoms.probe(Net(), IMAGES)
     assert [site.branch for site in signal] == ["attn", "mlp"]
     assert signal[1].stream == pytest.approx(1.0, rel=1e-3)
+
+
+class Spelled(nn.Module):
+    """Two blocks that call torch's functions with their arguments by name, or by place."""
+
+    class Block(nn.Module):
+        def __init__(self, attention, named):
+            super().__init__()
+            self.attention, self.named = attention, named
+            self.norm1, self.norm2 = nn.LayerNorm(16), nn.LayerNorm(16)
+            self.attn = nn.MultiheadAttention(16, 2, batch_first=True)
+            self.mlp = nn.ModuleList([nn.Linear(16, 32), nn.Linear(32, 16)])
+
+        def call(self, function, *args, **named):
+            return function(*args, **named) if self.named else function(*args, *named.values())
+
+        def attend(self, x):
+            weight, bias, heads = self.attn.in_proj_weight, self.attn.in_proj_bias, self.attn.num_heads
+            out = self.attn.out_proj
+            if self.attention == "multihead":
+                x = x.transpose(0, 1)
+                ours = {"query": x, "key": x, "value": x, "embed_dim_to_check": 16, "num_heads": heads}
+                ours |= {"in_proj_weight": weight, "in_proj_bias": bias, "bias_k": None, "bias_v": None}
+                ours |= {"add_zero_attn": False, "dropout_p": 0.0}
+                ours |= {"out_proj_weight": out.weight, "out_proj_bias": out.bias}
+                return self.call(F.multi_head_attention_forward, **ours)[0].transpose(0, 1)
+            qkv = F.linear(x, weight, bias).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+            q, k, v = qkv.unbind(0)
+            if self.attention == "fused":
+                x = self.call(F.scaled_dot_product_attention, query=q, key=k, value=v)
+            else:
+                x = self.call(F.softmax, input=q @ k.mT * 8**-0.5, dim=-1) @ v
+            return out(x.transpose(1, 2).flatten(2))
+
+        def forward(self, x):
+            x = self.norm1(x)
+            x = self.call(torch.clone, input=x)
+            x = self.call(torch.add, input=x, other=self.attend(x))
+            y = self.call(F.layer_norm, input=x, normalized_shape=(16,))
+            return x + self.mlp[1](self.call(F.gelu, input=self.mlp[0](y)))
+
+    def __init__(self, attention, named):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList([self.Block(attention, named) for _ in range(2)])
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, images):
+        x = images.flatten(2).unflatten(2, (8, -1))[:, 0, :, :16]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("attention", ["fused", "softmax", "multihead"])
+def test_arguments_by_name_are_read_as_those_by_place(attention):
+    by_name, by_place = (fathoms.probe(Spelled(attention, named), IMAGES) for named in (True, False))
+    assert by_name == by_place
+    assert all(site.entropy is not None for site in by_name if site.branch == "attn")
+    assert all(site.dead is not None for site in by_name if site.branch == "mlp")
 
 
 def test_a_wrong_image_size_of_a_foreign_model_is_one_line():

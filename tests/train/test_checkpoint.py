@@ -125,6 +125,21 @@ def test_an_error_of_the_thread_is_raised_in_training(folder, monkeypatch):
     saver.check()
 
 
+def test_an_error_of_the_thread_that_nobody_foresaw_keeps_its_cause(folder, monkeypatch):
+    def fail(*_args):
+        raise KeyError("w")
+
+    monkeypatch.setattr(saver_module.checkpoints, "save", fail)
+    saver = AsyncSaver(folder, 2, torch.device("cpu"))
+    saver.save(lambda _stage: kept(1))
+    saver.close()
+    with pytest.raises(
+        FathomsError, match=r"cannot save: an error that .* did not foresee \('w'\); rep"
+    ) as raised:
+        saver.check()
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
 def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_left(folder, monkeypatch):
     """F12; the folder is renamed first, so that it is never mistaken for a checkpoint."""
     warned = []

@@ -8,18 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fathoms.errors import ConfigError
-from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 from fathoms.train.precision.cuda_graph import WARMUP, GraphedStep, _Capture
-
-CONFIG = ViTConfig(
-    image_size=16, patch_size=4, dim=32, heads=2, depth=3, num_classes=5, residual="layerscale", readout="cls"
-)
-
-
-def batch():
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(6, 3, 16, 16, generator=generator), torch.randint(0, 5, (6,), generator=generator)
+from tiny_models import LAYERSCALE, labelled_batch
 
 
 def test_a_graph_without_a_device_is_refused():
@@ -107,8 +98,8 @@ def test_replayed_steps_give_the_numbers_of_launched_ones():
     results = {}
     for launch in ("eager", "graph"):
         torch.manual_seed(0)
-        model = ViT(CONFIG.replace(drop_path=0.3)).cuda()
-        images, labels = (x.cuda() for x in batch())
+        model = ViT(LAYERSCALE.replace(drop_path=0.3)).cuda()
+        images, labels = (x.cuda() for x in labelled_batch())
 
         def compute(images, labels, model=model):
             loss = F.cross_entropy(model(images), labels)

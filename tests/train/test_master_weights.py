@@ -10,28 +10,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from fathoms.errors import ConfigError
-from fathoms.models.config import ViTConfig
 from fathoms.models.vit import ViT
 from fathoms.parts import NORMS
 from fathoms.parts.mlp import BiasedGelu
 from fathoms.parts.residuals.residual import PLACEMENTS, RESIDUALS
 from fathoms.train.precision.master_weights import ComputeCopy
+from tiny_models import LAYERSCALE, labelled_batch
 
-CONFIG = ViTConfig(
-    image_size=16, patch_size=4, dim=32, heads=2, depth=3, num_classes=5, residual="layerscale", readout="cls"
-)
 FACTORS = ("norm.weight", "norm.bias", "norm.a", "norm.b", "norm.g", "scale.gamma", "scale.alpha")
-
-
-def batch():
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(6, 3, 16, 16, generator=generator), torch.randint(0, 5, (6,), generator=generator)
 
 
 def make(**switches):
     """A model whose factors are far from one and zero, so that a lost one shows."""
     torch.manual_seed(0)
-    model = ViT(CONFIG.replace(**switches))
+    model = ViT(LAYERSCALE.replace(**switches))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(FACTORS) or name.endswith(".bias"):
@@ -42,7 +34,7 @@ def make(**switches):
 def gradients(model, module, copies=None, autocast=True):
     """Gradients of a model's own parameters, computed through `module`."""
     device = next(model.parameters()).device
-    images, labels = (x.to(device) for x in batch())
+    images, labels = (x.to(device) for x in labelled_batch())
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
         loss = F.cross_entropy(module(images).float(), labels)
     loss.backward()
@@ -75,7 +67,7 @@ def allowed(norm, residual, placement, readout):
     """The switches, or None where the model refuses them, which is tested with the model."""
     switches = {"norm": norm, "residual": residual, "attn_placement": placement, "mlp_placement": placement}
     try:
-        ViT(CONFIG.replace(**switches, readout=readout))
+        ViT(LAYERSCALE.replace(**switches, readout=readout))
     except ConfigError:
         return None
     return {**switches, "readout": readout}
@@ -95,7 +87,7 @@ def test_every_norm_and_residual_method_is_among_the_combinations():
 def test_outputs_and_gradients_are_those_of_the_model(switches):
     plain, copied = (make(**switches) for _ in range(2))
     copies = ComputeCopy(copied, torch.float32)
-    images, _ = batch()
+    images, _ = labelled_batch()
     assert torch.allclose(copies.module(images), plain(images), rtol=1e-4, atol=1e-5)
     expected = gradients(plain, plain, autocast=False)
     got = gradients(copied, copies.module, copies, autocast=False)
@@ -148,7 +140,9 @@ def test_after_a_push_outputs_and_gradients_are_those_of_the_changed_model(reado
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     copies.push_weights()
-    assert torch.allclose(copies.module(batch()[0]), plain(batch()[0]), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(
+        copies.module(labelled_batch()[0]), plain(labelled_batch()[0]), rtol=1e-4, atol=1e-5
+    )
     expected = gradients(plain, plain, autocast=False)
     got = gradients(copied, copies.module, copies, autocast=False)
     floor = 1e-5 * max(x.norm() for x in expected.values())
@@ -217,7 +211,7 @@ def test_a_gelu_in_tanhs_form_is_not_taken_for_the_exact_one():
     model.blocks[1].mlp.act = nn.GELU(approximate="tanh")
     copied = ComputeCopy(model, torch.float32).module
     assert [type(block.mlp.act) for block in copied.blocks] == [BiasedGelu, nn.GELU, BiasedGelu]
-    assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-5, atol=1e-6)
+    assert torch.allclose(copied(labelled_batch()[0]), model(labelled_batch()[0]), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("place", ["attn_join.norm", "attn_join.scale", "mlp.fc1", "mlp.act", "attn.proj"])
@@ -226,7 +220,7 @@ def test_a_hook_still_sees_and_changes_what_it_saw(place):
     part = model.blocks[1].get_submodule(place)
     part.register_forward_hook(lambda _module, _inputs, out: 3 * out + 0.5)
     copied = ComputeCopy(model, torch.float32).module
-    assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(copied(labelled_batch()[0]), model(labelled_batch()[0]), rtol=1e-4, atol=1e-5)
 
 
 def test_a_linear_of_two_mlps_keeps_its_bias():
@@ -234,7 +228,7 @@ def test_a_linear_of_two_mlps_keeps_its_bias():
     model.blocks[1].mlp.fc1 = model.blocks[0].mlp.fc1
     copied = ComputeCopy(model, torch.float32).module
     assert [type(block.mlp.act) for block in copied.blocks] == [nn.GELU, nn.GELU, BiasedGelu]
-    assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(copied(labelled_batch()[0]), model(labelled_batch()[0]), rtol=1e-4, atol=1e-5)
 
 
 def test_a_branch_of_two_blocks_serves_both():
@@ -244,4 +238,4 @@ def test_a_branch_of_two_blocks_serves_both():
         model.blocks[1].attn_join.norm.weight.mul_(2)
         model.blocks[1].attn_join.scale.gamma.mul_(2)
     copied = ComputeCopy(model, torch.float32).module
-    assert torch.allclose(copied(batch()[0]), model(batch()[0]), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(copied(labelled_batch()[0]), model(labelled_batch()[0]), rtol=1e-4, atol=1e-5)

@@ -10,6 +10,7 @@ import torch
 
 from fathoms import FathomsError
 from fathoms.train.optim.schedule import SCHEDULES, Schedule
+from fathoms.train.recipe.unused import ENDING
 
 
 def timm_rates(sched, epochs, updates=0, **options):
@@ -109,6 +110,10 @@ def test_wsd_is_flat_and_then_falls_to_the_minimum():
 def test_constant_stays():
     schedule = Schedule("constant", 0.3, 5, warmup_epochs=1, warmup_lr=0.1)
     assert [schedule.lr(epoch) for epoch in (0, 1, 5, 50)] == [0.1, 0.3, 0.3, 0.3]
+
+
+def test_the_recipe_knows_which_schedules_end():
+    assert tuple(name for name in SCHEDULES if SCHEDULES.metadata(name).ends) == ENDING
 
 
 @pytest.mark.parametrize("sched", list(SCHEDULES))

@@ -14,7 +14,7 @@ from typing import Any
 import tyro
 
 from fathoms.cli.flags.parse import Switches, given
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, flag_of
 
 EXAMPLES = """
 fathoms cost vit_small_patch16_224
@@ -55,7 +55,7 @@ def run(args: Args) -> int:
     for name in ("batch_size", "measured_batch", "images"):
         value = getattr(args, name)
         if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: use 1 or more")
+            raise ConfigError(f"{flag_of(name)} {value}: use 1 or more")
     if args.images is not None and args.recipe is None:
         raise ConfigError("--images would not be used: it goes with --recipe; add that")
     from fathoms.train.recipe.files import read_recipe
@@ -74,6 +74,7 @@ def measure(args: Args, recipe: dict[str, Any] | None) -> dict[str, Any]:
     import torch
 
     from fathoms.cli.targets import load_target
+    from fathoms.models.param_groups import state_bytes
     from fathoms.models.vit import ViT
     from fathoms.probes.cost import measure_cost, training_memory
     from fathoms.train.distributed import choose_device
@@ -85,7 +86,7 @@ def measure(args: Args, recipe: dict[str, Any] | None) -> dict[str, Any]:
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
     plain = measure_cost(model, images)
     mixed = measure_cost(model, images, torch.bfloat16)
-    count = int(plain.total("parameters"))
+    count, state = int(plain.total("parameters")), state_bytes(model, "adamw")
     saved = {"fp32": plain.total("saved"), "autocast": mixed.total("saved"), "bf16": mixed.total("saved")}
     # The policy bf16 counts its copy of the weights by itself, and autocast makes none of them there.
     fixed = {"fp32": plain.total("fixed"), "autocast": mixed.total("fixed"), "bf16": plain.total("fixed")}
@@ -100,7 +101,7 @@ def measure(args: Args, recipe: dict[str, Any] | None) -> dict[str, Any]:
         "saved_bytes": saved,
         "fixed_bytes": fixed,
         "training_bytes": {
-            policy: training_memory(count, size, args.batch_size, policy, fixed=fixed[policy])
+            policy: training_memory(count, state, size, args.batch_size, policy, fixed=fixed[policy])
             for policy, size in saved.items()
         },
         "matrix_speed": plain.peak,

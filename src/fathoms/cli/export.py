@@ -17,7 +17,7 @@ import tyro
 from fathoms.cli.flags.early_checks import check_data, check_trained, named_data
 from fathoms.cli.flags.parse import Switches, given
 from fathoms.cli.terminal.weights_taken import say_assumed, say_weights
-from fathoms.errors import FathomsError, printable
+from fathoms.errors import FathomsError, flag_of, printable
 from fathoms.files.atomic import check_absent
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def run(args: Args) -> int:
     """Load, export, push if requested, and print the result."""
     for name, needed in {"max_drop": "int8", "visibility": "push"}.items():
         if getattr(args, name) is not None and getattr(args, needed) is None:
-            raise FathomsError(f"--{name.replace('_', '-')} needs --{needed}; give both or neither")
+            raise FathomsError(f"{flag_of(name)} needs {flag_of(needed)}; give both or neither")
     if args.max_drop is not None and not 0 <= args.max_drop <= 100:
         raise FathomsError(f"--max-drop {args.max_drop}: use 0 to 100 percentage points")
     check_data(args.int8, "--int8")

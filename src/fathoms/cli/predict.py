@@ -6,6 +6,7 @@ Exit status: 0 all images were read, 1 some could not be read (they are listed),
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -24,7 +25,9 @@ from fathoms.errors import FathomsError, printable
 from fathoms.files.atomic import check_absent
 
 if TYPE_CHECKING:
+    from fathoms.evaluate.load import LoadedModel
     from fathoms.evaluate.predict import Prediction
+    from fathoms.evaluate.preprocessing import Preprocessing
 
 EXAMPLES = """
 fathoms predict cat.jpg --checkpoint runs/NAME
@@ -74,17 +77,9 @@ class Args:
 
 def run(args: Args) -> int:
     """Classify every image; 1 if some could not be read."""
-    check_counts(args, ("top", "batch_size"))
-    for image in args.images:
-        check_data(image)
-    check_data(args.classes, "--classes")
-    if args.attention is not None:
-        check_folder("--attention", args.attention)
-    checkpoint = check_trained(args.checkpoint, args.model, args.device)
-    from fathoms.cli.terminal.progress import progress_bar
+    checkpoint = _checked(args)
     from fathoms.evaluate.load import load_run
-    from fathoms.evaluate.predict import class_names, list_images, overlay, predict
-    from fathoms.train.distributed import choose_device
+    from fathoms.evaluate.predict import class_names, list_images
 
     files = list_images(args.images)
     with without_switches(args.model):
@@ -92,13 +87,54 @@ def run(args: Args) -> int:
     changes = {name: getattr(args, name) for name in ("crop_pct", "interpolation", "mean", "std")}
     preprocessing = loaded.preprocessing.changed(**changes)
     classes = class_names(args.classes, loaded.classes, loaded.num_classes)
+    _make_map_folder(args, loaded, files)
+    rows = _predicted(args, loaded, files, classes, preprocessing)
+    say_weights(checkpoint, loaded.source)
+    if loaded.assumed and None in (args.mean, args.std):
+        remedy = "if it was trained otherwise, give --mean and --std"
+        say_assumed(checkpoint, preprocessing, remedy)
+    bad = sum(bool(row.problem) for row in rows)
+    if args.json:
+        found = [row.to_json() for row in rows]
+        print(json_format.dumps({"weights": loaded.source, "predictions": found, "bad": bad}))
+    else:
+        print(table(rows))
+    return 1 if bad else 0
+
+
+def _checked(args: Args) -> str:
+    """The checkpoint, after a look at every flag that needs no torch."""
+    check_counts(args, ("top", "batch_size"))
+    for image in args.images:
+        check_data(image)
+    check_data(args.classes, "--classes")
     if args.attention is not None:
-        if loaded.config is None:
-            raise FathomsError(
-                f"--attention: is for fathoms models only, not for {loaded.name}; leave it out"
-            )
-        check_absent([map_file(args.attention, *entry) for entry in enumerate(files)], args.overwrite)
-        args.attention.mkdir(parents=True, exist_ok=True)
+        check_folder("--attention", args.attention)
+    return check_trained(args.checkpoint, args.model, args.device)
+
+
+def _make_map_folder(args: Args, loaded: LoadedModel, files: list[Path]) -> None:
+    """Make the folder of --attention, if it is given; maps that are there already are an error."""
+    if args.attention is None:
+        return
+    if loaded.config is None:
+        raise FathomsError(f"--attention: is for fathoms models only, not for {loaded.name}; leave it out")
+    check_absent([map_file(args.attention, *entry) for entry in enumerate(files)], args.overwrite)
+    args.attention.mkdir(parents=True, exist_ok=True)
+
+
+def _predicted(
+    args: Args,
+    loaded: LoadedModel,
+    files: list[Path],
+    classes: Sequence[str],
+    preprocessing: Preprocessing,
+) -> list[Prediction]:
+    """The classes of each image, with a bar; attention maps are written as they come."""
+    from fathoms.cli.terminal.progress import progress_bar
+    from fathoms.evaluate.predict import overlay, predict
+    from fathoms.train.distributed import choose_device
+
     rows: list[Prediction] = []
     predictions = predict(
         loaded.model.to(choose_device(args.device)),
@@ -115,17 +151,7 @@ def run(args: Args) -> int:
                 overlay(row, map_file(args.attention, number, Path(row.file)))
             rows.append(row)
             advance(number + 1)
-    say_weights(checkpoint, loaded.source)
-    if loaded.assumed and None in (args.mean, args.std):
-        remedy = "if it was trained otherwise, give --mean and --std"
-        say_assumed(checkpoint, preprocessing, remedy)
-    bad = sum(bool(row.problem) for row in rows)
-    if args.json:
-        found = [row.to_json() for row in rows]
-        print(json_format.dumps({"weights": loaded.source, "predictions": found, "bad": bad}))
-    else:
-        print(table(rows))
-    return 1 if bad else 0
+    return rows
 
 
 def map_file(folder: Path, number: int, image: Path) -> Path:

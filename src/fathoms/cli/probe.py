@@ -9,7 +9,7 @@ from __future__ import annotations
 import json as json_format
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tyro
 
@@ -18,6 +18,8 @@ from fathoms.cli.flags.parse import Switches, given
 from fathoms.cli.terminal.probe_words import default_note, say_written, summary, words
 from fathoms.errors import ConfigError
 from fathoms.files.atomic import check_absent
+from fathoms.files.strict_json import finite
+from fathoms.names.optimizers import OptimizerName
 
 EXAMPLES = """
 fathoms probe --depth 96 --residual layerscale
@@ -48,7 +50,7 @@ class Args:
     """Random seed of the weights."""
     lr: float = 1e-3
     """Learning rate of the first steps and of the coordinate check."""
-    opt: Literal["adamw", "lamb", "muon", "sgd", "momentum"] = "adamw"
+    opt: OptimizerName = "adamw"
     """Their optimizer."""
     steps: int = 10
     """Optimizer steps taken on a copy for the verdict; 0: judge the initialisation alone."""
@@ -186,7 +188,7 @@ def judge(args: Args, target: Any, signal: Any, images: Any, labels: Any) -> dic
     taken = {
         "lr": args.lr,
         "opt": args.opt,
-        "losses": [_plain(loss) for loss in steps.losses],
+        "losses": [finite(loss) for loss in steps.losses],
         "sites": after,
     }
     told = {**start.to_json(), "came_true": _came_true(args, start)}
@@ -218,10 +220,6 @@ def _run_rows(target: Any) -> list[dict[str, Any]]:
                 "use the fathoms that wrote it, or a newer one"
             )
     return rows
-
-
-def _plain(value: float) -> float | None:
-    return value if abs(value) < float("inf") else None
 
 
 def _first_steps(args: Args, target: Any, images: Any, labels: Any) -> Any:

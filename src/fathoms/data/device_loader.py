@@ -215,9 +215,6 @@ class DeviceLoader:
             return self._next
         return Ahead(key, self._pieces(epoch, numbers))
 
-    def _prepare(self, epoch: int, numbers: range) -> list[Batch]:
-        return Ahead((), self._pieces(epoch, numbers)).finish()
-
     def _pieces(self, epoch: int, numbers: range) -> Generator[None, None, list[Batch]]:
         """Some consecutive batches, prepared together: a sample does not depend on its neighbours."""
         parts = [self.sampler.batch(epoch, number) for number in numbers]

@@ -38,7 +38,7 @@ class Confusion(Sequence[list[int]]):
         return row
 
     def predicted(self, true: int) -> Mapping[int, int]:
-        """What a class was taken for: the predicted classes with their numbers of images."""
+        """Predicted classes of the images of a class, each with its number of images."""
         return self.counts.get(true, {})
 
     def images(self, true: int) -> int:

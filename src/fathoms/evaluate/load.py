@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from fathoms.errors import ConfigError, WeightsError
+from fathoms.errors import ConfigError, WeightsError, flag_of
 from fathoms.evaluate.exported_file import exported_file, file_of_card, open_exported
 from fathoms.evaluate.preprocessing import Preprocessing
 from fathoms.evaluate.training_record import TrainingRecord, of_weights, record_of_card, record_of_run
@@ -230,9 +230,7 @@ def _shape(model: Any, name: str | None) -> tuple[ViTConfig | None, tuple[int, i
 def _load_exported(path: Path, model: str | None, overrides: dict[str, Any], trusted: bool) -> LoadedModel:
     """An exported file with its card; without one it has the default preprocessing and numbers for classes."""
     for name in [*overrides, *(["model"] if model is not None else [])]:
-        raise ConfigError(
-            f"--{name.replace('_', '-')}: {path.name} is built as it was exported; leave it out"
-        )
+        raise ConfigError(f"{flag_of(name)}: {path.name} is built as it was exported; leave it out")
     built, record = open_exported(path, trusted)
     channels, size, _ = image_shape(built)
     seen = Preprocessing.recorded(record.recipe, record.preprocessing).at(size)

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor, nn
 
 from fathoms.data.crop.image_transform import ImageTransform
 from fathoms.data.crop.random_crop import evaluation_geometry
-from fathoms.data.decode.decode import choose_decoder
+from fathoms.data.decode.decode import Decoder, choose_decoder
 from fathoms.data.errors import BadImageError
 from fathoms.data.sources.base import MAX_FILE, is_image
 from fathoms.data.sources.image_formats import IMAGE_SUFFIXES
@@ -109,27 +109,49 @@ def predict(
     shift, scale = (torch.tensor(values).view(-1, 1, 1) for values in (normal.mean, normal.std))
     home = next(model.parameters(), torch.empty(0))
     for start in range(0, len(files), batch_size):
-        seen: dict[Path, Tensor] = {}
-        problems: dict[Path, str] = {}
-        for file in files[start : start + batch_size]:
-            try:
-                decoded = decoder.decode(read_plain(file, MAX_FILE))
-                seen[file] = _pixels(decoded, size, preprocessing)
-            except (BadImageError, OSError) as error:
-                problems[file] = reason(error)
+        batch = files[start : start + batch_size]
+        seen, problems = _read(batch, decoder, size, preprocessing)
         rows: dict[Path, Prediction] = {}
         if seen:
             images = (torch.stack(list(seen.values())) - shift) / scale
             images = images[:, :channels].to(home.device, home.dtype)
-            with in_inference(model):
-                values, indices = model(images).float().softmax(-1).topk(top)
-            maps = attention_maps(model, images).float().cpu() if attention else [None] * len(images)
-            for file, value, index, drawn in zip(seen, values.tolist(), indices.tolist(), maps, strict=True):
-                names = tuple(classes[i] for i in index)
-                kept = seen[file] if attention else None
-                rows[file] = Prediction(str(file), names, tuple(value), "", drawn, kept)
-        for file in files[start : start + batch_size]:
+            rows = _classified(model, seen, images, classes, top, attention)
+        for file in batch:
             yield rows.get(file) or Prediction(str(file), problem=problems[file])
+
+
+def _read(
+    files: list[Path], decoder: Decoder, size: int, preprocessing: Preprocessing | ImageTransform
+) -> tuple[dict[Path, Tensor], dict[Path, str]]:
+    """The pixels of each file, and why others cannot be read."""
+    seen: dict[Path, Tensor] = {}
+    problems: dict[Path, str] = {}
+    for file in files:
+        try:
+            decoded = decoder.decode(read_plain(file, MAX_FILE))
+            seen[file] = _pixels(decoded, size, preprocessing)
+        except (BadImageError, OSError) as error:
+            problems[file] = reason(error)
+    return seen, problems
+
+
+def _classified(
+    model: nn.Module,
+    seen: dict[Path, Tensor],
+    images: Float[Tensor, "B C H W"],
+    classes: Sequence[str],
+    top: int,
+    attention: bool,
+) -> dict[Path, Prediction]:
+    """The prediction of each file, from its pixels as the model takes them."""
+    with in_inference(model):
+        values, indices = model(images).float().softmax(-1).topk(top)
+    maps = attention_maps(model, images).float().cpu() if attention else [None] * len(images)
+    rows = {}
+    for file, value, index, drawn in zip(seen, values.tolist(), indices.tolist(), maps, strict=True):
+        names = tuple(classes[i] for i in index)
+        rows[file] = Prediction(str(file), names, tuple(value), "", drawn, seen[file] if attention else None)
+    return rows
 
 
 def prepared(

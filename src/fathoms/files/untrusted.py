@@ -23,9 +23,9 @@ MAX_TOML = 1 << 20
 _MAX_DOTS = 100
 # The manifest of a million images takes 150 MB.
 MAX_JSON = 1 << 30
-# Classes of one data set; ImageNet-21k has 21,843.
+# The JSON beside a model holds the names of all classes.
 MAX_CARD = 64 << 20
-"""Bytes of the JSON beside a model, which holds the names of all classes."""
+# Classes of one data set; ImageNet-21k has 21,843.
 MAX_CLASSES = 1_000_000
 MAX_NAME = 255
 # Unicode's control characters, surrogates (undecodable bytes), and line separators.

@@ -8,6 +8,7 @@ from torch import nn
 
 from fathoms.errors import ConfigError
 from fathoms.models.vit import ViT
+from fathoms.names.optimizers import EPS, OptimizerName, state_values
 from fathoms.parts.residuals.transfer import Multipliers, Transfer
 from fathoms.text_table import aligned
 
@@ -15,7 +16,7 @@ from fathoms.text_table import aligned
 class ParamGroups(list[dict[str, Any]]):
     """Groups for a torch optimizer: `params`, `weight_decay`, `lr_scale`, `eps_scale`, `width`, `names`, `why`."""
 
-    def at(self, lr: float, eps: float = 1e-8) -> list[dict[str, Any]]:
+    def at(self, lr: float, eps: float = EPS) -> list[dict[str, Any]]:
         """The groups with a learning rate and an epsilon each, for an Adam of your own.
 
         torch's optimizers know no scales: without this they would give every group the same learning rate.
@@ -29,6 +30,12 @@ class ParamGroups(list[dict[str, Any]]):
             numbers = [f"{group[key]:.3g}" for key in ("weight_decay", "lr_scale", "eps_scale")]
             rows += [(str(index), *numbers, name, group["why"]) for name in group["names"]]
         return aligned(("group", "decay", "lr x", "eps x", "parameter", "why"), rows)
+
+
+def state_bytes(model: nn.Module, opt: OptimizerName) -> int:
+    """Bytes that an optimizer keeps of a model's trainable parameters after its first step."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return sum(p.element_size() * state_values(opt, [(name, p.shape)]) for name, p in trained)
 
 
 def why_no_decay(parameter: nn.Parameter) -> str | None:

@@ -1,4 +1,4 @@
-"""Autocast inside an operation: the dtype of its matrix products, and a context that switches it off."""
+"""Dtypes inside an operation: of its matrix products under autocast, and of its statistics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from torch import Tensor
 def product_dtype(x: Tensor) -> torch.dtype:
     """The dtype of matrix products with `x`: autocast's where it is on, except that float64 stays float64."""
     return torch.get_autocast_dtype(x.device.type) if is_on(x) and x.dtype != torch.float64 else x.dtype
+
+
+def widened(x: Tensor) -> Tensor:
+    """X in float32, or in float64 if it is: for statistics and losses."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def as_written(x: Tensor) -> AbstractContextManager[object]:

@@ -13,7 +13,7 @@ from fathoms.errors import FathomsError
 from fathoms.models.hooks import hooked
 from fathoms.models.inference_mode import in_inference
 from fathoms.models.vit import ViT
-from fathoms.ops.talking_heads import attention_probabilities, mix_heads
+from fathoms.ops.talking_heads import attention_probabilities
 from fathoms.parts.attentions.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
 from fathoms.parts.tokens.readout import READOUTS
 
@@ -30,23 +30,17 @@ def reads_class_token(model: nn.Module) -> bool:
 def _self_map(attention: SelfAttention, x: Tensor, rotation: Any) -> Tensor:
     """Attention probabilities of one block, mean over heads, (B, N, N)."""
     q, k, _ = attention.project(x, rotation)
-    scale = q.shape[-1] ** -0.5
+    probs = attention.probabilities(q, k)
     if isinstance(attention, TalkingHeadsAttention):
-        before, after = attention.proj_l, attention.proj_w
-        probs = attention_probabilities(q, k, before.weight, before.bias, scale=scale)
-        probs = mix_heads(probs, after.weight, after.bias).abs()
-        return (probs / probs.sum(-1, keepdim=True)).mean(1)
-    return attention_probabilities(q, k, scale=scale).mean(1)
+        # Mixed rows have negative factors, and need not sum to one.
+        mixed = attention.weights(probs).abs()
+        probs = mixed / mixed.sum(-1, keepdim=True)
+    return probs.mean(1)
 
 
 def _class_map(attention: ClassAttention, queries: Tensor, context: Tensor) -> Tensor:
     """Attention of the first query to each token of the context, mean over heads, (B, N)."""
-
-    def heads(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (attention.heads, -1)).transpose(1, 2)
-
-    q = attention.q_norm(heads(attention.q(queries)))
-    k = attention.k_norm(heads(torch.cat([attention.k(queries), attention.k(context)], dim=1)))
+    q, k = attention.project(queries, context)
     probs = attention_probabilities(q, k, scale=q.shape[-1] ** -0.5)
     return probs[:, :, 0, queries.shape[1] :].mean(1)
 

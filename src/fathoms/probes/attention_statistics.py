@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fathoms.ops.talking_heads import mix_heads
-from fathoms.parts.attentions.attention import ClassAttention, SelfAttention, TalkingHeadsAttention
-from fathoms.parts.attentions.heads import split_heads
+from fathoms.parts.attentions.attention import ClassAttention, SelfAttention
 from fathoms.probes.tensor_statistics import Values, precise
 
 MASKED = -64.0
@@ -80,13 +79,8 @@ def multihead_logits(query: Tensor, key: Tensor, heads: int, weight: Tensor, bia
 def own_logits(attention: SelfAttention | ClassAttention, inputs: tuple[Any, ...]) -> Tensor:
     """The logits inside one of fathoms' attentions, whose kernels do not show them."""
     if isinstance(attention, ClassAttention):
-        queries, context = inputs
-        q = attention.q_norm(split_heads(attention.q(queries), attention.heads))
-        keys = torch.cat([attention.k(queries), attention.k(context)], dim=1)
-        return fused_logits(q, attention.k_norm(split_heads(keys, attention.heads)))
+        return fused_logits(*attention.project(*inputs))
     q, k, _ = attention.project(inputs[0], inputs[1] if len(inputs) > 1 else None)
     logits = fused_logits(q, k)
-    if isinstance(attention, TalkingHeadsAttention):
-        before = attention.proj_l
-        logits = mix_heads(logits, precise(before.weight), precise(before.bias))
-    return logits
+    weight, bias = attention.logit_mixer()
+    return logits if weight is None else mix_heads(logits, weight, bias).detach()

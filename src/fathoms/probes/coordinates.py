@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fathoms.errors import ConfigError
+from fathoms.files.strict_json import finite
 from fathoms.models.hooks import hooked
 from fathoms.models.param_groups import param_groups
 from fathoms.probes.blocks import find_blocks
@@ -95,16 +96,16 @@ class Coordinates:
             "verdict": self.verdict,
             **{
                 name: {
-                    "slope": _plain(s.value),
-                    "low": _plain(s.low),
-                    "high": _plain(s.high),
+                    "slope": finite(s.value),
+                    "low": finite(s.low),
+                    "high": finite(s.high),
                     "verdict": s.verdict,
                 }
                 for name, s in (("stream", self.stream), ("logits", self.logits))
             },
             "trajectories": [
                 {
-                    key: [_plain(x) for x in value] if isinstance(value, list) else value
+                    key: [finite(x) for x in value] if isinstance(value, list) else value
                     for key, value in vars(t).items()
                 }
                 for t in self.trajectories
@@ -210,7 +211,3 @@ def _fit(found: list[Trajectory], quantity: str) -> Slope:
 
     reach = float(stats.t.ppf(0.975, len(slopes) - 1) * np.std(slopes, ddof=1) / math.sqrt(len(slopes)))
     return Slope(mean, mean - reach, mean + reach)
-
-
-def _plain(value: float) -> float | None:
-    return value if math.isfinite(value) else None

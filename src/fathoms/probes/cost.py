@@ -17,6 +17,8 @@ from torch.utils.flop_counter import flop_registry
 
 from fathoms.models.hooks import hooked
 from fathoms.models.inference_mode import in_inference
+from fathoms.models.param_groups import state_bytes
+from fathoms.names.optimizers import OptimizerName
 from fathoms.probes.blocks import branch_of, find_blocks, unwrap
 
 PARTS = ("stem", "attention", "mlp", "rest")
@@ -101,7 +103,7 @@ class _Where:
 
     @property
     def part(self) -> str:
-        """Where it is now."""
+        """The part whose code is running."""
         return self.stack[-1]
 
 
@@ -150,14 +152,17 @@ def measure_cost(model: nn.Module, images: Tensor, amp: torch.dtype | None = Non
     return Cost({part: cost for part, cost in costs.items() if cost.parameters or cost.multiplications}, peak)
 
 
-def update_memory(model: nn.Module, images: Tensor, batch_size: int, policy: str, opt: str) -> float:
+def update_memory(
+    model: nn.Module, images: Tensor, batch_size: int, policy: str, opt: OptimizerName
+) -> float:
     """Bytes of a training update with batches of `batch_size`, measured on few images; see `training_memory`."""
     where, amp = _Where(model), None if policy == "fp32" else torch.bfloat16
     with in_inference(model), hooked(*where.install(model)), _autocast(images, amp):
         saved, fixed = _saved_bytes(model, images, where)
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    state = state_bytes(model, opt)
     return training_memory(
-        parameters, sum(saved.values()), batch_size, policy, opt, fixed=sum(fixed.values())
+        parameters, state, sum(saved.values()), batch_size, policy, fixed=sum(fixed.values())
     )
 
 
@@ -248,22 +253,18 @@ def matrix_speed(device: torch.device, dtype: torch.dtype) -> float:
     return side**3 / best
 
 
-# Bytes per parameter besides the weights themselves and their gradients: the optimizer's state.
-_STATES = {"adamw": 8, "lamb": 8, "muon": 4, "sgd": 4, "momentum": 4}
-
-
 def training_memory(
-    parameters: int, saved: float, batch_size: int, policy: str, opt: str = "adamw", *, fixed: float = 0.0
+    parameters: int, state: int, saved: float, batch_size: int, policy: str, *, fixed: float = 0.0
 ) -> float:
     """Bytes of a training update: weights, gradients, the optimizer's state, and the batch's activations.
 
     Args:
         parameters: Number of parameters.
+        state: Bytes of the optimizer's state; see `state_bytes`.
         saved: Bytes of activations that an image leaves under this policy.
         batch_size: Images of a batch.
         policy: "bf16" keeps a bfloat16 copy of weights and gradients beside the float32 ones.
-        opt: Name of the optimizer.
         fixed: Bytes that a batch of any size leaves besides.
     """
     copy = 4 if policy == "bf16" else 0
-    return parameters * (4 + 4 + copy + _STATES[opt]) + saved * batch_size + fixed
+    return parameters * (4 + 4 + copy) + state + saved * batch_size + fixed

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fathoms.files.strict_json import finite
 from fathoms.probes.blocks import main_stack
 from fathoms.text_table import aligned
 
@@ -157,13 +158,13 @@ class Signal(list[Site]):
     def to_json(self) -> dict[str, Any]:
         """All sites and the summaries as plain values; JSON has no infinity, so None stands for it."""
         return {
-            "growth": _finite(self.growth),
-            "gradient_ratio": _finite(self.gradient_ratio),
-            "loss": _finite(self.loss),
-            "logits": _finite(self.logits),
+            "growth": finite(self.growth),
+            "gradient_ratio": finite(self.gradient_ratio),
+            "loss": finite(self.loss),
+            "logits": finite(self.logits),
             "unseen": list(self.unseen),
             "projection": None if self.projection is None else _plain(self.projection),
-            "projection_ratio": _finite(self.projection_ratio),
+            "projection_ratio": finite(self.projection_ratio),
             "sites": [_plain(site) for site in self],
         }
 
@@ -188,11 +189,7 @@ def _quotient(a: float, b: float) -> float:
 
 
 def _plain(row: Site | Projection) -> dict[str, Any]:
-    return {name: _finite(value) for name, value in asdict(row).items()}
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {name: finite(value) for name, value in asdict(row).items()}
 
 
 def _shown(value: float | None) -> str:

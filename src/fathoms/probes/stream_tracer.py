@@ -7,7 +7,7 @@ the branch adds. Softmax, fused attention and activations are seen in the same w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ class StreamTracer(TorchFunctionMode):
             return self._add(func, args, kwargs)
         self._look(name, args, kwargs)
         result = func(*args, **kwargs)
-        if name in _NORMS + _COPIES and self._stream_in(args[:1]) is not None:
+        if name in _NORMS + _COPIES and self._stream_in(_given(args, kwargs, input=0)) is not None:
             # After a post-norm the stream is what the norm makes of it.
             self.streams.append(result)
         return result
@@ -86,7 +86,7 @@ class StreamTracer(TorchFunctionMode):
         self.streams = [result]
         return result
 
-    def _stream_in(self, operands: tuple[Any, ...]) -> Tensor | None:
+    def _stream_in(self, operands: Sequence[Any]) -> Tensor | None:
         """The operand that is the stream, or a view of all of it."""
         for operand in operands:
             if isinstance(operand, Tensor) and any(_same(operand, stream) for stream in self.streams or ()):
@@ -95,16 +95,26 @@ class StreamTracer(TorchFunctionMode):
 
     def _look(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if name == _FUSED:
-            mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-            self.attended(fused_logits(args[0], args[1], mask, kwargs.get("scale")))
-        elif (
-            name == "softmax" and isinstance(args[0], Tensor) and args[0].dim() >= 3 and args[0].shape[-1] > 1
-        ):
-            self.attended(args[0])
-        elif name == "multi_head_attention_forward" and args[5] is not None:
-            self.attended(multihead_logits(args[0], args[1], args[4], args[5], args[6]))
+            q, k, mask = _given(args, kwargs, query=0, key=1, attn_mask=3)
+            self.attended(fused_logits(q, k, mask, kwargs.get("scale")))
+        elif name == "softmax":
+            (logits,) = _given(args, kwargs, input=0)
+            if isinstance(logits, Tensor) and logits.dim() >= 3 and logits.shape[-1] > 1:
+                self.attended(logits)
+        elif name == "multi_head_attention_forward":
+            q, k, heads, weight, bias = _given(
+                args, kwargs, query=0, key=1, num_heads=4, in_proj_weight=5, in_proj_bias=6
+            )
+            if weight is not None:
+                self.attended(multihead_logits(q, k, heads, weight, bias))
         elif name in DEAD_BELOW:
-            self.activated(args[0], name)
+            (x,) = _given(args, kwargs, input=0)
+            self.activated(x, name)
+
+
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any], **places: int) -> list[Any]:
+    """Arguments of a call by place or by name, whichever it uses; None for one that it leaves out."""
+    return [args[place] if place < len(args) else kwargs.get(name) for name, place in places.items()]
 
 
 def _terms(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fathoms.names.optimizers import BETAS, EPS, MUON_STRETCH
 from fathoms.probes.tensor_statistics import norm, wide
 
 
@@ -43,8 +44,10 @@ def _length(parameter: Tensor, state: dict[str, Any], group: dict[str, Any]) -> 
     if state.get("momentum_buffer") is None:
         return None
     if group.get("algorithm") == "muon":
-        # An orthogonal matrix times 0.2 sqrt(longer side): its length needs no orthogonalisation.
-        return torch.full((), lr * 0.2 * parameter.numel() ** 0.5, dtype=torch.float64).to(parameter.device)
+        # An orthogonal matrix times the stretch and sqrt(longer side): its length needs no orthogonalisation.
+        return torch.full((), lr * MUON_STRETCH * parameter.numel() ** 0.5, dtype=torch.float64).to(
+            parameter.device
+        )
     return lr * norm(wide(state["momentum_buffer"]) + decay * wide(parameter))
 
 
@@ -52,8 +55,7 @@ def _adam(state: dict[str, Any], group: dict[str, Any]) -> Tensor:
     """Adam's step at a learning rate of one."""
     count = torch.as_tensor(state.get("step", group.get("step", 1)), dtype=torch.float64).clamp(min=1)
     first, second = (
-        1 - torch.tensor(beta, dtype=torch.float64) ** count.cpu()
-        for beta in group.get("betas", (0.9, 0.999))
+        1 - torch.tensor(beta, dtype=torch.float64) ** count.cpu() for beta in group.get("betas", BETAS)
     )
-    size = (wide(state["exp_avg_sq"]) / float(second)).sqrt() + group.get("eps", 1e-8)
+    size = (wide(state["exp_avg_sq"]) / float(second)).sqrt() + group.get("eps", EPS)
     return wide(state["exp_avg"]) / float(first) / size

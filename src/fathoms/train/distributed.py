@@ -23,6 +23,9 @@ from fathoms.train.rank_watch import watching
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+# Seconds that ranks wait for each other, as torch's own default for gloo.
+_WAIT = 1800.0
+
 
 @dataclass(frozen=True)
 class World:
@@ -53,7 +56,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return device
 
 
-def join_world(device: str, timeout: float = 1800.0) -> World:
+def join_world(device: str) -> World:
     """Join the process group of torchrun, or be rank 0 of 1."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return World(0, 1, choose_device(device))
@@ -61,7 +64,7 @@ def join_world(device: str, timeout: float = 1800.0) -> World:
     own = choose_device(device, int(os.environ.get("LOCAL_RANK", rank)))
     if not dist.is_initialized():
         backend = "nccl" if own.type == "cuda" else "gloo"
-        limit = timedelta(seconds=timeout)
+        limit = timedelta(seconds=_WAIT)
         store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=limit))
         # torchrun keeps its store over a restart, with the addresses of the previous processes: without a prefix
         # a fast rank finds those and is refused.

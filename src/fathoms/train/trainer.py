@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from fathoms.data.sources.splits import Roles, check_split
-from fathoms.errors import ConfigError, FathomsError, reason
+from fathoms.errors import ConfigError, FathomsError, unforeseen
 from fathoms.text_table import plural
 from fathoms.train.build import build_data, build_model, build_schedule
 from fathoms.train.checkpoint.disk_space import check_room, file_sizes
@@ -166,9 +166,7 @@ class Trainer:
             return self._end("diverged", DIVERGED, str(error))
         except Exception as error:
             progress.close()
-            why = (
-                str(error) if isinstance(error, FathomsError) else f"{type(error).__name__}: {reason(error)}"
-            )
+            why = str(error) if isinstance(error, FathomsError) else unforeseen(error)
             # A disk that could not take a checkpoint may still take a summary; the first error is what counts.
             with contextlib.suppress(Exception):
                 self._end("failed", FAILED, why)

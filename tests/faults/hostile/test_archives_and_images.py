@@ -14,6 +14,7 @@ from PIL import Image
 
 from fathoms.data import ArchiveError, BadImageError, DataError, choose_decoder, open_source
 from fathoms.data.sources.tar_index import read_index
+from tiny_data import png_chunk
 
 pytestmark = pytest.mark.plain
 
@@ -161,14 +162,10 @@ def test_small_files_that_ask_for_much_memory_are_refused(place, bounded, one_li
     one_line(honest, "do not hold (3072, 1024, 1024) values")
 
 
-def chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-
 def png(width: int, height: int, *extra: bytes, depth: int = 1) -> bytes:
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0))
+    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0))
     rows = zlib.compress(bytes(min(1 << 20, (1 + (width * depth + 7) // 8) * height)))
-    return b"\x89PNG\r\n\x1a\n" + head + b"".join(extra) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + head + b"".join(extra) + png_chunk(b"IDAT", rows) + png_chunk(b"IEND", b"")
 
 
 def photo(kind: str = "JPEG", **options) -> bytes:
@@ -218,10 +215,10 @@ IMAGES = {
     "png of 144 million pixels": (png(12_000, 12_000), "more than the limit"),
     "png of 2^31 squared": (png(2**31 - 1, 2**31 - 1), ""),
     "png without a side": (png(0, 5), ""),
-    "png with a profile of 64 MB": (png(8, 64, chunk(b"iCCP", b"p\0\0" + BOMB)), "too large"),
-    "png with a text of 64 MB": (png(8, 64, chunk(b"zTXt", b"t\0\0" + BOMB)), "too large"),
+    "png with a profile of 64 MB": (png(8, 64, png_chunk(b"iCCP", b"p\0\0" + BOMB)), "too large"),
+    "png with a text of 64 MB": (png(8, 64, png_chunk(b"zTXt", b"t\0\0" + BOMB)), "too large"),
     "png with a text in many pieces": (
-        png(8, 64, *[chunk(b"zTXt", b"t\0\0" + BOMB[:2000])] * 200),
+        png(8, 64, *[png_chunk(b"zTXt", b"t\0\0" + BOMB[:2000])] * 200),
         "too large",
     ),
     "jpeg with broken exif": (with_segment(0xE1, exif((0x0112, 3, 1, 6), first=9999)), (40, 56)),

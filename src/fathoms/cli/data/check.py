@@ -20,10 +20,8 @@ from fathoms.files.atomic import check_absent
 from fathoms.text_table import plural
 
 if TYPE_CHECKING:
-    from fathoms.data.sources.arrays import ArraySource
-    from fathoms.data.sources.base import Source
     from fathoms.data.tools.check import Report
-    from fathoms.data.tools.manifest import FileRow
+    from fathoms.data.tools.notices import AnySource
 
 EXAMPLES: str = """\
 fathoms data check photos/                   every split under photos/, manifest written into photos/
@@ -57,62 +55,66 @@ def run(args: Args) -> int:
     check_counts(args, ("workers",), least=0)
     check_counts(args, ("near",), least=-1)
     from fathoms.cli.terminal.progress import progress_bar
-    from fathoms.data import ArraySource, list_splits, open_source
+    from fathoms.data import list_splits, open_source
     from fathoms.data.tools.check import check_sources
-    from fathoms.data.tools.manifest import default_manifest, is_manifest
     from fathoms.data.tools.pack import verify_pack
     from fathoms.machine.cores import usable_cores
 
-    opened = [open_source(args.path, split) for split in list_splits(args.path)]
-    target = Path(args.manifest) if args.manifest else default_manifest(args.path)
-    if not target.parent.is_dir():
-        raise FathomsError(f"{target}: its folder does not exist; give --manifest FILE in one that does")
-    if args.manifest is not None or not is_manifest(target):
-        check_absent([target], args.overwrite)
-    encoded = [source for source in opened if not isinstance(source, ArraySource)]
-    if not encoded:
-        return _run_arrays([s for s in opened if isinstance(s, ArraySource)], target, args)
-    total = sum(len(source) for source in encoded)
-    with progress_bar("checking", total) as advance:
-        report = check_sources(encoded, args.workers or usable_cores(), args.near, advance)
-    damaged = verify_pack(Path(args.path)) if encoded[0].kind == "pack" else []
-    rows = {s.split: [f for f in report.files if f.split == s.split] for s in encoded}
-    facts = {
-        s.split: _facts(s, [[f.row.name, f.problem] for f in rows[s.split] if f.problem]) for s in encoded
-    }
-    _write(target, facts, {split: [file.row for file in found] for split, found in rows.items()})
-    result = _summary(encoded, report, target) | {"damaged_shards": damaged} | _remarks(encoded, report)
+    sources = [open_source(args.path, split) for split in list_splits(args.path)]
+    target = _target(args)
+    with progress_bar("checking", sum(len(source) for source in sources)) as advance:
+        report = check_sources(sources, args.workers or usable_cores(), args.near, advance)
+    damaged = verify_pack(Path(args.path)) if sources[0].kind == "pack" else []
+    _write(target, sources, report)
+    result = _summary(sources, report, target) | {"damaged_shards": damaged} | _remarks(sources, report)
     for name in damaged:
         print(printable(f"BAD {name!r}: its sha256 differs from the index; pack again"))
-    _print(encoded, report, result)
+    _print(sources, report, result)
     if args.json:
         print(json.dumps(result))
     return 1 if report.bad or damaged else 0
 
 
-def _facts(source: Source | ArraySource, bad: list[list[str]]) -> dict[str, Any]:
-    """The manifest's entry of a split."""
-    return {
-        "kind": source.kind,
-        "classes": list(source.classes),
-        "fingerprint": source.fingerprint(),
-        "count": len(source),
-        "bad": bad,
-    }
+def _target(args: Args) -> Path:
+    """Path of the manifest; a file there that is not to be replaced is an error."""
+    from fathoms.data.tools.manifest import default_manifest, is_manifest
+
+    target = Path(args.manifest) if args.manifest else default_manifest(args.path)
+    if not target.parent.is_dir():
+        raise FathomsError(f"{target}: its folder does not exist; give --manifest FILE in one that does")
+    if args.manifest is not None or not is_manifest(target):
+        check_absent([target], args.overwrite)
+    return target
 
 
-def _write(target: Path, facts: dict[str, Any], rows: dict[str, list[FileRow]]) -> None:
-    """Write the manifest."""
+def _write(target: Path, sources: list[AnySource], report: Report) -> None:
+    """Write the manifest; arrays are known by their fingerprint, without a row for each image."""
+    from fathoms.data import ArraySource
     from fathoms.data.errors import DataError
     from fathoms.data.tools.manifest import write_manifest
 
+    files = {source.split: [f for f in report.files if f.split == source.split] for source in sources}
+    facts = {
+        source.split: {
+            "kind": source.kind,
+            "classes": list(source.classes),
+            "fingerprint": source.fingerprint(),
+            "count": len(source),
+            "bad": [[file.row.name, file.problem] for file in files[source.split] if file.problem],
+        }
+        for source in sources
+    }
+    rows = {
+        source.split: [] if isinstance(source, ArraySource) else [file.row for file in files[source.split]]
+        for source in sources
+    }
     try:
         write_manifest(target, facts, rows)
     except OSError as error:
         raise DataError(f"{target}: cannot be written ({error.strerror}); give --manifest FILE") from error
 
 
-def _summary(sources: list[Source], report: Report, target: Path) -> dict[str, Any]:
+def _summary(sources: list[AnySource], report: Report, target: Path) -> dict[str, Any]:
     balance = {source.split: report.balance(source.classes, source.split) for source in sources}
     return {
         "files": len(report.files),
@@ -131,21 +133,23 @@ def _summary(sources: list[Source], report: Report, target: Path) -> dict[str, A
     }
 
 
-def _remarks(sources: list[Source], report: Report) -> dict[str, Any]:
+def _remarks(sources: list[AnySource], report: Report) -> dict[str, Any]:
     """Files that were left out, and notices about the good ones."""
     from fathoms.data.sources.left_out import left_out_of
-    from fathoms.data.tools.notices import of_sizes, one_class, overlaps
+    from fathoms.data.tools.notices import of_colours, of_sizes, one_class, overlaps
 
     good = {s.split: [f for f in report.files if f.split == s.split and not f.problem] for s in sources}
     warnings = [
         *one_class(sources[0].classes),
         *of_sizes({split: Counter(file.shape for file in files) for split, files in good.items()}),
+        *of_colours(sources),
         *overlaps({split: [file.row.sha256 for file in files] for split, files in good.items()}),
+        *report.notices(),
     ]
     return {"left_out": left_out_of(*sources).to_json(), "warnings": warnings}
 
 
-def _print_remarks(sources: Sequence[Source | ArraySource], warnings: list[str]) -> None:
+def _print_remarks(sources: Sequence[AnySource], warnings: list[str]) -> None:
     from fathoms.data.sources.left_out import left_out_of
 
     for line in (left_out_of(*sources).describe(), *warnings):
@@ -153,18 +157,22 @@ def _print_remarks(sources: Sequence[Source | ArraySource], warnings: list[str])
             print(printable(line))
 
 
-def _print(sources: list[Source], report: Report, result: dict[str, Any]) -> None:
+def _print(sources: list[AnySource], report: Report, result: dict[str, Any]) -> None:
+    from fathoms.data import ArraySource
+
+    noun = "images" if isinstance(sources[0], ArraySource) else "files"
     for source in sources:
         low, high = result["smallest_class"][source.split], result["largest_class"][source.split]
         print(
-            f"{printable(source.split)}: {len(source)} files ({source.kind}), {len(source.classes)} classes, "
+            f"{printable(source.split)}: {len(source)} {noun} ({source.kind}), {len(source.classes)} classes, "
             f"{low} to {high} good images each"
         )
         empty = result["empty_classes"][source.split]
         if empty:
             print(f"  no good image in: {', '.join(map(repr, empty[:_SHOWN]))}")
     print(f"decoder in use: {report.decoder}")
-    print("stored as: " + ", ".join(f"{mode} {count}" for mode, count in result["modes"].items()))
+    if result["modes"]:
+        print("stored as: " + ", ".join(f"{mode} {count}" for mode, count in result["modes"].items()))
     if result["rotated"]:
         print(f"rotated upright by EXIF: {result['rotated']}")
     for file in report.bad:
@@ -175,7 +183,7 @@ def _print(sources: list[Source], report: Report, result: dict[str, Any]) -> Non
     _print_remarks(sources, result["warnings"])
     shards = result["damaged_shards"]
     damaged = f", {plural(len(shards), 'damaged shard')}" if shards else ""
-    bad = f"{len(report.bad)} bad of {len(report.files)} files{damaged}"
+    bad = f"{len(report.bad)} bad of {len(report.files)} {noun}{damaged}"
     print(printable(f"{bad}; manifest: {result['manifest']}"))
 
 
@@ -184,46 +192,3 @@ def _print_some(title: str, lines: list[str]) -> None:
         print(printable(f"{title}: {line}"))
     if len(lines) > _SHOWN:
         print(f"{title}: {len(lines) - _SHOWN} more (all of them with --json)")
-
-
-def _run_arrays(sources: list[ArraySource], target: Path, args: Args) -> int:
-    from fathoms.data.sources.left_out import left_out_of
-    from fathoms.data.tools.check import check_arrays
-    from fathoms.data.tools.duplicates import exact_groups
-    from fathoms.data.tools.notices import of_sizes, one_class, overlaps
-
-    found = [check_arrays(source) for source in sources]
-    names = [source.where(i) for source in sources for i in range(len(source))]
-    owner = [source.split for source in sources for _ in range(len(source))]
-    digests = [digest for part in found for digest in part["digests"]]
-    groups = exact_groups(digests)
-    across = [[names[i] for i in group] for group in groups if len({owner[i] for i in group}) > 1]
-    _write(target, {s.split: _facts(s, []) for s in sources}, {s.split: [] for s in sources})
-    for source, part in zip(sources, found, strict=True):
-        low, high = min(part["balance"].values()), max(part["balance"].values())
-        print(
-            f"{printable(source.split)}: {len(source)} images ({source.kind}), "
-            f"{len(source.classes)} classes, {low} to {high} each"
-        )
-    _print_some("same image", [" = ".join(names[i] for i in group) for group in groups])
-    warnings = [
-        *one_class(sources[0].classes),
-        *of_sizes({s.split: Counter({s.images.shape[1:3]: len(s)}) for s in sources}),
-        *overlaps({s.split: part["digests"] for s, part in zip(sources, found, strict=True)}),
-    ]
-    _print_remarks(sources, warnings)
-    print(
-        printable(f"0 bad of {len(names)} images; {len(across)} in more than one split; manifest: {target}")
-    )
-    if args.json:
-        result = {
-            "files": len(names),
-            "bad": [],
-            "exact_duplicates": [[names[i] for i in group] for group in groups],
-            "across_splits": across,
-            "left_out": left_out_of(*sources).to_json(),
-            "warnings": warnings,
-            "manifest": str(target),
-        }
-        print(json.dumps(result))
-    return 0

@@ -8,12 +8,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from fathoms.cli.flags.early_checks import check_counts
 from fathoms.errors import printable
 from fathoms.text_table import plural
+
+if TYPE_CHECKING:
+    from fathoms.data.sources.base import Source
+    from fathoms.data.tools.pack import PackOptions, PackResult
 
 EXAMPLES: str = """\
 fathoms data pack photos/ packed/                    longest side 500, quality 90
@@ -42,7 +47,7 @@ class Args:
     workers: int = 0
     """Threads; 0 means one per core."""
     overwrite: bool = False
-    """Replace shards of other data or options that are in the target already."""
+    """Replace shards of other data or options that are in the target already, and remove those left over."""
     json: bool = False
     """Print one JSON object on the last line."""
 
@@ -50,40 +55,61 @@ class Args:
 def run(args: Args) -> int:
     """Pack every split; returns 1 if files were left out."""
     check_counts(args, ("workers",), least=0)
-    from fathoms.cli.terminal.progress import progress_bar
-    from fathoms.data import ArraySource, DataError, list_splits, open_source
-    from fathoms.data.sources.left_out import left_out_of
-    from fathoms.data.tools.pack import PackOptions, pack_split, write_index
-    from fathoms.data.tools.pack_target import check_no_other_data, check_pack_target
-    from fathoms.machine.cores import usable_cores
+    from fathoms.data.tools.pack import PackOptions, write_index
+    from fathoms.data.tools.pack_target import check_no_other_data, check_pack_target, remove_old_shards
 
     max_side = 500 if args.max_side is None and args.short_side is None else args.max_side
     options = PackOptions(max_side, args.short_side, args.quality, args.shard_samples)
-    opened = [open_source(args.source, split) for split in list_splits(args.source)]
-    sources = [source for source in opened if not isinstance(source, ArraySource)]
-    if len(sources) < len(opened):
-        raise DataError(
-            f"{args.source}: arrays are kept on the device and need no packing; train on them directly"
-        )
+    sources = _opened(args.source)
     folder = Path(args.target)
     _check_apart(Path(args.source), folder)
     check_no_other_data(folder)
     if not args.overwrite:
         check_pack_target(folder, sources, options)
-    workers = args.workers or usable_cores()
-    total, before = sum(len(source) for source in sources), 0
-    splits, results = {}, []
-    with progress_bar("packing", total) as advance:
+    packed = _pack(sources, folder, options, args.workers)
+    write_index(folder, sources[0].classes, {split: entry for split, (entry, _) in packed.items()}, options)
+    removed = remove_old_shards(folder) if args.overwrite else []
+    results = {split: result for split, (_, result) in packed.items()}
+    _print(sources, results, removed)
+    if args.json:
+        print(json.dumps(_summary(results, removed, folder)))
+    return 1 if any(result.skipped for result in results.values()) else 0
+
+
+def _opened(path: str) -> list[Source]:
+    """Every split of the data; arrays are refused."""
+    from fathoms.data import ArraySource, DataError, list_splits, open_source
+
+    opened = [open_source(path, split) for split in list_splits(path)]
+    sources = [source for source in opened if not isinstance(source, ArraySource)]
+    if len(sources) < len(opened):
+        raise DataError(f"{path}: arrays are kept on the device and need no packing; train on them directly")
+    return sources
+
+
+def _pack(
+    sources: list[Source], folder: Path, options: PackOptions, workers: int
+) -> dict[str, tuple[dict[str, Any], PackResult]]:
+    """Write the shards of every split, with a bar; the index entry and the result of each."""
+    from fathoms.cli.terminal.progress import progress_bar
+    from fathoms.data.tools.pack import pack_split
+    from fathoms.machine.cores import usable_cores
+
+    workers = workers or usable_cores()
+    packed, before = {}, 0
+    with progress_bar("packing", sum(len(source) for source in sources)) as advance:
         for source in sources:
-            entry, result = pack_split(
+            packed[source.split] = pack_split(
                 source, folder, options, workers, lambda done, before=before: advance(before + done)
             )
-            splits[source.split] = entry
-            results.append((source.split, result))
             before += len(source)
-    write_index(folder, sources[0].classes, splits, options)
-    skipped = [(name, reason) for _, result in results for name, reason in result.skipped]
-    for split, result in results:
+    return packed
+
+
+def _print(sources: list[Source], results: dict[str, PackResult], removed: list[str]) -> None:
+    from fathoms.data.sources.left_out import left_out_of
+
+    for split, result in results.items():
         print(
             f"{printable(split)}: {result.samples} images, "
             f"{result.bytes_in / 1e6:.1f} MB to {result.bytes_out / 1e6:.1f} MB; "
@@ -94,26 +120,29 @@ def run(args: Args) -> int:
                 f"{printable(split)}: the pack is larger than its source; "
                 "a lower --quality or a smaller --max-side makes it smaller"
             )
+    if removed:
+        print(f"{plural(len(removed), 'shard')} of an earlier pack removed")
     beside = left_out_of(*sources).describe()
     if beside:
         print(printable(beside))
-    for name, reason in skipped:
+    for name, reason in _skipped(results):
         print(printable(f"LEFT OUT {name!r}: {reason}"))
-    if args.json:
-        print(
-            json.dumps(
-                {
-                    "samples": sum(result.samples for _, result in results),
-                    "shards_written": sum(result.shards_written for _, result in results),
-                    "shards_kept": sum(result.shards_kept for _, result in results),
-                    "bytes_in": sum(result.bytes_in for _, result in results),
-                    "bytes_out": sum(result.bytes_out for _, result in results),
-                    "left_out": [{"name": name, "problem": reason} for name, reason in skipped],
-                    "index": str(folder / "index.json"),
-                }
-            )
-        )
-    return 1 if skipped else 0
+
+
+def _skipped(results: dict[str, PackResult]) -> list[tuple[str, str]]:
+    """Name and reason of every file that was left out."""
+    return [each for result in results.values() for each in result.skipped]
+
+
+def _summary(results: dict[str, PackResult], removed: list[str], folder: Path) -> dict[str, Any]:
+    """The object of --json."""
+    summed = ("samples", "shards_written", "shards_kept", "bytes_in", "bytes_out")
+    return {
+        **{fact: sum(getattr(result, fact) for result in results.values()) for fact in summed},
+        "shards_removed": len(removed),
+        "left_out": [{"name": name, "problem": reason} for name, reason in _skipped(results)],
+        "index": str(folder / "index.json"),
+    }
 
 
 def _check_apart(source: Path, target: Path) -> None:

@@ -151,7 +151,7 @@ def _pillow_region(data: bytes, header: ImageHeader, box: Box) -> np.ndarray:
         raise
     # Pillow's plugins raise anything from SyntaxError to struct.error on damaged input.
     except Exception as error:
-        raise BadImageError(f"{type(error).__name__}: {error}".splitlines()[0][:160]) from error
+        raise BadImageError(reason(error)) from error
 
 
 def _from_16_bit(values: np.ndarray, box: Box) -> np.ndarray:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fathoms.data.sources.arrays import ArraySource
 
 FILE = "datasets/data/digits.csv.gz"
-"""Where scikit-learn keeps them."""
+"""Path of the digits inside scikit-learn."""
 TEST_SHARE = 5
 """One digit in five is held out for testing."""
 

@@ -32,6 +32,11 @@ def shard_file(folder: Path, split: str, number: int) -> Path:
     return folder / f"{split}-{number:06d}.tar"
 
 
+def is_shard_name(name: str) -> bool:
+    """Whether a file is called as `shard_file` calls them."""
+    return re.fullmatch(r".+-\d{6,}\.tar", name) is not None
+
+
 def shard_path(folder: Path, name: Any) -> Path:
     """Path of a shard named in an index; a name that points elsewhere is an error."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,200}\.tar", name):

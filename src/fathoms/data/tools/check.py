@@ -1,29 +1,34 @@
-"""Check a data set: decode every file, find bad ones and duplicates."""
+"""Check a data set: decode every image, find bad ones and duplicates."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
 
 from fathoms.data.decode.decode import Decoder, choose_decoder
 from fathoms.data.errors import BadImageError, DataError
 from fathoms.data.sources.arrays import ArraySource
 from fathoms.data.sources.base import Source
-from fathoms.data.tools.duplicates import exact_groups, near_pairs, perceptual_hash
+from fathoms.data.tools.duplicates import (
+    CROWD,
+    NEAR,
+    exact_groups,
+    first_of_each,
+    near_pairs,
+    perceptual_hash,
+)
 from fathoms.data.tools.manifest import FileRow
 from fathoms.data.tools.ordered_map import ordered_map
+from fathoms.text_table import plural
 
 
 @dataclass(frozen=True)
 class CheckedFile:
-    """Result of checking one file."""
+    """Result of checking one image, a file or a row of an array."""
 
     split: str
     row: FileRow
@@ -42,6 +47,8 @@ class Report:
     exact: list[list[str]] = field(default_factory=list)
     near: list[tuple[str, str, int]] = field(default_factory=list)
     across: list[list[str]] = field(default_factory=list)
+    crowded: int = 0
+    """Files that were not compared for near duplicates, as too many others of their split have their hash."""
     decoder: str = ""
 
     @property
@@ -52,6 +59,15 @@ class Report:
     def modes(self) -> dict[str, int]:
         """The number of images of each kind ("JPEG RGB", "PNG RGBA", …)."""
         return dict(Counter(f.mode for f in self.files if f.mode).most_common())
+
+    def notices(self) -> list[str]:
+        """A line if a crowd was not compared in full."""
+        if not self.crowded:
+            return []
+        return [
+            f"warning: {plural(self.crowded, 'file')} not compared for near duplicates; "
+            f"{CROWD} before them in their split have the same hash"
+        ]
 
     def balance(self, classes: tuple[str, ...], split: str) -> dict[str, int]:
         """Good images per class."""
@@ -79,25 +95,38 @@ def inspect_file(source: Source, decoder: Decoder, index: int) -> CheckedFile:
     )
 
 
+def inspect_array(source: ArraySource, index: int) -> CheckedFile:
+    """Look at one image of an array, which needs no decoding."""
+    pixels = source.images[index]
+    digest = hashlib.sha256(pixels.tobytes()).hexdigest()
+    row = FileRow(source.where(index), pixels.nbytes, int(source.labels[index]), digest)
+    height, width, _ = pixels.shape
+    return CheckedFile(source.split, row, shape=(height, width), hash=perceptual_hash(pixels))
+
+
 def check_sources(
-    sources: list[Source],
+    sources: Sequence[Source | ArraySource],
     workers: int = 1,
-    near: int = 4,
+    near: int = NEAR,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Report:
-    """Decode every file of every source; find duplicates within and across splits.
+    """Decode every image of every source; find duplicates within and across splits.
 
     Args:
         sources: The splits.
         workers: Decoding threads.
         near: Bits by which two perceptual hashes may differ; -1 skips near duplicates.
-        progress: Called with the number of files done.
+        progress: Called with the number of images done.
     """
     decoder = choose_decoder("auto")
-    report = Report(decoder=f"{decoder.name} ({decoder.reason})")
+    arrays = all(isinstance(source, ArraySource) for source in sources)
+    report = Report(decoder="none (arrays)" if arrays else f"{decoder.name} ({decoder.reason})")
     with ThreadPoolExecutor(max(1, workers)) as pool:
         for source in sources:
-            inspect = functools.partial(inspect_file, source, decoder)
+            if isinstance(source, ArraySource):
+                inspect = functools.partial(inspect_array, source)
+            else:
+                inspect = functools.partial(inspect_file, source, decoder)
             for file in ordered_map(pool, inspect, range(len(source))):
                 report.files.append(file)
                 progress(len(report.files))
@@ -114,20 +143,15 @@ def _find_duplicates(report: Report, near: int) -> None:
     report.across = [[names[i] for i in group] for group in groups if len({splits[i] for i in group}) > 1]
     if near < 0:
         return
-    for i, j, distance in near_pairs([file.hash for file in good], near):
-        if good[i].row.sha256 == good[j].row.sha256:
+    # Copies within a split are listed above.
+    own = [good[i] for i in first_of_each([(file.row.sha256, file.split) for file in good], 1)]
+    hashed = [file for file in own if file.hash is not None]
+    kept = [hashed[i] for i in first_of_each([(file.hash, file.split) for file in hashed], CROWD)]
+    report.crowded = len(hashed) - len(kept)
+    for i, j, distance in near_pairs([file.hash for file in kept], near):
+        one, other = kept[i], kept[j]
+        if one.row.sha256 == other.row.sha256:
             continue
-        report.near.append((names[i], names[j], distance))
-        if splits[i] != splits[j]:
-            report.across.append([names[i], names[j]])
-
-
-def check_arrays(source: ArraySource) -> dict[str, Any]:
-    """Class balance and digests of the images of an array source, which needs no decoding."""
-    flat = source.images.reshape(len(source), -1)
-    digests = [hashlib.sha256(row.tobytes()).hexdigest() for row in flat]
-    count = np.bincount(source.labels, minlength=len(source.classes))
-    return {
-        "balance": {name: int(n) for name, n in zip(source.classes, count, strict=True)},
-        "digests": digests,
-    }
+        report.near.append((one.row.name, other.row.name, distance))
+        if one.split != other.split:
+            report.across.append([one.row.name, other.row.name])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import UInt8
 
 from fathoms.data.decode.decode import choose_decoder
 from fathoms.data.errors import DataError
@@ -28,7 +29,7 @@ def notices(sources: Sequence[AnySource]) -> list[str]:
     left = left_out_of(*sources).describe()
     sizes = {source.split: _sizes(source) for source in sources}
     lines = [left] if left else []
-    lines += one_class(train.classes) + of_sizes(sizes)
+    lines += one_class(train.classes) + of_sizes(sizes) + of_colours(sources)
     lines += [
         f"warning: {source.split} holds the same images as {train.split}; "
         "its accuracy says nothing about new images"
@@ -70,6 +71,27 @@ def of_sizes(sizes: Mapping[str, Counter[Size]]) -> list[str]:
     return lines
 
 
+def of_colours(sources: Sequence[AnySource]) -> list[str]:
+    """A line about arrays of which some splits are grey and others are in colour.
+
+    Both are taken, since a model of one channel sees them alike; to one of three channels they are different data.
+    """
+    arrays = [source for source in sources if isinstance(source, ArraySource)]
+    colours = {s.split: "grey" if _is_grey(s.images[_picked(len(s))]) else "RGB" for s in arrays}
+    if len(set(colours.values())) < 2 or not all(
+        _is_grey(s.images) for s in arrays if colours[s.split] == "grey"
+    ):
+        return []
+    listed = ", ".join(f"{split} {colour}" for split, colour in colours.items())
+    return [
+        f"warning: some splits are grey and others in colour ({listed}); grey becomes three equal channels"
+    ]
+
+
+def _is_grey(images: UInt8[np.ndarray, "N H W 3"]) -> bool:
+    return np.array_equal(images[..., 0], images[..., 1]) and np.array_equal(images[..., 1], images[..., 2])
+
+
 def overlaps(digests: Mapping[str, Sequence[str]]) -> list[str]:
     """Lines about splits that hold images of the first one, by the hashes of their images."""
     first, *others = digests
@@ -82,7 +104,7 @@ def overlaps(digests: Mapping[str, Sequence[str]]) -> list[str]:
     return lines
 
 
-def _picked(count: int) -> Iterable[int]:
+def _picked(count: int) -> list[int]:
     return np.unique(np.linspace(0, count - 1, _LOOKED_AT).astype(int)).tolist()
 
 

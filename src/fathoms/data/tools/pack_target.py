@@ -1,4 +1,4 @@
-"""The target of packing: a folder in which nothing is replaced but what is left of the same pack."""
+"""The target of packing: a folder in which nothing is replaced or deleted but what packing wrote."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from typing import Any
 from fathoms.data.errors import DataError
 from fathoms.data.sources.base import Source, is_image
 from fathoms.data.sources.detect import detect
-from fathoms.data.sources.pack import INDEX_NAME, shard_file
+from fathoms.data.sources.pack import INDEX_NAME, is_shard_name, shard_file
 from fathoms.data.sources.shards import CLASS_LIST
 from fathoms.data.tools.pack import PackOptions, class_list
 from fathoms.files.untrusted import read_json, read_plain
+
+# Facts in the table of every shard that any version has packed.
+_TABLE = {"source", "options", "bytes", "sha256", "count", "samples"}
 
 
 def check_pack_target(folder: Path, sources: Sequence[Source], options: PackOptions) -> None:
@@ -52,6 +55,25 @@ def check_no_other_data(folder: Path) -> None:
         raise DataError(
             f"{folder}: holds other data ({what}), which the pack would hide; give another target"
         )
+
+
+def remove_old_shards(folder: Path) -> list[str]:
+    """Delete shards of an earlier pack that the index does not list, with their tables; returns their names.
+
+    Other readers of WebDataset take every .tar of a folder, and would see old images beside the new ones. A shard is
+    known by the table that packing writes with it; other files stay.
+    """
+    splits = read_json(folder / INDEX_NAME, DataError)["splits"].values()
+    listed = {str(shard["name"]) for split in splits for shard in split["shards"]}
+    removed = []
+    for table in sorted(folder.glob("*-*.json")):
+        shard = table.with_suffix(".tar")
+        if shard.name not in listed and is_shard_name(shard.name) and _read(table).keys() >= _TABLE:
+            # The table comes last: after an interruption it still tells whose the shard is.
+            shard.unlink(missing_ok=True)
+            table.unlink()
+            removed.append(shard.name)
+    return removed
 
 
 def _holds(path: Path, data: bytes) -> bool:

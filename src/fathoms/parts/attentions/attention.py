@@ -12,7 +12,7 @@ from fathoms.errors import BackendError
 from fathoms.names.registry import Registry
 from fathoms.ops.class_attention import ClassAttentionImpl, class_attention
 from fathoms.ops.softmax_attention import attend
-from fathoms.ops.talking_heads import talking_heads
+from fathoms.ops.talking_heads import attention_probabilities, mix_heads, talking_heads
 from fathoms.parts.attentions.gate import GATES
 from fathoms.parts.attentions.heads import head_width, merge_heads, split_heads
 from fathoms.parts.init import STD
@@ -87,6 +87,20 @@ class SelfAttention(nn.Module):
             q, k = rotate(q, rotation), rotate(k, rotation)
         return q, k, v
 
+    def logit_mixer(self) -> tuple[Tensor | None, Tensor | None]:
+        """Weight and bias by which heads are mixed before the softmax."""
+        return None, None
+
+    def probabilities(
+        self, q: Float[Tensor, "B H N K"], k: Float[Tensor, "B H N K"]
+    ) -> Float[Tensor, "B H N N"]:
+        """The map that the fused attention does not show, from what `project` gives; see `attention_probabilities`."""
+        return attention_probabilities(q, k, *self.logit_mixer(), scale=q.shape[-1] ** -0.5)
+
+    def weights(self, probs: Float[Tensor, "B H N N"]) -> Float[Tensor, "B H N N"]:
+        """The factors of the values, from the probabilities."""
+        return probs
+
     def forward(self, x: Float[Tensor, "B N D"], rotation: Rotation | None = None) -> Float[Tensor, "B N D"]:
         """Attention of every token to every token."""
         q, k, v = self.project(x, rotation)
@@ -147,6 +161,14 @@ class TalkingHeadsAttention(SelfAttention):
             nn.init.trunc_normal_(mixer.weight, std=STD)
             nn.init.zeros_(mixer.bias)
 
+    def logit_mixer(self) -> tuple[Tensor | None, Tensor | None]:
+        """Weight and bias of `proj_l`."""
+        return self.proj_l.weight, self.proj_l.bias
+
+    def weights(self, probs: Float[Tensor, "B H N N"]) -> Float[Tensor, "B H N N"]:
+        """The probabilities mixed by `proj_w`."""
+        return mix_heads(probs, self.proj_w.weight, self.proj_w.bias)
+
     def forward(self, x: Float[Tensor, "B N D"], rotation: Rotation | None = None) -> Float[Tensor, "B N D"]:
         """Attention of every token to every token, with mixed heads."""
         q, k, v = self.project(x, rotation)
@@ -192,18 +214,29 @@ class ClassAttention(nn.Module):
         self, queries: Float[Tensor, "B Q D"], context: Float[Tensor, "B N D"]
     ) -> Float[Tensor, "B Q D"]:
         """Attention of each query to the queries and the context."""
-        q = self.q_norm(split_heads(self.q(queries), self.heads))
         reason = self._why_not_absorbed()
         if reason is None:
+            q = self._project_queries(queries)
             weights = self.k.weight, self.k.bias, self.v.weight, self.v.bias
             out = class_attention(q, queries, context, *weights, impl=self.impl)
         elif self.impl == "absorbed":
             raise BackendError(f'class_attention: impl="absorbed" cannot run: {reason}; use impl="auto"')
         else:
-            k = torch.cat([self.k(queries), self.k(context)], dim=1)
+            q, k = self.project(queries, context)
             v = torch.cat([self.v(queries), self.v(context)], dim=1)
-            out = attend(q, self.k_norm(split_heads(k, self.heads)), split_heads(v, self.heads))
+            out = attend(q, k, split_heads(v, self.heads))
         return self.proj(merge_heads(out))
+
+    def project(
+        self, queries: Float[Tensor, "B Q D"], context: Float[Tensor, "B N D"]
+    ) -> tuple[Tensor, Tensor]:
+        """The heads' q, and their k of queries and context, normalised."""
+        q = self._project_queries(queries)
+        k = torch.cat([self.k(queries), self.k(context)], dim=1)
+        return q, self.k_norm(split_heads(k, self.heads))
+
+    def _project_queries(self, queries: Float[Tensor, "B Q D"]) -> Float[Tensor, "B H Q K"]:
+        return self.q_norm(split_heads(self.q(queries), self.heads))
 
     def _why_not_absorbed(self) -> str | None:
         if not isinstance(self.k_norm, NoNorm):

@@ -6,13 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fathoms.ops.autocast import widened
 from fathoms.parts.init import exempt_from_decay
 from fathoms.parts.residuals.residual import RESIDUALS, Method
-
-
-def _wide(x: Tensor) -> Tensor:
-    """X in float32, or in float64 if it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @RESIDUALS.add("orthogonal", Method(place="update"))
@@ -36,7 +32,7 @@ class OrthogonalUpdate(nn.Module):
         self, branch: Float[Tensor, "*batch D"], stream: Float[Tensor, "*batch D"]
     ) -> Float[Tensor, "*batch D"]:
         """The update of the stream."""
-        f, x = _wide(branch), _wide(stream)
+        f, x = widened(branch), widened(stream)
         along = (x * f).sum(-1, keepdim=True) / (x.square().sum(-1, keepdim=True) + self.eps)
         return (f - along * x).to(branch.dtype)
 

@@ -18,6 +18,8 @@ from fathoms.probes.recorder import Recorder
 
 SIDE = 132.0
 _GAP = 10.0
+# Blocks that are drawn, the last of the model.
+_BLOCKS = 3
 
 
 class _Catcher(Recorder):
@@ -70,17 +72,16 @@ def _maps(probs: Tensor, prefix: int | None, token: bool) -> Tensor | None:
     return (patches / patches.sum(-1, keepdim=True)).unflatten(-1, (grid, grid))
 
 
-def attention_picture(model: nn.Module, image: Tensor, pixels: np.ndarray, blocks: int = 3) -> Picture | None:
+def attention_picture(model: nn.Module, image: Tensor, pixels: np.ndarray) -> Picture | None:
     """The last blocks' attention by head beside the image; None where no block's attention is over the image.
 
     Args:
         model: The model.
         image: (C, H, W) as the model takes it.
         pixels: The same image as (H, W, 3) bytes, to be shown.
-        blocks: How many of the last blocks.
     """
     found = attention_by_head(model, image)
-    chosen = dict(list(found.items())[-blocks:])
+    chosen = dict(list(found.items())[-_BLOCKS:])
     if not chosen:
         return None
     most = max(len(maps) for maps in chosen.values())

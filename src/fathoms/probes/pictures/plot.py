@@ -30,7 +30,7 @@ class Series:
 
     @property
     def dash(self) -> Dash:
-        """How the line is drawn."""
+        """Lengths of stroke and gap; None for a solid line."""
         return DASH if self.dashed else None
 
 
@@ -88,7 +88,7 @@ def _legend(picture: Picture, names: Sequence[tuple[str, int, Dash]], width: flo
 
 @dataclass(frozen=True)
 class _Axes:
-    """Where values are drawn."""
+    """Edges of one panel's plot, the range of its values, and the maps from values to the page."""
 
     left: float
     right: float

@@ -16,6 +16,8 @@ from fathoms.probes.blocks import find_blocks, scales_of
 from fathoms.probes.pictures.heat_maps import HeatMap, row_of
 
 _COLOURS = ("red", "green", "blue")
+# Filters, and blocks with talking heads, that are drawn.
+_FILTERS, _MIXERS = 48, 6
 
 
 def scale_picture(model: nn.Module) -> Picture | None:
@@ -82,12 +84,12 @@ def centre_and_corners(values: np.ndarray) -> tuple[float, float]:
     return float(size[low:high, low:high].mean()), float(np.mean(corners))
 
 
-def filter_picture(model: nn.Module, most: int = 48) -> Picture | None:
+def filter_picture(model: nn.Module) -> Picture | None:
     """Filters of the patch projection, those with the largest norm first; None where there is no such layer."""
     filters = _patch_filters(model)
     if filters is None:
         return None
-    order = torch.linalg.vector_norm(filters.flatten(1), dim=1).argsort(descending=True)[:most]
+    order = torch.linalg.vector_norm(filters.flatten(1), dim=1).argsort(descending=True)[:_FILTERS]
     chosen = filters[order]
     low, high = float(chosen.min()), float(chosen.max())
     reach = max(abs(low), abs(high)) or 1.0
@@ -122,7 +124,7 @@ def _patch_filters(model: nn.Module) -> Tensor | None:
     return None
 
 
-def mixing_picture(model: nn.Module, most: int = 6) -> Picture | None:
+def mixing_picture(model: nn.Module) -> Picture | None:
     """Talking heads' mixing matrices of a few blocks from the first to the last; None without talking heads."""
     found = [
         (name, module)
@@ -133,7 +135,7 @@ def mixing_picture(model: nn.Module, most: int = 6) -> Picture | None:
     ]
     if not found:
         return None
-    count = min(most, len(found))
+    count = min(_MIXERS, len(found))
     chosen = [found[round(i * (len(found) - 1) / max(count - 1, 1))] for i in range(count)]
     maps: list[HeatMap] = []
     data = {}

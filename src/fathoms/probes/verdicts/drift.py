@@ -16,23 +16,23 @@ FEWEST = 4
 """Measurements below which no trend is reported."""
 
 
-def drift_verdict(
-    rows: Sequence[Row], limits: Thresholds = THRESHOLDS, config: Config = None
-) -> Verdict | None:
+def drift_verdict(rows: Sequence[Row], config: Config = None) -> Verdict | None:
     """The trend over the second half of a run's probe.jsonl; None where there are too few measurements."""
     rows = [row for row in rows if isinstance(row.get("sites"), list) and row["sites"]]
     if len(rows) < FEWEST:
         return None
     found = []
-    for kind, name, pick, limit, words, helps in _watched(limits, config):
+    for kind, name, pick, limit, words, helps in _watched(THRESHOLDS, config):
         series = [
             (row.get("step", 0), pick([s for s in row["sites"] if s.get(name) is not None], name))
             for row in rows
         ]
         points = [(float(step), value) for step, value in series if value is not None]
-        finding = _trend(kind, points, limit, words, helps, limits.drift) if len(points) >= FEWEST else None
+        finding = (
+            _trend(kind, points, limit, words, helps, THRESHOLDS.drift) if len(points) >= FEWEST else None
+        )
         found += [] if finding is None else [finding]
-    found += _gamma(rows) + _updates(rows[-1], limits)
+    found += _gamma(rows) + _updates(rows[-1], THRESHOLDS)
     return Verdict("drifts" if any(finding.bad for finding in found) else "steady", found)
 
 

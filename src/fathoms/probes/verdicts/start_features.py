@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fathoms.files.strict_json import finite
 from fathoms.probes.blocks import main_stack
 from fathoms.probes.signal import Signal
 
@@ -46,18 +47,18 @@ def depth_features(sites: Sequence[dict[str, Any]]) -> Features:
 def start_features(initial: Signal, after: Signal | None = None, losses: Sequence[float] = ()) -> Features:
     """At initialisation; after a few steps too, with the prefix `after_`, and how far those have moved it."""
     features = depth_features(initial.to_json()["sites"])
-    features |= {"loss": _plain(initial.loss), "logits": _plain(initial.logits)}
+    features |= {"loss": finite(initial.loss), "logits": finite(initial.logits)}
     if after is None:
         return features
     later = depth_features(after.to_json()["sites"])
     features |= {f"after_{name}": value for name, value in later.items()}
     for name in ("stream_max", "ratio_median", "logit", "gradient_last"):
         features[f"{name}_rise"] = _over(later[name], features[name])
-    features["after_loss"] = _plain(after.loss)
+    features["after_loss"] = finite(after.loss)
     if losses:
-        finite = all(math.isfinite(loss) for loss in losses)
-        features["loss_rise"] = _plain(max(losses[1:], default=losses[0]) - losses[0]) if finite else None
-        features["loss_end"] = _plain(losses[-1] - losses[0]) if finite else None
+        known = all(math.isfinite(loss) for loss in losses)
+        features["loss_rise"] = finite(max(losses[1:], default=losses[0]) - losses[0]) if known else None
+        features["loss_end"] = finite(losses[-1] - losses[0]) if known else None
         features["nonfinite"] = float(not finite)
     return features
 
@@ -109,7 +110,3 @@ def _power(streams: Sequence[float | None]) -> float | None:
 def _spread(values: Sequence[float | None]) -> float | None:
     found = [value for value in values if value]
     return max(found) / min(found) if found else None
-
-
-def _plain(value: float) -> float | None:
-    return value if math.isfinite(value) else None

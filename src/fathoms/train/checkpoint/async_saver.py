@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fathoms.errors import FathomsError
+from fathoms.errors import FathomsError, unforeseen
 from fathoms.train.checkpoint import folder as checkpoints
 from fathoms.train.checkpoint.folder import Checkpoint, Warn
 from fathoms.train.checkpoint.state_dict import Stage
@@ -138,8 +138,10 @@ class AsyncSaver:
         # It would end with its thread; `check` raises it in the training loop.
         except Exception as error:  # noqa: BLE001
             self._error = SaveError(
-                f"{self.folder.checkpoints}: cannot save ({type(error).__name__}: {error})"
+                f"{self.folder.checkpoints}: cannot save: {unforeseen(error)}; report it, and give the same command "
+                "again to resume from the checkpoint before"
             )
+            self._error.__cause__ = error
 
     def _write(self, checkpoint: Checkpoint, best: bool) -> None:
         place, warn = self.folder.checkpoints, self._warnings.append

@@ -9,19 +9,18 @@ from pathlib import Path
 from torch import nn
 
 from fathoms.errors import ConfigError
+from fathoms.models.param_groups import state_bytes
 from fathoms.models.weights import weights_of
+from fathoms.names.optimizers import OptimizerName
 
-MOMENTS = {"adamw": 2, "lamb": 2, "muon": 2, "sgd": 1, "momentum": 1}
-"""Largest number of values that an optimizer keeps for each parameter."""
 MARGIN = 1 << 20
 """Bytes for headers, state.json and metrics."""
 
 
-def file_sizes(model: nn.Module, opt: str, ema: bool) -> dict[str, int]:
+def file_sizes(model: nn.Module, opt: OptimizerName, ema: bool) -> dict[str, int]:
     """Largest size in bytes of each file of a checkpoint."""
     weights = sum(tensor.numel() * tensor.element_size() for tensor in weights_of(model).values())
-    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    return {"model": weights, "ema": weights if ema else 0, "optimizer": MOMENTS[opt] * trained}
+    return {"model": weights, "ema": weights if ema else 0, "optimizer": state_bytes(model, opt)}
 
 
 def check_room(folder: Path, sizes: dict[str, int], keep: int) -> None:

@@ -157,26 +157,28 @@ def _link(source: Path, target: Path) -> None:
             os.fsync(file.fileno())
 
 
-def drop_damaged(checkpoints: Path, whole: Path, warn: Warn = warnings.warn) -> None:
+def drop_damaged(checkpoints: Path, whole: Path) -> None:
     """Delete damaged checkpoints newer than the newest whole one; the next save would keep them in its place."""
     for folder in (checkpoints / "last", checkpoints / "previous"):
         if folder == whole:
             return
         if folder.exists():
-            _delete(_set_aside(folder), warn)
+            _delete(_set_aside(folder), warnings.warn)
 
 
-def clean_up(checkpoints: Path, warn: Warn = warnings.warn) -> None:
+def clean_up(checkpoints: Path) -> None:
     """Remove the leftovers of a killed process; a new best that lacked only its name gets it."""
     if _is_copy(checkpoints / FRESH_BEST, checkpoints / "last"):
         for folder in _name_best(checkpoints):
-            _delete(folder, warn)
+            _delete(folder, warnings.warn)
     leftovers = [path for path in checkpoints.iterdir() if path.name.startswith((TRASH, FRESH, FRESH_BEST))]
     for path in leftovers:
         try:
             shutil.rmtree(path)
         except OSError as error:
-            warn(f"{path}: a leftover cannot be deleted ({error.strerror}); delete it by hand")
+            warnings.warn(
+                f"{path}: a leftover cannot be deleted ({error.strerror}); delete it by hand", stacklevel=2
+            )
 
 
 def _is_copy(folder: Path, original: Path) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fathoms.errors import ConfigError, ShapeError
 from fathoms.names.registry import Registry, check_name
+from fathoms.ops.autocast import widened
 
 LOSSES: Registry[nn.Module, None] = Registry("loss")
 
@@ -36,7 +37,7 @@ class CrossEntropy(nn.Module):
 
     def forward(self, logits: Float[Tensor, "B C"], targets: Tensor) -> Float[Tensor, ""]:
         """The loss on labels (B,) or soft targets (B, C)."""
-        logits = _wide(logits)
+        logits = widened(logits)
         if _are_labels(logits, targets):
             return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
         return F.cross_entropy(logits, targets.to(logits.dtype))
@@ -70,7 +71,7 @@ class BinaryCrossEntropy(nn.Module):
 
     def forward(self, logits: Float[Tensor, "B C"], targets: Tensor) -> Float[Tensor, ""]:
         """The loss on labels (B,) or soft targets (B, C)."""
-        logits = _wide(logits)
+        logits = widened(logits)
         if _are_labels(logits, targets):
             targets = _smoothed(targets, logits, self.smoothing)
         if self.target_threshold is not None:
@@ -88,11 +89,6 @@ def _check_smoothing(smoothing: float) -> float:
     if not 0 <= smoothing < 1:
         raise ConfigError(f"--smoothing {smoothing}: must be in [0, 1); 0.1 is usual")
     return smoothing
-
-
-def _wide(logits: Tensor) -> Tensor:
-    """The logits in float32, or in float64 if they are."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _are_labels(logits: Tensor, targets: Tensor) -> bool:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
 from fathoms.models.vit import ViT
-from fathoms.ops.talking_heads import attention_probabilities, mix_heads
-from fathoms.parts.attentions.attention import SelfAttention, TalkingHeadsAttention
+from fathoms.ops.autocast import widened
+from fathoms.parts.attentions.attention import SelfAttention
 from fathoms.parts.block import Block
 from fathoms.parts.tokens.rope import Rotation
 
@@ -29,7 +29,7 @@ def feature_penalty(x: Float[Tensor, "*any"]) -> Float[Tensor, ""]:
     >>> feature_penalty(torch.tensor([1.0, -202.0, 204.0])).item()
     7.0
     """
-    excess = (_wide(x).abs() - FEATURE_LIMIT).relu()
+    excess = (widened(x).abs() - FEATURE_LIMIT).relu()
     beyond = (excess > 0).sum()
     return excess.sum() / beyond.clamp(min=1) + excess.amax()
 
@@ -40,7 +40,7 @@ def attention_penalty(maxima: Float[Tensor, "B H N"]) -> Float[Tensor, ""]:
     >>> attention_penalty(torch.tensor([[[0.9, 0.2, 0.4]]])).item()
     0.699999988079071
     """
-    maxima = _wide(maxima)
+    maxima = widened(maxima)
     flat = maxima < SHARP
     count = flat.sum()
     mean = torch.where(flat, maxima, 0.0).sum() / count.clamp(min=1)
@@ -101,7 +101,7 @@ class WithPenalties(nn.Module):
         """The logits of each head, and the weighted sum of the penalties."""
         vit = self.vit
         tokens = vit.embed(images)
-        penalty = _wide(tokens.new_zeros(()))
+        penalty = widened(tokens.new_zeros(()))
         for index, block, rotation in vit.stages():
             sharpen = index < self.attn_layers
             if sharpen or self.feature_weight:
@@ -117,7 +117,7 @@ class WithPenalties(nn.Module):
         self, block: Block, x: Tensor, rotation: Rotation | None, sharpen: bool
     ) -> tuple[Tensor, Tensor]:
         """The stream after a block, and the block's penalties."""
-        penalty = _wide(x.new_zeros(()))
+        penalty = widened(x.new_zeros(()))
         maxima: list[Tensor] = []
 
         def attend(entered: Tensor, rotation: Rotation | None) -> Tensor:
@@ -143,17 +143,5 @@ def attend_with_maxima(
     The map has to exist for this, so it is made once and used for both.
     """
     q, k, v = attention.project(x, rotation)
-    scale = q.shape[-1] ** -0.5
-    if isinstance(attention, TalkingHeadsAttention):
-        before, after = attention.proj_l, attention.proj_w
-        probs = attention_probabilities(q, k, before.weight, before.bias, scale=scale)
-        maps = mix_heads(probs.to(v.dtype), after.weight, after.bias)
-    else:
-        probs = attention_probabilities(q, k, scale=scale)
-        maps = probs.to(v.dtype)
-    return attention.leave(maps @ v, x), probs.amax(-1)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """X in float32, or in float64 if it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    probs = attention.probabilities(q, k)
+    return attention.leave(attention.weights(probs.to(v.dtype)) @ v, x), probs.amax(-1)

@@ -8,6 +8,7 @@ import torch
 
 from fathoms.errors import ConfigError
 from fathoms.models.param_groups import ParamGroups
+from fathoms.names.optimizers import BETAS, EPS, LAMB_EPS, WITH_BETAS
 from fathoms.names.registry import Registry
 from fathoms.train.optim.lamb import Lamb
 from fathoms.train.optim.muon import MuonWithAdamW, split_for_muon
@@ -74,7 +75,7 @@ def _check_transfer(groups: ParamGroups, name: str) -> None:
             "--opt lamb: its steps are in proportion to the weights, for which base_dim has no rule; "
             "use adamw or muon, or leave --base-dim out"
         )
-    if name in ("sgd", "momentum") and any(group.get("eps_scale", 1.0) != 1.0 for group in groups):
+    if name not in WITH_BETAS and any(group.get("eps_scale", 1.0) != 1.0 for group in groups):
         raise ConfigError(
             f"--opt {name}: its steps are in proportion to the gradients, and the rules of completep and depth_mup are "
             "for steps that are not; use adamw, muon or lamb"
@@ -93,7 +94,7 @@ def _all_on_cuda(groups: Groups) -> bool:
 
 @OPTIMIZERS.add("lamb")
 def lamb(
-    groups: Groups, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6
+    groups: Groups, lr: float, betas: tuple[float, float] = BETAS, eps: float = LAMB_EPS
 ) -> torch.optim.Optimizer:
     """LAMB as in timm: Adam with updates in proportion to the norm of each matrix, the gradient clipped to norm 1."""
     return Lamb(groups, lr=lr, betas=betas, eps=eps)
@@ -103,8 +104,8 @@ def lamb(
 def adamw(
     groups: Groups,
     lr: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
+    betas: tuple[float, float] = BETAS,
+    eps: float = EPS,
     fused: bool | None = None,
 ) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay, torch's; fused on CUDA."""
@@ -117,8 +118,8 @@ def muon(
     groups: Groups,
     lr: float,
     momentum: float = 0.95,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
+    betas: tuple[float, float] = BETAS,
+    eps: float = EPS,
     fused: bool | None = None,
 ) -> torch.optim.Optimizer:
     """Orthogonalised momentum for the matrices inside blocks, torch's AdamW for the rest."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fathoms.errors import ConfigError
+from fathoms.names.optimizers import BETAS, LAMB_EPS
 from fathoms.train.optim.closure import loss_of
 from fathoms.train.optim.conditional_step import hold_of, zero_
 from fathoms.train.optim.plain import PlainOptimizer
@@ -39,8 +40,8 @@ class Lamb(PlainOptimizer):
         self,
         params: Iterable[Any],
         lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
+        betas: tuple[float, float] = BETAS,
+        eps: float = LAMB_EPS,
         weight_decay: float = 0.01,
         max_grad_norm: float | None = 1.0,
         always_adapt: bool = False,

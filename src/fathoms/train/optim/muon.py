@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fathoms.errors import ConfigError
+from fathoms.names.optimizers import BETAS, EPS, takes_muon
 from fathoms.train.optim.closure import loss_of
 from fathoms.train.optim.conditional_step import hold_of, step_unless
 from fathoms.train.optim.plain import AdamW, PlainOptimizer
@@ -30,7 +30,6 @@ class MuonWithAdamW(PlainOptimizer):
         momentum: Muon's Nesterov momentum.
         betas: AdamW's decay of the two moments.
         eps: AdamW's term in the denominator.
-        weight_decay: Decoupled weight decay.
         fused: Whether AdamW runs as one kernel; None lets torch choose.
 
     Papers: Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982.
@@ -41,12 +40,11 @@ class MuonWithAdamW(PlainOptimizer):
         params: Iterable[dict[str, Any]],
         lr: float = 1e-3,
         momentum: float = 0.95,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        betas: tuple[float, float] = BETAS,
+        eps: float = EPS,
         fused: bool | None = None,
     ) -> None:
-        super().__init__(list(params), {"lr": lr, "weight_decay": weight_decay, "algorithm": None})
+        super().__init__(list(params), {"lr": lr, "weight_decay": 0.0, "algorithm": None})
         for group in self.param_groups:
             if group["algorithm"] not in ALGORITHMS:
                 raise ConfigError(
@@ -60,10 +58,10 @@ class MuonWithAdamW(PlainOptimizer):
         self._parts: dict[str, torch.optim.Optimizer] = {}
         if mine["muon"]:
             self._parts["muon"] = StackedMuon(
-                mine["muon"], lr, weight_decay, momentum, adjust_lr_fn="match_rms_adamw"
+                mine["muon"], lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"
             )
         if mine["adamw"]:
-            self._parts["adamw"] = AdamW(mine["adamw"], lr, betas, eps, weight_decay, fused=fused)
+            self._parts["adamw"] = AdamW(mine["adamw"], lr, betas, eps, fused=fused)
         filled = {name: iter(part.param_groups) for name, part in self._parts.items()}
         self.param_groups = [next(filled[group["algorithm"]]) for group in self.param_groups]
         self._share()
@@ -94,11 +92,6 @@ class MuonWithAdamW(PlainOptimizer):
         return loss
 
 
-def takes_muon(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is a matrix inside a block: not a stem, a head, a token or a position."""
-    return parameter.ndim == 2 and "blocks" in name.split(".")
-
-
 def _by_muon(group: dict[str, Any]) -> dict[str, Any]:
     """A group of matrices whose learning rate depends on the width, by Muon's rule instead of Adam's.
 
@@ -117,7 +110,7 @@ def split_for_muon(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             pairs = [
                 (name, parameter)
                 for name, parameter in zip(group["names"], group["params"], strict=True)
-                if takes_muon(name, parameter) is (algorithm == "muon")
+                if takes_muon(name, parameter.shape) is (algorithm == "muon")
             ]
             if pairs:
                 names, params = map(list, zip(*pairs, strict=True))

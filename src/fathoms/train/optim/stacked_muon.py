@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fathoms.errors import ConfigError
+from fathoms.names.optimizers import MUON_STRETCH
 from fathoms.train.distributed import is_sharded, own_part
 from fathoms.train.optim.closure import loss_of
 from fathoms.train.optim.conditional_step import hold_of, put_back_
@@ -28,7 +29,7 @@ LIMIT = 2**27
 STRETCH: dict[str | None, Callable[[int, int], float]] = {
     None: lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
-    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+    "match_rms_adamw": lambda rows, columns: MUON_STRETCH * math.sqrt(max(rows, columns)),
 }
 
 

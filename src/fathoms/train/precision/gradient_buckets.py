@@ -37,20 +37,19 @@ class GradientBuckets:
     Args:
         model: The master weights.
         ranks: Number of ranks.
-        size: Largest number of bytes of a bucket; a larger gradient has one of its own.
     """
 
-    def __init__(self, model: nn.Module, ranks: int, size: int = BUCKET) -> None:
+    def __init__(self, model: nn.Module, ranks: int) -> None:
         check_statistics(model)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.ranks, self.size = ranks, size
+        self.ranks = ranks
 
     @torch.no_grad()
     def reduce(self) -> None:
         """Replace each gradient by its mean over the ranks; every rank must call this."""
         given = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         under_way = []
-        for bucket in buckets(given, self.size):
+        for bucket in buckets(given, BUCKET):
             flat = torch.cat([gradient.flatten() for gradient in bucket])
             under_way.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
         for bucket, flat, work in under_way:

@@ -106,12 +106,11 @@ class ShardedMasters:
         model: The sharded master weights.
         replica: The same parameters, whole, in the same order.
         ranks: Number of ranks.
-        size: Largest number of bytes of a bucket's whole tensors; a larger parameter has one of its own.
     """
 
-    def __init__(self, model: nn.Module, replica: nn.Module, ranks: int, size: int = BUCKET) -> None:
+    def __init__(self, model: nn.Module, replica: nn.Module, ranks: int) -> None:
         check_statistics(model)
-        self.ranks, self.size = ranks, size
+        self.ranks = ranks
         pairs = zip(model.parameters(), replica.parameters(), strict=True)
         self.pairs = [
             _Pair(cast("DTensor", sharded), whole, -(-len(whole) // ranks)) for sharded, whole in pairs
@@ -126,11 +125,11 @@ class ShardedMasters:
         return self._of[key]
 
     def _runs(self, pairs: list[_Pair]) -> Iterator[list[_Pair]]:
-        """Pairs in runs of one dtype whose whole tensors have at most `size` bytes."""
+        """Pairs in runs of one dtype whose whole tensors have at most `BUCKET` bytes; a larger one is alone."""
         run: list[_Pair] = []
         for pair in pairs:
             taken = sum(self.ranks * own.size * own.whole.element_size() for own in (*run, pair))
-            if run and (taken > self.size or pair.whole.dtype != run[0].whole.dtype):
+            if run and (taken > BUCKET or pair.whole.dtype != run[0].whole.dtype):
                 yield run
                 run = []
             run.append(pair)
@@ -156,14 +155,11 @@ class ShardedCopy(ComputeCopy):
     Args:
         replica: The whole float32 tensors.
         masters: Fills them.
-        dtype: Of the copies.
     """
 
-    def __init__(
-        self, replica: nn.Module, masters: ShardedMasters, dtype: torch.dtype = torch.bfloat16
-    ) -> None:
+    def __init__(self, replica: nn.Module, masters: ShardedMasters) -> None:
         self.sharded = masters
-        super().__init__(replica, dtype)
+        super().__init__(replica)
         for stack in self.stacks:
             stack.adopt_weights()
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fathoms.errors import ConfigError, flag_of
 from fathoms.names.config_checks import check_choices, check_types, takes_off
+from fathoms.names.optimizers import OptimizerName
 from fathoms.names.registry import check_name
 from fathoms.train.recipe.unused import refuse_unused, without_idle
 
@@ -27,7 +28,7 @@ class Recipe:
     """Images per batch on each rank."""
     grad_accum_steps: int = 1
     """Batches whose gradients are averaged in one update."""
-    opt: Literal["adamw", "lamb", "muon", "sgd", "momentum"] = "adamw"
+    opt: OptimizerName = "adamw"
     """Optimizer."""
     lr: float = 1e-3
     """Base learning rate. It is never rescaled by the batch size."""

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from fathoms.errors import ConfigError, flag_of
+from fathoms.names.optimizers import WITH_BETAS, WITH_MOMENTUM
+from fathoms.text_table import one_of
 
 ENDING = ("cosine", "wsd", "custom")
 """Schedules that reach the minimum learning rate at their end."""
@@ -23,11 +25,11 @@ class Use:
 
 
 USES = (
-    Use(("momentum",), lambda r: r.opt in ("sgd", "momentum", "muon"), "--opt sgd, momentum or muon"),
-    Use(("opt_betas", "opt_eps"), lambda r: r.opt in ("adamw", "lamb", "muon"), "--opt adamw, lamb or muon"),
+    Use(("momentum",), lambda r: r.opt in WITH_MOMENTUM, f"--opt {one_of(WITH_MOMENTUM)}"),
+    Use(("opt_betas", "opt_eps"), lambda r: r.opt in WITH_BETAS, f"--opt {one_of(WITH_BETAS)}"),
     Use(("warmup_lr", "warmup_prefix"), lambda r: r.warmup_epochs > 0, "--warmup-epochs"),
     Use(("min_lr",), lambda r: r.sched != "constant", "a --sched that decays"),
-    Use(("cooldown_epochs",), lambda r: r.sched in ENDING, "--sched cosine, wsd or custom"),
+    Use(("cooldown_epochs",), lambda r: r.sched in ENDING, f"--sched {one_of(ENDING)}"),
     Use(("decay_epochs",), lambda r: r.sched in ("step", "wsd"), "--sched step or wsd"),
     Use(("decay_rate",), lambda r: r.sched == "step", "--sched step"),
     Use(("epoch_factor", "epoch_threshold"), lambda r: r.sched == "custom", "--sched custom"),

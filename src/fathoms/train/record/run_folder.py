@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import shutil
 import stat
@@ -16,6 +15,7 @@ from typing import Any, TextIO
 
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.files.atomic import write_atomic
+from fathoms.files.strict_json import finite
 from fathoms.files.untrusted import read_json
 from fathoms.train.record.environment import environment
 from fathoms.train.record.toml import to_toml
@@ -30,7 +30,7 @@ DIVERGED = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its summary, as in summary.json, and the exit code."""
+    """Result of a run: its summary, as in summary.json, and the exit code."""
 
     summary: dict[str, Any]
     code: int
@@ -38,11 +38,9 @@ class Outcome:
 
 def plain(value: Any) -> Any:
     """A value as strict JSON allows it: None for NaN and infinity, lists for tuples."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {str(key): plain(inner) for key, inner in value.items()}
-    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else finite(value)
 
 
 def dumps(value: Any) -> str:
