@@ -68,27 +68,71 @@ def run(build, steps=50, start=0, params=None, optimizer=None):
     return params, optimizer
 
 
-def reference(name):
-    """The peer's optimizer on the same groups."""
-    if name == "lamb":
-        return pytest.importorskip("timm.optim").Lamb
-    if name == "adamw":
-        return torch.optim.AdamW
-    return pytest.importorskip("timm.optim").create_optimizer_v2
+class PlainLamb(torch.optim.Optimizer):
+    """LAMB tensor by tensor, in the order of operations of timm up to 1.0.30."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), max_grad_norm=1.0, always_adapt=False):
+        super().__init__(params, {"lr": lr, "weight_decay": 0.01, "calls": 0})
+        self.betas, self.max_grad_norm, self.always_adapt = betas, max_grad_norm, always_adapt
+
+    @torch.no_grad()
+    def step(self):
+        first, second = self.betas
+        given = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if self.max_grad_norm is not None:
+            whole = torch.stack([p.grad.norm() for p in given]).norm()
+            for p in given:
+                p.grad.div_((whole / self.max_grad_norm).clamp(min=1.0))
+        for group in self.param_groups:
+            group["calls"] += 1
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if not self.state[p]:
+                    self.state[p] = {"mean": torch.zeros_like(p), "square": torch.zeros_like(p)}
+                mean, square = self.state[p]["mean"], self.state[p]["square"]
+                mean.mul_(first).add_(p.grad, alpha=1 - first)
+                square.mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
+                spread = (square.sqrt() / (1 - second ** group["calls"]) ** 0.5).add_(1e-6)
+                update = (mean / (1 - first ** group["calls"])).div_(spread)
+                if group["weight_decay"]:
+                    update.add_(p, alpha=group["weight_decay"])
+                if group["weight_decay"] or self.always_adapt:
+                    weight, length = p.norm(), update.norm()
+                    update.mul_(weight / length if weight > 0 and length > 0 else 1.0)
+                p.add_(update, alpha=-group["lr"])
 
 
-@pytest.mark.parametrize("name", ["lamb", "adamw"])
-def test_fifty_steps_are_the_peers_bit_for_bit(name):
-    peer = reference(name)
-    ours, _ = run(lambda groups: build_optimizer(groups, name, lr=0.01))
-    theirs, _ = run(lambda groups: peer([dict(group) for group in groups], lr=0.01))
+def timms_lamb():
+    return pytest.importorskip("timm.optim").Lamb
+
+
+def same_as(peer, ours, options):
+    """Whether fifty steps of ours end where the peer's do: bit for bit, or close to timm's.
+
+    timm folds the bias correction into other factors since 1.0.31, which rounds differently at every step.
+    """
+    theirs, _ = run(lambda groups: peer([dict(group) for group in groups], **options))
     for key, parameter in ours.items():
-        assert torch.equal(parameter, theirs[key]), key
+        if peer in (PlainLamb, torch.optim.AdamW):
+            assert torch.equal(parameter, theirs[key]), key
+        else:
+            torch.testing.assert_close(parameter, theirs[key], rtol=1e-5, atol=1e-5, msg=key)
+
+
+@pytest.mark.parametrize(
+    ("name", "peer"),
+    [("lamb", lambda: PlainLamb), ("lamb", timms_lamb), ("adamw", lambda: torch.optim.AdamW)],
+    ids=["lamb", "timms-lamb", "adamw"],
+)
+def test_fifty_steps_are_the_peers(name, peer):
+    ours, _ = run(lambda groups: build_optimizer(groups, name, lr=0.01))
+    same_as(peer(), ours, {"lr": 0.01})
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum"])
 def test_descent_is_timms_bit_for_bit(name):
-    create = reference(name)
+    create = pytest.importorskip("timm.optim").create_optimizer_v2
 
     def peer(groups):
         plain = [{key: group[key] for key in ("params", "weight_decay", "lr_scale")} for group in groups]
@@ -100,19 +144,16 @@ def test_descent_is_timms_bit_for_bit(name):
         assert torch.equal(parameter, theirs[key]), key
 
 
+@pytest.mark.parametrize("peer", [lambda: PlainLamb, timms_lamb], ids=["plain", "timm"])
 @pytest.mark.parametrize("options", [{"always_adapt": True}, {"max_grad_norm": None}, {"betas": (0.8, 0.9)}])
-def test_lambs_options_are_timms(options):
-    peer = reference("lamb")
+def test_lambs_options_are_timms(options, peer):
     ours, _ = run(lambda groups: Lamb([dict(group) for group in groups], **options))
-    theirs, _ = run(lambda groups: peer([dict(group) for group in groups], **options))
-    for key, parameter in ours.items():
-        assert torch.equal(parameter, theirs[key]), key
+    same_as(peer(), ours, options)
 
 
 def test_lamb_passes_over_parameters_without_a_gradient():
-    peer = reference("lamb")
     results = []
-    for build in (Lamb, peer):
+    for build in (Lamb, PlainLamb):
         params = problem()
         optimizer = build([dict(group) for group in groups_of(params)], lr=0.01)
         for step in range(6):
