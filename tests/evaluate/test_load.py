@@ -126,7 +126,10 @@ def test_a_timm_run_is_validated_predicted_and_exported_with_one_result(timm_run
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["predict", "IMAGES", "--checkpoint", "RUN", "--attention", "maps"], "is for fathoms models only"),
+        (
+            ["predict", "IMAGES", "--checkpoint", "RUN", "--attention", "maps"],
+            "--attention: timm's models show none",
+        ),
         (["export", "RUN", "--depth", "3"], "--depth: a timm model is built as its name says; leave it out"),
         (["export", "RUN", "--fold", "--format", "timm"], "use onnx or torch-export, or leave --fold out"),
         (["validate", "IMAGES", "--checkpoint", "RUN", "--image-size", "64"], "--image-size: a timm model"),

@@ -53,7 +53,7 @@ def test_mistakes_are_one_line_and_exit_2_and_leave_nothing(tmp_path, capsys, mo
     [
         ({"y_train": [0, 1, 2, -1] * 3}, "y_train holds -1; number the classes from 0"),
         ({"y_train": [0, 1, 2, 7] * 3, "classes": ["a", "b", "c"]}, "labels run to 7 for 3 classes"),
-        ({"y_test": [0, 1, 2, 4] * 3}, "class '3' has no training images"),
+        ({"y_test": [0, 1, 2, 4] * 3}, "class '3' has no training images; fill or remove it, or number"),
         ({"y_train": [0.5, 1, 2, 1] * 3}, "y_train"),
         ({"y_train": [0, 1, 2]}, "12"),
     ],

@@ -118,7 +118,10 @@ def _make_map_folder(args: Args, loaded: LoadedModel, files: list[Path]) -> None
     if args.attention is None:
         return
     if loaded.config is None:
-        raise FathomsError(f"--attention: is for fathoms models only, not for {loaded.name}; leave it out")
+        kind = "timm's models" if loaded.name.startswith("timm/") else "exported files"
+        raise FathomsError(
+            f"--attention: {kind} show none; give a fathoms model as a run, checkpoint or weights file"
+        )
     check_absent([map_file(args.attention, *entry) for entry in enumerate(files)], args.overwrite)
     args.attention.mkdir(parents=True, exist_ok=True)
 

@@ -28,9 +28,10 @@ def check_trainable(path: str | None, roles: Roles) -> None:
             )
     empty = np.setdiff1d(np.arange(len(train.classes)), train.labels)
     if len(empty):
-        raise ConfigError(
-            f"{path}: class {train.classes[empty[0]]!r} has no training images; fill or remove it"
-        )
+        remedy = "fill or remove it"
+        if list(train.classes) == [str(number) for number in range(len(train.classes))]:
+            remedy += ", or number the classes from 0, as numpy.unique(y, return_inverse=True)[1] does"
+        raise ConfigError(f"{path}: class {train.classes[empty[0]]!r} has no training images; {remedy}")
 
 
 def _check_classes(path: str | None, train: AnySource) -> None:
