@@ -21,7 +21,7 @@ import tyro
 
 from fathoms.cli import train as train_command
 from fathoms.cli.flags.early_checks import check_run, path_or_digits
-from fathoms.cli.flags.parse import Switches, given, merged, parse, parse_setting
+from fathoms.cli.flags.parse import Switches, given, merged, parse_setting, parse_settings
 from fathoms.cli.flags.plan_file import PlanFile, read_plan_file
 from fathoms.cli.terminal.live_table import live_table
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
@@ -161,8 +161,7 @@ def is_demo(args: Args) -> bool:
 
 def job_of(args: Args, settings: Mapping[str, str]) -> Job:
     """The run of an arm: the flags of all arms, and its own; `args.training` has the val share of all."""
-    words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
-    own = parse(train_command, "train", words)
+    own = parse_settings(train_command, "train", settings)
     training = merged(args.training, own.training)
     if args.data is None and args.training.epochs is None and "epochs" not in settings:
         training = dataclasses.replace(training, epochs=DEMO_EPOCHS)
