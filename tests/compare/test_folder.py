@@ -86,6 +86,9 @@ def test_the_expected_time_follows_epochs_and_workers(comparisons):
     pilots = {cell.architecture: {"start": 1.0, "epoch": 2.0, "bytes": 100} for cell in cells}
     assert expected(cells, pilots, 1) == (10 * 21.0, 1000)
     assert expected(cells, pilots, 2) == (5 * 21.0, 1000)
+    more = ("--warmup-epochs", "3", "--warmup-prefix", "--cooldown-epochs", "1.5")
+    cells = comparisons.make(*NORMS, "--epochs", "10", *more, name="longer").cells()
+    assert expected(cells, pilots, 1) == (10 * (1 + 2.0 * 15), 1000)
 
 
 def test_a_pilot_of_slow_updates_ends_after_two_of_them(comparisons, monkeypatch):
