@@ -1,12 +1,13 @@
 """The comparison folder's locks, its checkpoints, and the plan's estimate."""
 
 import json
+import sys
 import threading
 
 import numpy as np
 import pytest
 
-from fathoms.compare.comparison import Options
+from fathoms.compare.comparison import Comparison, Options
 from fathoms.compare.folder import ComparisonFolder
 from fathoms.compare.progress import Progress
 from fathoms.compare.results import as_table, gather, judged, load_results, row_of, write_results
@@ -79,6 +80,17 @@ def test_a_dry_run_times_each_architecture_and_writes_nothing(comparisons, capsy
     assert "MB of checkpoints kept" in said.out
     assert "timing a few updates of 2 architectures; --no-pilot leaves this out" in said.err
     assert not comparisons.root.exists()
+
+
+def test_a_plan_has_the_words_that_the_command_was_given(comparisons, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["notebook", "x", "--unrelated"])
+    assert comparisons.make(*NORMS).plan()["command"] == []
+    plans = []
+    monkeypatch.setattr(Comparison, "describe", lambda made: plans.append(made.plan()) or "")
+    assert comparisons.run(*NORMS, "--dry-run", "--no-pilot") == 0
+    capsys.readouterr()
+    assert plans[0]["command"] == ["compare", *comparisons.words(*NORMS, "--dry-run", "--no-pilot")]
+    assert comparisons.make(*NORMS).plan()["command"] == [], "the command has ended"
 
 
 def test_the_expected_time_follows_epochs_and_workers(comparisons):

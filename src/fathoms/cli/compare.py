@@ -28,6 +28,7 @@ from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
 from fathoms.compare.slurm.submit import SlurmOptions, check_installed, parse_slurm
 from fathoms.compare.void_flags import refuse_void_flags
 from fathoms.errors import ConfigError, FathomsError
+from fathoms.machine.command import command_words
 from fathoms.machine.devices import visible_gpus
 from fathoms.models.config import FIELDS
 from fathoms.names.registry import check_name
@@ -297,7 +298,7 @@ def make_comparison(args: Args) -> Comparison:
     names = ("metric", "smallest_difference", "baseline", "paired", "keep", "jobs", "per_gpu")
     chosen = {name: getattr(args, name) for name in names}
     chosen["jobs"] = args.jobs or (DEMO_JOBS if args.data is None else 0)
-    options = Options(command=("compare", *sys.argv[2:]), shard=shard, seconds=seconds, slurm=slurm, **chosen)
+    options = Options(command=command_words(), shard=shard, seconds=seconds, slurm=slurm, **chosen)
     seeds, notes = seeds_of(args, plan, earlier)
     tuning = make_tuning(args, plan, earlier)
     notes += still_there(plan, earlier)
