@@ -123,8 +123,9 @@ def make_plan(args: Args, file: PlanFile | None = None) -> Plan:
     table: dict[str, Any] = {}
     if args.preset is not None:
         table = dict(PRESETS[check_name(args.preset, PRESETS, "preset", "--preset")])
-    if file is not None:
-        table |= file.plan
+    for key, value in ({} if file is None else file.plan).items():
+        both = isinstance(value, Mapping) and isinstance(table.get(key), Mapping)
+        table[key] = {**table[key], **value} if both else value
     base = Plan.from_dict(table, args.plan or "--preset")
     axes = {**base.axes, **parse_axes(args.axis)}
     arms = {**base.arms, **parse_arms(args.arm)}
@@ -217,7 +218,7 @@ def make_tuning(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> Any:
     names = [*before, *(name for name in plan.tune if name not in before)]
     grid = {name: list(dict.fromkeys([*before.get(name, []), *plan.tune.get(name, [])])) for name in names}
     epochs = plan.tune_epochs if plan.tune else earlier.get("tune_epochs")
-    return Tuning(grid, epochs, lambda settings: job_of_arm(args, "of a trial", settings))
+    return Tuning(grid, epochs, lambda name, settings: job_of_arm(args, name, settings))
 
 
 def default_name(args: Args, plan: Plan) -> str:

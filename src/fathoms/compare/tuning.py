@@ -38,12 +38,12 @@ class Tuning:
     Args:
         grid: Option names and the values to try.
         epochs: Epochs of a trial; None for those of a run.
-        job: The run of an arm's settings.
+        job: The run of an arm, or of a trial of it, by its name and its settings.
     """
 
     grid: Mapping[str, Sequence[str]]
     epochs: int | None
-    job: Callable[[Mapping[str, str]], Job]
+    job: Callable[[str, Mapping[str, str]], Job]
 
     def choices(self) -> list[dict[str, str]]:
         """Every combination of the grid's values."""
@@ -59,7 +59,7 @@ class Tuning:
         for (arm, settings), choice in itertools.product(arms.items(), self.choices()):
             tried = {**settings, **choice}
             name = JOINT.join([arm, *(f"{key}={value}" for key, value in choice.items())])
-            job = self.job({**tried, **shorter})
+            job = self.job(name, {**tried, **shorter})
             cell = make_cell(name, tried, FIRST_SEED, job, fingerprint, folder.tuning)
             made.append(Trial(arm, choice, dataclasses.replace(cell, test=False)))
         return made
