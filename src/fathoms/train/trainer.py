@@ -146,7 +146,7 @@ class Trainer:
             f"splits: {data.roles.describe()}",
             f"device: {describe_device(world.device)}",
         )
-        for line in (*about, *self.speed_lines, *data.notices, *notices):
+        for line in (*about, *loop.schedule.notices(), *self.speed_lines, *data.notices, *notices):
             progress.say(line)
         try:
             with naming_lost_ranks(world), loop.stop:

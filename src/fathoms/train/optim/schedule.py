@@ -152,6 +152,15 @@ class Schedule:
         """Epochs of the whole run: the shape, a warm-up before it, and the cool-down."""
         return epochs_of_run(self.epochs, self.warmup_epochs, self.warmup_prefix, self.cooldown_epochs)
 
+    def notices(self) -> list[str]:
+        """A line where the warm-up outlasts the run."""
+        if self.warmup_prefix or self.warmup_epochs <= self.total_epochs:
+            return []
+        return [
+            f"--warmup-epochs {self.warmup_epochs:g}: the warm-up is longer than the run of {self.total_epochs:g} "
+            f"epochs, so that the rate never reaches --lr {self.base_lr:g}"
+        ]
+
     def lr(self, epoch: Epochs) -> float:
         """The learning rate at `epoch`, which may be fractional: updates done over updates per epoch."""
         if not self.sched_on_updates:
