@@ -168,6 +168,16 @@ def test_the_coordinate_check_has_a_command(capsys, tmp_path):
     ("words", "message"),
     [
         (["--axis", "norm=dyt"], "--axis would not be used: it goes with --depths; add that"),
+        (
+            ["--depths", "2", "--lr", "0.1"],
+            "--lr 0.1 would not be used: --depths probes models before any step",
+        ),
+        (["--depths", "2", "--opt", "sgd"], "--opt sgd would not be used: --depths"),
+        (["--depths", "2", "--steps", "5"], "--steps 5 would not be used: --depths"),
+        (
+            ["vit_digits", "--depths", "2", "--model", "cait_s24_224"],
+            "--model cait_s24_224 would not be used: TARGET names the model; leave it out",
+        ),
         (["--depths", "2,x"], "--depths '2,x': write whole numbers above 0 with commas, such as 12,24,48"),
         (
             ["--depths", "2", "--axis", "norm=dty"],

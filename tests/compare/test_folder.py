@@ -1,12 +1,13 @@
 """The comparison folder's locks, its checkpoints, and the plan's estimate."""
 
 import json
+import sys
 import threading
 
 import numpy as np
 import pytest
 
-from fathoms.compare.comparison import Options
+from fathoms.compare.comparison import Comparison, Options
 from fathoms.compare.folder import ComparisonFolder
 from fathoms.compare.progress import Progress
 from fathoms.compare.results import as_table, gather, judged, load_results, row_of, write_results
@@ -81,11 +82,25 @@ def test_a_dry_run_times_each_architecture_and_writes_nothing(comparisons, capsy
     assert not comparisons.root.exists()
 
 
+def test_a_plan_has_the_words_that_the_command_was_given(comparisons, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["notebook", "x", "--unrelated"])
+    assert comparisons.make(*NORMS).plan()["command"] == []
+    plans = []
+    monkeypatch.setattr(Comparison, "describe", lambda made: plans.append(made.plan()) or "")
+    assert comparisons.run(*NORMS, "--dry-run", "--no-pilot") == 0
+    capsys.readouterr()
+    assert plans[0]["command"] == ["compare", *comparisons.words(*NORMS, "--dry-run", "--no-pilot")]
+    assert comparisons.make(*NORMS).plan()["command"] == [], "the command has ended"
+
+
 def test_the_expected_time_follows_epochs_and_workers(comparisons):
     cells = comparisons.make(*NORMS, "--epochs", "10").cells()
     pilots = {cell.architecture: {"start": 1.0, "epoch": 2.0, "bytes": 100} for cell in cells}
     assert expected(cells, pilots, 1) == (10 * 21.0, 1000)
     assert expected(cells, pilots, 2) == (5 * 21.0, 1000)
+    more = ("--warmup-epochs", "3", "--warmup-prefix", "--cooldown-epochs", "1.5")
+    cells = comparisons.make(*NORMS, "--epochs", "10", *more, name="longer").cells()
+    assert expected(cells, pilots, 1) == (10 * (1 + 2.0 * 15), 1000)
 
 
 def test_a_pilot_of_slow_updates_ends_after_two_of_them(comparisons, monkeypatch):

@@ -153,7 +153,7 @@ def fake_trials(tmp_path, scores):
     folder = ComparisonFolder(tmp_path)
     args = parse(command, "compare", ["--device", "cpu"])
     made = tuning.Tuning(
-        {"lr": [str(lr) for lr in scores]}, None, lambda settings: command.job_of(args, settings)
+        {"lr": [str(lr) for lr in scores]}, None, lambda _, settings: command.job_of(args, settings)
     )
     trials = made.trials({"a": {}}, "data", folder)
     for trial, score in zip(trials, scores.values(), strict=True):

@@ -37,6 +37,24 @@ def test_settings_under_train_are_those_of_all_runs_and_flags_override_them(comp
         assert job.config.mlp_ratio == 3
 
 
+def test_a_plan_file_adds_to_a_preset_and_replaces_its_axes_of_the_same_name(comparisons, tmp_path):
+    path = plan(tmp_path / "plan.toml", "[axes]", "mlp_ratio = [2, 3]", 'norm = ["dyt", "derf"]')
+    made = comparisons.make("--preset", "norms", "--plan", path)
+    assert [(job.config.norm, job.config.mlp_ratio) for _, job in made.arms.values()] == [
+        *(("dyt", 2.0), ("dyt", 3.0)),
+        *(("derf", 2.0), ("derf", 3.0)),
+    ]
+    path = plan(tmp_path / "depths.toml", "[axes]", "depth = [1, 2]")
+    assert (
+        len(
+            comparisons.make(
+                "--preset", "norms", "--plan", path, "--dim", "16", "--heads", "2", beside=False
+            ).arms
+        )
+        == 10
+    )
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [

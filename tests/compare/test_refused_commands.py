@@ -30,7 +30,11 @@ BAD = {
     "tuned epochs without a grid": ((*NORMS, "--tune-epochs", "3"), "--tune-epochs"),
     "an arm that contradicts itself": (("--arm", "odd: norm=layernorm,norm_init=ones"), "arm 'odd'"),
     "an arm that contradicts the others' flags": (("--axis", "heads=2,3"), "arm 'heads=3'"),
-    "a tuned value that contradicts its arm": ((*NORMS, "--tune", "opt=adamw,nope"), "nope"),
+    "a tuned value that does not exist": ((*NORMS, "--tune", "opt=adamw,nope"), "nope"),
+    "a tuned value that contradicts its arm": (
+        (*NORMS, "--tune", "mlp_ratio=2,0.001"),
+        "arm 'norm=layernorm, mlp_ratio=0.001': mlp_ratio=0.001 leaves the MLP no width",
+    ),
     "an arm that gives an option twice": (("--arm", "a: norm=dyt,norm=derf"), "'a': gives an option twice"),
     "arms of one name": (("--arm", "a: norm=dyt", "--arm", "a: norm=derf"), "'a': given twice"),
     "two arms that are one run": (("--arm", "a: norm=dyt", "--arm", "b: norm=dyt"), "the same run as 'a'"),

@@ -83,7 +83,7 @@ def test_detectable_difference_and_needed_seeds_belong_together():
 def test_two_arms_without_spread_differ_or_not():
     assert welch([1.0, 1.0, 1.0], [1.0, 1.0, 1.0]).p == 1.0
     assert welch([2.0, 2.0, 2.0], [1.0, 1.0, 1.0]).p == 0.0
-    assert math.isnan(welch([2.0, 2.0, 2.0], [1.0, 1.0, 1.0]).correlation)
+    assert math.isnan(paired([2.0, 2.0, 2.0], [1.0, 1.0, 1.0]).correlation)
 
 
 def test_noise_floor_of_a_held_out_set():

@@ -40,7 +40,7 @@ def planned(comparison, plan):
     """The comparison as its page reads it, before any run."""
     folder = comparison.folder.path
     folder.mkdir(parents=True)
-    (folder / "plan.json").write_text(json.dumps({**plan, "command": ["compare"]}))
+    (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "results.json").write_text('{"version": 1, "cells": [], "arms": []}')
     return read_comparison(folder)
 

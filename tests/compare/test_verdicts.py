@@ -167,6 +167,22 @@ def test_arms_of_the_same_weights_are_paired_by_seed():
     assert (verdict.verdict, verdict.test) == ("a better", "paired t, Holm")
     assert verdict.correlation > 0.99
     assert "paired by seed, correlation 1.00" in verdict.sentence
+    # Seed 1 of a and seed 5 of b have no partner: what they scored is in no number.
+    a = Arm("a", ((0, 90.0), (1, 10.0), (2, 85.0), (3, 88.0), (4, 80.0), (6, 87.0)))
+    b = Arm("b", ((0, 89.0), (2, 86.0), (3, 87.0), (4, 79.0), (5, 99.0), (6, 86.0)))
+    verdict = only([a, b], margin=0.1, paired=True)
+    assert (verdict.n, verdict.difference, verdict.win_share) == (5, pytest.approx(0.6), 0.8)
+    few = [Arm("a", ((0, 90.0), (1, 10.0), (2, 85.0))), Arm("b", ((0, 89.0), (2, 86.0), (3, 99.0)))]
+    verdict = only(few, paired=True)
+    assert (verdict.n, verdict.difference, verdict.verdict) == (2, 0.0, "too few seeds")
+    assert only([Arm("a", ((0, 90.0),)), Arm("b", ((1, 80.0),))], paired=True).to_json()["difference"] is None
+
+
+def test_arms_that_are_not_paired_have_no_correlation():
+    a, b = arm("a", 90.0, 85.0, 88.0), Arm("b", ((0, 89.0), (2, 84.0), (3, 87.0)))
+    verdict = only([a, b])
+    assert verdict.to_json()["correlation"] is None
+    assert verdict.difference == pytest.approx(1.0)
 
 
 def test_a_baseline_leaves_the_other_pairs_out():

@@ -59,6 +59,8 @@ pytestmark = pytest.mark.plain
         ({"position": "rope", "registers": 3}, "registers=3 is not a square"),
         ({"position": "sincos", "dim": 6, "heads": 1}, "position 'sincos' needs a width divisible by 4"),
         ({"norm_by_depth": "0-11"}, "'0-11' is not a range"),
+        ({"norm_by_depth": ""}, "norm_by_depth is empty; write for example '0-2:dyt'"),
+        ({"drop_path_schedule": "linear"}, "drop_path_schedule 'linear' would not be used: drop_path is 0"),
         ({"norm_by_depth": "0-12:dyt"}, "leaves the blocks 0-11"),
         ({"norm_by_depth": "0-3:dyt,3-4:derf"}, "block 3 has two norms"),
         ({"norm_by_depth": "0-3:dyd"}, "did you mean 'dyt'"),
@@ -202,3 +204,11 @@ def test_any_config_builds_and_runs_or_is_refused_in_one_line(options):
     size = options["image_size"]
     outputs = options["num_classes"] or options["dim"]
     assert vit(torch.randn(2, 1, size, size)).shape == (2, outputs)
+
+
+def test_a_drop_path_that_is_switched_off_takes_its_schedule_with_it():
+    config = ViTConfig(drop_path=0.2, drop_path_schedule="linear")
+    assert config.replace(drop_path=0.0).drop_path_schedule == "uniform"
+    assert config.replace(drop_path=0.1).drop_path_schedule == "linear"
+    with pytest.raises(FathomsError, match="would not be used"):
+        config.replace(drop_path=0.0, drop_path_schedule="linear")

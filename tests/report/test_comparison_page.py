@@ -16,11 +16,15 @@ import pytest
 
 import fathoms.report
 from fathoms.cli.main import main
+from fathoms.models.zoo import model_config
 from fathoms.report.comparison.arms import arms_of, leading
-from fathoms.report.comparison.files import read_comparison, read_runs
+from fathoms.report.comparison.files import BESIDE, read_comparison, read_runs
 from fathoms.report.comparison.strips import score_strips
 from fathoms.report.html import soft
 from fathoms.report.page import write_report
+from fathoms.train.job import Job, RunOptions
+from fathoms.train.recipe.recipe import Recipe
+from fathoms.train.record.toml import to_toml
 from planted_comparison import GRID, write_comparison, write_run
 
 HOSTILE = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'{{7*7}}&"
@@ -234,6 +238,32 @@ def test_several_runs_share_a_page_and_seeds_of_one_setting_share_an_arm(tmp_pat
     )
     same = [write_run(tmp_path / "again" / name, seed=1) for name in ("one", "two")]
     assert [arm.name for arm in arms_of(read_runs(same))] == ["one", "two"], "equal runs keep their own names"
+
+
+@pytest.mark.parametrize(
+    ("setting", "arms"),
+    [
+        ({"swap_norms": "learnable_scaler"}, ["swap_norms=none", "swap_norms=learnable_scaler"]),
+        ({"initial_checkpoint": "a.pth"}, ["initial_checkpoint=none", "initial_checkpoint=a.pth"]),
+        ({"initial_head": "new"}, ["initial_head=load", "initial_head=new"]),
+        ({"guard": "skip"}, ["guard=stop", "guard=skip"]),
+    ],
+)
+def test_runs_that_differ_in_a_setting_of_no_table_are_two_arms(tmp_path, setting, arms):
+    runs = [write_run(tmp_path / f"{name}-{seed}", seed=seed) for name in ("a", "b") for seed in range(2)]
+    for run in runs[2:]:
+        text = (run / "config.toml").read_text()
+        (run / "config.toml").write_text(to_toml(setting) + text)
+    assert [(arm.name, len(arm.cells)) for arm in arms_of(read_runs(runs))] == [(name, 2) for name in arms]
+
+
+def test_every_setting_that_decides_a_run_can_make_an_arm():
+    options = RunOptions(
+        swap_norms="dyt", initial_checkpoint="a", initial_head="new", guard="skip", on_spike="rollback"
+    )
+    options = dataclasses.replace(options, guard_limit=9, spike_score=3.0)
+    decides = Job(None, "vit_digits", model_config("vit_digits"), Recipe(), options).identity()
+    assert decides.keys() - {"seed", "model", "config", "recipe"} == BESIDE.keys()
 
 
 def test_a_folder_without_runs_is_an_error_of_one_line(tmp_path, capsys):

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from fathoms.report.comparison.figures import OURS
 from fathoms.report.page import write_report
 from planted_comparison import GRID, write_comparison
 
@@ -68,6 +69,28 @@ def test_hostile_names_are_text_and_old_figures_go(tmp_path):
         assert {shape.tag.removeprefix(SVG) for shape in root.iter()} <= {
             *("svg", "title", "rect", "line", "text", "circle", "polyline", "polygon")
         }
+
+
+@pytest.mark.parametrize("epochs", [0, 4], ids=["nothing to draw", "figures"])
+def test_files_that_are_not_figures_of_fathoms_stay(tmp_path, epochs):
+    lost = [("a", 0, "failed")] if not epochs else []
+    folder = write_comparison(
+        tmp_path / "c", {"a": ({"norm": "dyt"}, 80.0)}, seeds=1, lost=lost, epochs=epochs
+    )
+    mine = {"poster.svg", "scores-mine.svg", "axes.svg", "cost.svg", "notes.txt"}
+    (folder / "figures").mkdir()
+    for name in (*mine, "tuning.svg", "axes-1-norm-depth.svg"):
+        (folder / "figures" / name).write_text("mine")
+    write_report(folder)
+    there = {path.name: path for path in (folder / "figures").iterdir()}
+    assert mine <= there.keys()
+    assert all(there[name].read_text() == "mine" for name in mine)
+    assert not {"tuning.svg", "axes-1-norm-depth.svg"} & there.keys()
+    assert ("scores.svg" in there) == bool(epochs)
+
+
+def test_every_figure_has_a_name_that_a_later_page_removes(folder):
+    assert all(OURS.fullmatch(name) for name in drawn(folder))
 
 
 def test_a_comparison_without_a_score_has_no_figures(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from fathoms.evaluate.training_record import current_summary
+from fathoms.machine.command import running
 from fathoms.train.record.environment import MOST_STARTS, _commit, environment
 from fathoms.train.record.updates import ROW
 from tiny_runs import poison, stop_after_update
@@ -68,11 +69,13 @@ def test_the_last_evaluation_keeps_confusions_and_a_dozen_images(digit_runs):
 
 
 def test_the_environment_tells_command_start_and_machine(digit_runs, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["fathoms", "train", "--epochs", "2"])
-    trainer = digit_runs.trainer()
-    stop_after_update(trainer, 17)
-    trainer.run()
-    digit_runs.train()
+    # A notebook's or a test's own command is not that of the run.
+    monkeypatch.setattr(sys, "argv", ["pytest", "train", "--epochs", "9"])
+    with running(["train", "--epochs", "2"]):
+        trainer = digit_runs.trainer()
+        stop_after_update(trainer, 17)
+        trainer.run()
+        digit_runs.train()
     kept = json.loads((digit_runs.folder() / "environment.json").read_text())
     assert kept["version"] == 2
     assert len(kept["starts"]) == 2
@@ -83,6 +86,7 @@ def test_the_environment_tells_command_start_and_machine(digit_runs, monkeypatch
     assert kept["memory"] > 1e8
     assert kept["threads"] == 1
     assert len(environment({"starts": [{}] * 80})["starts"]) == MOST_STARTS
+    assert environment()["starts"][-1]["command"] is None
 
 
 def test_a_package_inside_of_a_project_does_not_have_the_projects_commit(tmp_path):

@@ -146,3 +146,12 @@ def test_bad_options_are_refused_in_one_line(options, message):
     with pytest.raises(FathomsError, match=message.replace("?", r"\?")) as caught:
         Schedule(**{"sched": "cosine", "base_lr": 0.1, "epochs": 10} | options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_warm_up_that_outlasts_the_run_is_said():
+    (line,) = Schedule("cosine", 0.001, 2, warmup_epochs=5).notices()
+    assert line == (
+        "--warmup-epochs 5: the warm-up is longer than the run of 2 epochs, so that the rate never reaches --lr 0.001"
+    )
+    assert Schedule("cosine", 0.001, 2, warmup_epochs=5, warmup_prefix=True).notices() == []
+    assert Schedule("cosine", 0.001, 5, warmup_epochs=5).notices() == []

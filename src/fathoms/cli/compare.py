@@ -21,13 +21,14 @@ import tyro
 
 from fathoms.cli import train as train_command
 from fathoms.cli.flags.early_checks import check_run, path_or_digits
-from fathoms.cli.flags.parse import Switches, given, merged, parse, parse_setting
+from fathoms.cli.flags.parse import Switches, given, merged, parse_setting, parse_settings
 from fathoms.cli.flags.plan_file import PlanFile, read_plan_file
 from fathoms.cli.terminal.live_table import live_table
 from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
 from fathoms.compare.slurm.submit import SlurmOptions, check_installed, parse_slurm
 from fathoms.compare.void_flags import refuse_void_flags
 from fathoms.errors import ConfigError, FathomsError
+from fathoms.machine.command import command_words
 from fathoms.machine.devices import visible_gpus
 from fathoms.models.config import FIELDS
 from fathoms.names.registry import check_name
@@ -122,8 +123,9 @@ def make_plan(args: Args, file: PlanFile | None = None) -> Plan:
     table: dict[str, Any] = {}
     if args.preset is not None:
         table = dict(PRESETS[check_name(args.preset, PRESETS, "preset", "--preset")])
-    if file is not None:
-        table |= file.plan
+    for key, value in ({} if file is None else file.plan).items():
+        both = isinstance(value, Mapping) and isinstance(table.get(key), Mapping)
+        table[key] = {**table[key], **value} if both else value
     base = Plan.from_dict(table, args.plan or "--preset")
     axes = {**base.axes, **parse_axes(args.axis)}
     arms = {**base.arms, **parse_arms(args.arm)}
@@ -161,8 +163,7 @@ def is_demo(args: Args) -> bool:
 
 def job_of(args: Args, settings: Mapping[str, str]) -> Job:
     """The run of an arm: the flags of all arms, and its own; `args.training` has the val share of all."""
-    words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
-    own = parse(train_command, "train", words)
+    own = parse_settings(train_command, "train", settings)
     training = merged(args.training, own.training)
     if args.data is None and args.training.epochs is None and "epochs" not in settings:
         training = dataclasses.replace(training, epochs=DEMO_EPOCHS)
@@ -217,7 +218,7 @@ def make_tuning(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> Any:
     names = [*before, *(name for name in plan.tune if name not in before)]
     grid = {name: list(dict.fromkeys([*before.get(name, []), *plan.tune.get(name, [])])) for name in names}
     epochs = plan.tune_epochs if plan.tune else earlier.get("tune_epochs")
-    return Tuning(grid, epochs, lambda settings: job_of_arm(args, "of a trial", settings))
+    return Tuning(grid, epochs, lambda name, settings: job_of_arm(args, name, settings))
 
 
 def default_name(args: Args, plan: Plan) -> str:
@@ -298,7 +299,7 @@ def make_comparison(args: Args) -> Comparison:
     names = ("metric", "smallest_difference", "baseline", "paired", "keep", "jobs", "per_gpu")
     chosen = {name: getattr(args, name) for name in names}
     chosen["jobs"] = args.jobs or (DEMO_JOBS if args.data is None else 0)
-    options = Options(command=("compare", *sys.argv[2:]), shard=shard, seconds=seconds, slurm=slurm, **chosen)
+    options = Options(command=command_words(), shard=shard, seconds=seconds, slurm=slurm, **chosen)
     seeds, notes = seeds_of(args, plan, earlier)
     tuning = make_tuning(args, plan, earlier)
     notes += still_there(plan, earlier)

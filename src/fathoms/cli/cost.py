@@ -117,7 +117,6 @@ def expected(args: Args, table: dict[str, Any], target: Any, device: Any) -> dic
 
     from fathoms.bench.race import Setting, prepare, race
     from fathoms.data.sampler import Sampler
-    from fathoms.train.build import build_schedule
     from fathoms.train.distributed import World
     from fathoms.train.job import Job
     from fathoms.train.precision.machine import machine_of
@@ -133,7 +132,7 @@ def expected(args: Args, table: dict[str, Any], target: Any, device: Any) -> dic
     images_an_epoch = IMAGES if args.images is None else args.images
     batch = min(recipe.batch_size, images_an_epoch)
     batches = Sampler(images_an_epoch, batch).batches
-    epochs = math.ceil(build_schedule(job).total_epochs)
+    epochs = recipe.total_epochs
     speed = choose(job, machine_of(World(0, 1, device)), epochs * batches).speed
     setting = Setting(speed.precision, speed.compile_scope if speed.compiles else "none", speed.launch)
     timed = batch if device.type == "cuda" else min(batch, args.measured_batch)

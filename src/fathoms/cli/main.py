@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from fathoms.cli.terminal.streams import lost_output, make_safe
 from fathoms.errors import FathomsError, printable
+from fathoms.machine.command import running
 from fathoms.machine.cores import set_openmp
 from fathoms.names.registry import nearest
 from fathoms.version import __version__
@@ -107,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from fathoms.cli.flags.parse import parse
 
             module = module_of(name)
-            code = module.run(parse(module, name, rest))
+            with running(words):
+                code = module.run(parse(module, name, rest))
         if sys.stdout is not None:
             sys.stdout.flush()
         return code

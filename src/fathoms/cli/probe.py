@@ -94,13 +94,26 @@ def _check(args: Args) -> None:
         raise ConfigError("--depths and --coordinates are two commands; give one of them")
     if args.batch_size is not None and args.batch_size < 1:
         raise ConfigError(f"--batch-size {args.batch_size}: use 1 or more")
-    for flag, used in (("--full", args.full), ("--steps 0", args.steps == 0)):
-        if used and (args.coordinates or args.depths):
-            raise ConfigError(f"{flag} would not be used with --depths or --coordinates; leave it out")
+    _check_sizes(args)
     if args.steps < 0:
         raise ConfigError(f"--steps {args.steps}: use 0 or more")
     if not args.lr > 0:
         raise ConfigError(f"--lr {args.lr}: use a number above 0")
+
+
+def _check_sizes(args: Args) -> None:
+    """Refuse flags that --depths or --coordinates does not read."""
+    for flag, used in (("--full", args.full), ("--steps 0", args.steps == 0)):
+        if used and (args.coordinates or args.depths):
+            raise ConfigError(f"{flag} would not be used with --depths or --coordinates; leave it out")
+    for name in ("lr", "opt", "steps") if args.depths is not None else ():
+        if getattr(args, name) != getattr(Args, name):
+            flag = f"--{name} {getattr(args, name)}"
+            raise ConfigError(
+                f"{flag} would not be used: --depths probes models before any step; leave it out"
+            )
+    if args.model is not None and args.target is not None and (args.depths or args.coordinates):
+        raise ConfigError(f"--model {args.model} would not be used: TARGET names the model; leave it out")
 
 
 def _check_trained(args: Args) -> None:

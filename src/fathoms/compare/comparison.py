@@ -132,7 +132,7 @@ class Comparison:
         for name, (settings, job) in self.arms.items():
             chosen = (tuned or {}).get(name)
             if chosen and self.tuning is not None:
-                job = self.tuning.job({**settings, **chosen})
+                job = self.tuning.job(name, {**settings, **chosen})
             jobs.append((name, settings, job))
         fingerprint, root = self.settings.fingerprint, self.folder.cells
         return [

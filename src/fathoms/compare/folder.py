@@ -29,7 +29,7 @@ class Settings:
     """All of a comparison that is fixed before its first run.
 
     Args:
-        command: The words after `fathoms`, as the user typed them.
+        command: The words after `fathoms`, as the user typed them; none where Python code plans it.
         base: Every setting that all arms share.
         data: Where the data was; its fingerprint decides.
         fingerprint: Of the data.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fathoms.compare.cells import Cell
@@ -12,7 +13,7 @@ from fathoms.compare.progress import Progress, Show
 from fathoms.compare.results import gather, judged, write_results
 from fathoms.compare.slurm.submit import Submission
 from fathoms.compare.slurm.task import Task
-from fathoms.compare.tuning import choose, tuning_file, tuning_lines
+from fathoms.compare.tuning import choose, chosen_before, tuning_file, tuning_lines
 from fathoms.compare.workers.runner import Runner, order
 from fathoms.compare.workers.signals import PassSignals
 
@@ -61,7 +62,7 @@ class Session:
         try:
             with PassSignals(self.runner) as signals:
                 self._tune()
-                self._work(tried, more=len(self.cells))
+                self._try(tried)
                 if self._tune():
                     for line in tuning_lines(self.tuned):
                         self.progress.say(line)
@@ -93,8 +94,31 @@ class Session:
         answer = str(self.refresh()["answer"])
         return answer if self.tuned or not self.trials else ""
 
-    def _work(self, cells: Sequence[Cell], more: int = 0) -> None:
-        """Run the cells of this shard that are missing; `more` are to follow."""
+    def _try(self, tried: Sequence[Cell]) -> None:
+        """Run the trials that are missing, but none of an arm whose values are settled."""
+        settled = {arm["name"] for arm in self._settled()}
+        kept = {trial.cell.folder for trial in self.trials if trial.arm in settled}
+        if any(cell.folder in kept for cell in stale(tried, self.folder)):
+            self.progress.say(
+                "runs have ended, so their scores are known: what was chosen stays, "
+                "and trials that failed are not tried again"
+            )
+        self._work(tried, more=len(self.cells), kept=kept)
+
+    def _settled(self) -> list[dict[str, Any]]:
+        """The arms of tuning.json once a run of the comparison has ended.
+
+        Another choice then would follow the scores on test, and throw finished runs away.
+        """
+        arms = [arm for arm in chosen_before(self.folder) if arm["name"] in self.comparison.arms]
+        chosen = {arm["name"]: arm["best"] for arm in arms}
+        if not chosen:
+            return []
+        cells = [cell for cell in self.comparison.cells(chosen) if cell.arm in chosen]
+        return arms if len(stale(cells, self.folder)) < len(cells) else []
+
+    def _work(self, cells: Sequence[Cell], more: int = 0, kept: Collection[Path] = ()) -> None:
+        """Run the cells of this shard that are missing, but for those in `kept`; `more` are to follow."""
         if not cells:
             return
         missing = stale(cells, self.folder)
@@ -104,7 +128,7 @@ class Session:
                 # A comparison that was killed may not have come to it.
                 for cell in set_apart(cells, missing):
                     self.folder.prune(cell, self.options.keep)
-        ours = self._share(missing, cells)
+        ours = [cell for cell in self._share(missing, cells) if cell.folder not in kept]
         self.progress.total = self.progress.ended_cells + len(ours) + more
         if not self.runner.stopping.is_set():
             self.runner.run(order(ours, len(self.comparison.gpus)))
@@ -120,9 +144,12 @@ class Session:
         tuning, metric = self.comparison.tuning, self.options.metric
         if tuning is None:
             return True
-        if any(not self.folder.status(trial.cell) for trial in self.trials):
+        settled = {arm["name"]: arm for arm in self._settled()}
+        open_ = [trial for trial in self.trials if trial.arm not in settled]
+        if any(not self.folder.status(trial.cell) for trial in open_):
             return False
-        self.tuned = choose(self.trials, self.folder, metric)
+        found = settled | {arm["name"]: arm for arm in choose(open_, self.folder, metric)}
+        self.tuned = [found[name] for name in self.comparison.arms]
         self.folder.write("tuning.json", tuning_file(self.tuned, tuning, metric))
         self.cells = self.comparison.cells({arm["name"]: arm["best"] for arm in self.tuned})
         return True
@@ -134,7 +161,10 @@ class Session:
         left = [*self._share(stale(tried, self.folder), tried)]
         left += self._share(stale(self.cells, self.folder), self.cells)
         failed = [cell for cell in left if self.folder.status(cell).get("status") == "failed"]
-        return UNFINISHED if len(left) > len(failed) else 1 if failed else 0
+        settled = {arm["name"] for arm in self._settled()}
+        gone = {trial.cell.folder for trial in self.trials if trial.arm in settled}
+        waiting = [cell for cell in left if cell not in failed and cell.folder not in gone]
+        return UNFINISHED if waiting else 1 if failed else 0
 
 
 def set_apart(cells: Sequence[Cell], missing: Sequence[Cell]) -> list[Cell]:

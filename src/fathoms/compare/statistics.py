@@ -34,7 +34,7 @@ class Difference:
         error: Its standard error; 0 where all scores of both arms are equal.
         df: Degrees of freedom, Welch's or those of the pairs.
         n: Seeds of the smaller arm.
-        correlation: Between arms over seeds, where they are paired by seed; NaN if it is not defined.
+        correlation: Between arms over seeds; NaN where they are not paired by seed, and if it is not defined.
     """
 
     value: float
@@ -71,9 +71,7 @@ def welch(a: Scores, b: Scores, least: float = 0.0) -> Difference:
     parts = np.array([max(float(one.var(ddof=1)), least) / len(one) for one in (x, y)])
     total = float(parts.sum())
     df = total**2 / float((parts**2 / np.array([len(x) - 1, len(y) - 1])).sum()) if total else math.inf
-    return Difference(
-        float(x.mean() - y.mean()), math.sqrt(total), df, min(len(x), len(y)), correlation(x, y)
-    )
+    return Difference(float(x.mean() - y.mean()), math.sqrt(total), df, min(len(x), len(y)))
 
 
 def paired(a: Scores, b: Scores, least: float = 0.0) -> Difference:
@@ -179,9 +177,16 @@ def pooled_sd(arms: Sequence[Sequence[float]]) -> tuple[float, int]:
     return (math.sqrt(squares / df) if df else math.nan), df
 
 
-def win_share(a: Scores, b: Scores) -> float:
-    """P(A > B): the share of pairs of runs in which A is above B; ties count half."""
-    x, y = np.asarray(a, float)[:, None], np.asarray(b, float)[None, :]
+def win_share(a: Scores, b: Scores, pairs: bool = False) -> float:
+    """P(A > B): the share of pairs of runs in which A is above B; ties count half.
+
+    Args:
+        a: The scores of one arm.
+        b: Those of the other.
+        pairs: Whether only runs of the same place are a pair, which share a seed.
+    """
+    x, y = np.asarray(a, float), np.asarray(b, float)
+    x, y = (x, y) if pairs else (x[:, None], y[None, :])
     return float(((x > y) + 0.5 * (x == y)).mean())
 
 

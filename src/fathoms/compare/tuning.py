@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.compare.cells import Cell, make_cell
-from fathoms.compare.folder import VERSION, ComparisonFolder
+from fathoms.compare.folder import MAX_FILE, REMOVE, VERSION, ComparisonFolder
 from fathoms.compare.plan import JOINT
+from fathoms.errors import ConfigError
 from fathoms.files.jsonl import epoch_of, read_lines
+from fathoms.files.untrusted import read_json
 from fathoms.train.job import Job
 
 FIRST_SEED = 1000
@@ -36,12 +38,12 @@ class Tuning:
     Args:
         grid: Option names and the values to try.
         epochs: Epochs of a trial; None for those of a run.
-        job: The run of an arm's settings.
+        job: The run of an arm, or of a trial of it, by its name and its settings.
     """
 
     grid: Mapping[str, Sequence[str]]
     epochs: int | None
-    job: Callable[[Mapping[str, str]], Job]
+    job: Callable[[str, Mapping[str, str]], Job]
 
     def choices(self) -> list[dict[str, str]]:
         """Every combination of the grid's values."""
@@ -57,7 +59,7 @@ class Tuning:
         for (arm, settings), choice in itertools.product(arms.items(), self.choices()):
             tried = {**settings, **choice}
             name = JOINT.join([arm, *(f"{key}={value}" for key, value in choice.items())])
-            job = self.job({**tried, **shorter})
+            job = self.job(name, {**tried, **shorter})
             cell = make_cell(name, tried, FIRST_SEED, job, fingerprint, folder.tuning)
             made.append(Trial(arm, choice, dataclasses.replace(cell, test=False)))
         return made
@@ -76,6 +78,17 @@ def choose(trials: Sequence[Trial], folder: ComparisonFolder, metric: str) -> li
         failed = [row["choice"] for row in rows if row["status"] == "failed"]
         found.append({"name": arm, "best": best, "edge": edge, "failed": failed, "trials": rows})
     return found
+
+
+def chosen_before(folder: ComparisonFolder) -> list[dict[str, Any]]:
+    """The arms of tuning.json with what was chosen for them; none where it is not there."""
+    path = folder.path / "tuning.json"
+    arms = read_json(path, ConfigError, MAX_FILE, REMOVE).get("arms") if path.is_file() else []
+    if not isinstance(arms, list) or not all(
+        isinstance(arm, dict) and isinstance(arm.get("best", 0), dict | None) for arm in arms
+    ):
+        raise ConfigError(f"{path}: damaged (arms); {REMOVE}")
+    return [{"name": "", "edge": [], "failed": [], "trials": [], **arm} for arm in arms]
 
 
 def _row(trial: Trial, folder: ComparisonFolder) -> dict[str, Any]:

@@ -172,8 +172,9 @@ def _planning_sd(arms: Iterable[Arm], rules: Rules) -> float:
 
 def _untested(a: Arm, b: Arm, rules: Rules, diverging: float | None) -> Verdict:
     """Two arms of too few seeds, or without spread over them."""
-    gap, word = a.mean() - b.mean(), "too few seeds"
-    n = min(map(len, _samples(a, b, rules)))
+    x, y = _samples(a, b, rules)
+    n, word = min(len(x), len(y)), "too few seeds"
+    gap = sum(x) / len(x) - sum(y) / len(y) if n else math.nan
     if lost := lost_arms([a, b]):
         said = f"{a.name} and {b.name}: no verdict on the score, since {lost}"
     elif n >= MIN_SEEDS:
@@ -211,7 +212,7 @@ def _verdict(a: Arm, b: Arm, tested: Tested, rules: Rules) -> Verdict:
     if rules.paired and math.isfinite(difference.correlation):
         said += f"; paired by seed, correlation {difference.correlation:.2f}"
     said += _divergence(a, b, tested.diverging)
-    share = win_share(a.values, b.values) if difference.n >= WIN_SHARE_SEEDS else None
+    share = win_share(*_samples(a, b, rules), rules.paired) if difference.n >= WIN_SHARE_SEEDS else None
     if share is not None and metric.sign < 0:
         share = 1 - share
     test = "paired t, Holm" if rules.paired else "Welch, Holm"

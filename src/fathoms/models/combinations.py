@@ -24,8 +24,14 @@ def check_combination(config: ViTConfig) -> None:
     """Refuse options that contradict each other, and options that would silently have no effect."""
     for norm, placements in {*zip(config.norms(), config.placements(), strict=True)}:
         check_residual(config.residual, norm, *placements)
-    if config.placement_by_depth == "":
-        raise ConfigError("placement_by_depth is empty; write for example '0-2:post', or leave it out")
+    for name, example in (("norm_by_depth", "0-2:dyt"), ("placement_by_depth", "0-2:post")):
+        if getattr(config, name) == "":
+            raise ConfigError(f"{name} is empty; write for example {example!r}, or leave it out")
+    if not config.drop_path and config.drop_path_schedule != type(config).drop_path_schedule:
+        raise ConfigError(
+            f"drop_path_schedule {config.drop_path_schedule!r} would not be used: drop_path is 0; leave it out, or set "
+            "that"
+        )
     _check_inits(config)
     _check_transfer(config)
     _check_residual_options(config)

@@ -161,13 +161,15 @@ class ViTConfig:
         """A copy with other values; an unknown field is an error that names the nearest one.
 
         An init belongs to its method: another norm or residual takes its default unless one is given. So do the other
-        options of some methods only.
+        options of some methods only, and the schedule of a drop-path that is switched off.
         """
         for name in changes:
             check_name(name, FIELDS, "option", "ViTConfig")
         for method, options in BELONGING.items():
             if changes.get(method, getattr(self, method)) != getattr(self, method):
                 changes = {option: DEFAULTS[option] for option in options} | changes
+        if changes.get("drop_path") == 0:
+            changes = {"drop_path_schedule": DEFAULTS["drop_path_schedule"]} | changes
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:

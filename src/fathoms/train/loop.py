@@ -7,7 +7,6 @@ if it had never stopped.
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -77,7 +76,7 @@ class Loop:
     @property
     def epochs(self) -> int:
         """Epochs of the whole run."""
-        return math.ceil(self.schedule.total_epochs)
+        return self.context.job.recipe.total_epochs
 
     @property
     def _batches_done(self) -> int:

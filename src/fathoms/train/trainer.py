@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 from typing import Any
 
 from fathoms.data.sources.splits import Roles, check_split
@@ -61,7 +60,7 @@ class Trainer:
         self.start.mark("model")
         if job.run.probe_interval and job.run.fsdp:
             raise ConfigError("--probe-interval works on models that are not sharded; leave it out")
-        batches = math.ceil(schedule.total_epochs) * context.batches_per_epoch
+        batches = job.recipe.total_epochs * context.batches_per_epoch
         speed, self.speed_lines = settle(job, world, batches, recorded_speed(folder.checkpoints))
         set_stream(self.model, speed.precision)
         objective = Objective(job.recipe, self.model, data.classes, world.device)
@@ -147,7 +146,7 @@ class Trainer:
             f"splits: {data.roles.describe()}",
             f"device: {describe_device(world.device)}",
         )
-        for line in (*about, *self.speed_lines, *data.notices, *notices):
+        for line in (*about, *loop.schedule.notices(), *self.speed_lines, *data.notices, *notices):
             progress.say(line)
         try:
             with naming_lost_ranks(world), loop.stop:

@@ -9,7 +9,7 @@ import itertools
 import sys
 import textwrap
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Annotated, Any, Union
 
@@ -54,11 +54,23 @@ def parse(module: ModuleType, name: str, words: Sequence[str]) -> Any:
         raise
 
 
+def parse_settings(module: ModuleType, command: str, settings: Mapping[str, Any]) -> Any:
+    """The `Args` of a command with these options.
+
+    Option and value are one word: as two, a boolean would be taken as given, and its value as an argument.
+    """
+    args = parse(module, command, [f"{flag_of(name)}={value}" for name, value in settings.items()])
+    for positional in names_of(module.Args)[1]:
+        if left := getattr(args, positional):
+            raise ConfigError(f"{left!r} is the value of no option; leave it out")
+    return args
+
+
 def parse_setting(module: ModuleType, command: str, setting: tuple[str, str], flag: str) -> Any:
     """The `Args` of a command with one option of an axis; a mistake names the flag and the value that were typed."""
     name, value = setting
     try:
-        return parse(module, command, [flag_of(name), value])
+        return parse_settings(module, command, {name: value})
     except FathomsError as error:
         reason = str(error).removeprefix(f"{flag_of(name)}: ")
         raise ConfigError(f"{flag} {name}={value}: {reason}") from error
@@ -214,7 +226,7 @@ def spell_out(words: Sequence[str], args: type, aliases: dict[str, str]) -> list
             spelled += [value] if equals else []
         elif word in flags and not equals and after not in ("True", "False"):
             spelled += [word, "True"]
-        elif word.startswith("--no-") and f"--{word[5:]}" in flags:
+        elif word.startswith("--no-") and f"--{word[5:]}" in flags and not equals:
             spelled += [f"--{word[5:]}", "False"]
         else:
             spelled.append(word + equals + value)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fathoms.cli import train as train_command
-from fathoms.cli.flags.parse import parse
-from fathoms.errors import ConfigError, FathomsError, flag_of
+from fathoms.cli.flags.parse import parse_settings
+from fathoms.errors import ConfigError, FathomsError
 from fathoms.files.untrusted import read_toml
 from fathoms.models.config import FIELDS
 from fathoms.names.registry import check_name
@@ -43,13 +43,11 @@ def read_plan_file(path: str) -> PlanFile:
 
 
 def _flags(table: Mapping[str, Any], path: str) -> train_command.Args:
-    words: list[str] = []
     for name, value in table.items():
         check_name(name, (*FIELDS, *RECIPE_FIELDS, "model", "recipe"), "option", f"{path}: [train]")
         if isinstance(value, list | dict):
             raise ConfigError(f"{path}: [train] {name}: give one value, as on the command line")
-        words += [flag_of(name), str(value)]
     try:
-        return parse(train_command, "train", words)
+        return parse_settings(train_command, "train", table)
     except FathomsError as error:
         raise ConfigError(f"{path}: [train] {error}") from error

@@ -82,6 +82,6 @@ def expected(cells: Sequence[Cell], pilots: Mapping[str, Mapping[str, Any]], slo
     seconds, size = 0.0, 0
     for cell in cells:
         pilot = pilots[cell.architecture]
-        seconds += pilot["start"] + cell.job.recipe.epochs * pilot["epoch"]
+        seconds += pilot["start"] + cell.job.recipe.total_epochs * pilot["epoch"]
         size += pilot["bytes"]
     return seconds / min(slots, max(1, len(cells))), size

@@ -75,9 +75,13 @@ def make_trainer(job: Job, roles: Roles | None = None) -> Trainer:
     """The trainer of a cell; a checkpoint made where the same data had another path is accepted."""
     import torch
 
+    from fathoms.train.build import open_data
     from fathoms.train.distributed import World, choose_device
     from fathoms.train.trainer import Trainer
 
+    roles = roles or open_data(job)
+    if moved(job, roles):
+        job = replace(job, run=replace(job.run, allow_change=("data",)))
     device = choose_device(job.run.device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -85,9 +89,6 @@ def make_trainer(job: Job, roles: Roles | None = None) -> Trainer:
     if trainer.learner.speed.compiles:
         # Beyond its limit the compiler would fall back to eager code in silence.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-    if moved(job, trainer.context.data.roles):
-        run = replace(job.run, allow_change=("data",))
-        trainer.loop.context = trainer.context._replace(job=replace(job, run=run))
     return trainer
 
 

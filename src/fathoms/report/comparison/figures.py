@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +23,12 @@ from fathoms.report.comparison.tuning import tuning_curves
 from fathoms.report.quantities import clipped
 
 FOLDER = "figures"
+OURS = re.compile(
+    r"(scores|differences|tuning|curves-(val|train)-(top1|loss)|axes-\d+-[\w-]+"
+    r"|cost-(training-time|peak-memory|images-per-second))\.svg",
+    re.ASCII,
+)
+"""Names of the figures that `figures` makes."""
 WIDTH, ROW = 760, 24
 PLOT = 300
 """Height of a plot's area."""
@@ -58,18 +63,18 @@ def figures(comparison: ComparisonRecord) -> dict[str, str]:
 
 
 def write_figures(folder: Path, comparison: ComparisonRecord) -> None:
-    """Write the figures into `figures/`; those of an earlier time that no longer apply go."""
+    """Write the figures into `figures/`; those of an earlier time that no longer apply go, other files stay."""
     target, made = folder / FOLDER, figures(comparison)
     if target.is_symlink():
         return
     target.mkdir(exist_ok=True)
-    for old in target.glob("*.svg"):
-        if old.name not in made:
+    for old in target.iterdir():
+        if OURS.fullmatch(old.name) and old.name not in made and not old.is_dir():
             old.unlink()
     for name, text in made.items():
         write_atomic(target / name, text.encode(errors="replace"))
-    if not made:
-        shutil.rmtree(target)
+    if not any(target.iterdir()):
+        target.rmdir()
 
 
 def _plain(name: str) -> str:

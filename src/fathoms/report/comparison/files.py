@@ -12,6 +12,7 @@ from fathoms.errors import ConfigError
 from fathoms.files.jsonl import epoch_of
 from fathoms.report.quantities import shown
 from fathoms.report.run.files import RunRecord, listed, number, read_json_file, read_run, table
+from fathoms.train.identity import POLICY
 
 SCORED = ("done", "stalled")
 """Statuses of cells that count in the mean of their arm."""
@@ -19,6 +20,8 @@ REMOVE = "remove the file, and the command of the comparison writes it again"
 """Remedy for a damaged file of a comparison."""
 NAMED_BY_OPTIONS = 4
 """Runs that differ in more options than this are named by their folders."""
+BESIDE = {"data": None, "swap_norms": None, "initial_checkpoint": None, "initial_head": "load", **POLICY}
+"""Settings of `Job.identity` beside model and recipe, with what a config.toml without them means; not the seed."""
 
 
 @dataclass(frozen=True)
@@ -198,13 +201,12 @@ def group_runs(runs: Iterable[RunRecord]) -> list[CellRecord]:
 def _settings(run: RunRecord) -> dict[str, str]:
     """Every setting that decides a result, by name, without the seed."""
     parts = [
-        {"data": run.config.get("data")},
-        table(run.config.get("model")),
+        {key: run.config.get(key, default) for key, default in BESIDE.items()},
+        # The model's name is not a setting of the recipe.
+        {("model" if key == "name" else key): value for key, value in table(run.config.get("model")).items()},
         table(run.config.get("recipe")),
     ]
-    # The model's name is not a setting of the recipe.
-    parts[1] = {("model" if key == "name" else key): value for key, value in parts[1].items()}
-    return {str(key): shown(value) for part in parts for key, value in part.items()}
+    return {str(key): shown(value) for part in parts for key, value in part.items() if value is not None}
 
 
 def _alone(run: RunRecord, name: str, options: dict[str, str], seed: str) -> CellRecord:

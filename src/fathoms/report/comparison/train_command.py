@@ -17,7 +17,7 @@ from fathoms.report.comparison.arms import ArmView
 from fathoms.report.comparison.files import ComparisonRecord
 from fathoms.report.comparison.tuning import tuned_arms
 from fathoms.report.quantities import shown
-from fathoms.report.run.files import listed, table
+from fathoms.report.run.files import table
 from fathoms.train.identity import SPEED, completed
 from fathoms.train.recipe.files import recipe_names
 from fathoms.train.recipe.recipe import DEFAULTS, Recipe
@@ -36,7 +36,7 @@ def train_command(arm: ArmView, comparison: ComparisonRecord) -> str:
     Among the recipes of the package it begins with the one that leaves the fewest flags to give.
     """
     plan = comparison.plan
-    if listed(plan.get("command"))[:1] != ["compare"]:
+    if not table(plan.get("arms")):
         return ""
     options = dict(arm.options)
     tuned = table(tuned_arms(comparison.tuning).get(arm.name, {}).get("best"))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fathoms.errors import ConfigError, flag_of
 from fathoms.names.registry import Registry
+from fathoms.train.recipe.recipe import epochs_of_run
 
 Epochs = int | float
 
@@ -149,7 +150,16 @@ class Schedule:
     @property
     def total_epochs(self) -> Epochs:
         """Epochs of the whole run: the shape, a warm-up before it, and the cool-down."""
-        return self.epochs + (self.warmup_epochs if self.warmup_prefix else 0) + self.cooldown_epochs
+        return epochs_of_run(self.epochs, self.warmup_epochs, self.warmup_prefix, self.cooldown_epochs)
+
+    def notices(self) -> list[str]:
+        """A line where the warm-up outlasts the run."""
+        if self.warmup_prefix or self.warmup_epochs <= self.total_epochs:
+            return []
+        return [
+            f"--warmup-epochs {self.warmup_epochs:g}: the warm-up is longer than the run of {self.total_epochs:g} "
+            f"epochs, so that the rate never reaches --lr {self.base_lr:g}"
+        ]
 
     def lr(self, epoch: Epochs) -> float:
         """The learning rate at `epoch`, which may be fractional: updates done over updates per epoch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -184,9 +185,24 @@ class Recipe:
         hints = typing.get_type_hints(cls)
         return frozenset(name for name, hint in hints.items() if takes_off(hint))
 
+    @property
+    def total_epochs(self) -> int:
+        """Epochs of the whole run, begun ones included.
+
+        >>> Recipe(epochs=10, warmup_epochs=3, warmup_prefix=True, cooldown_epochs=2).total_epochs
+        15
+        """
+        spans = (self.epochs, self.warmup_epochs, self.warmup_prefix, self.cooldown_epochs)
+        return math.ceil(epochs_of_run(*spans))
+
     def to_dict(self) -> dict[str, Any]:
         """Every field by name."""
         return {name: getattr(self, name) for name in RECIPE_FIELDS}
+
+
+def epochs_of_run(epochs: float, warmup_epochs: float, warmup_prefix: bool, cooldown_epochs: float) -> float:
+    """Epochs of a schedule's shape, of a warm-up before it, and of the cool-down."""
+    return epochs + (warmup_epochs if warmup_prefix else 0) + cooldown_epochs
 
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Recipe)}

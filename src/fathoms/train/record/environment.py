@@ -6,12 +6,12 @@ import os
 import platform
 import socket
 import subprocess
-import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fathoms.machine.command import command_words
 from fathoms.machine.cores import usable_cores
 from fathoms.text_table import plural
 
@@ -75,12 +75,12 @@ def describe_device(device: torch.device) -> str:
 
 def _start() -> dict[str, Any]:
     """Time, machine, folder and command of this process; no command where Python code or a comparison trains."""
-    words = sys.argv[1:]
+    words = command_words()
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "folder": str(Path.cwd()),
-        "command": ["fathoms", *words] if words[:1] == ["train"] else None,
+        "command": ["fathoms", *words] if words[:1] == ("train",) else None,
     }
 
 
