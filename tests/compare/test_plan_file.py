@@ -70,6 +70,8 @@ def test_a_plan_file_adds_to_a_preset_and_replaces_its_axes_of_the_same_name(com
         (["[tune]", "lr = [1]"], r"plan.toml: \[tune\] lr: give at least 2 values$"),
         (["[axes]", 'norm = ["dyt", "dyt"]'], r"plan.toml: \[axes\] norm: 'dyt' is there twice"),
         (["baseline = 3"], "plan.toml: baseline is the name of an arm"),
+        (["[trian]", "lr = 1"], r"plan.toml: no key is called 'trian'; did you mean 'train'\?"),
+        (["[arms]", "a = {opt_betas = [0.9, 0.95]}"], r"plan.toml: a: opt_betas: give one text or number"),
     ],
 )
 def test_a_wrong_plan_file_is_refused_with_its_name(comparisons, tmp_path, lines, said):

@@ -89,6 +89,15 @@ BAD = {
         "--val-share 0: --tune chooses on val",
     ),
     "no margin": ((*NORMS, "--smallest-difference", "0"), "--smallest-difference"),
+    "a margin that is no number": (
+        (*NORMS, "--smallest-difference", "nan"),
+        "--smallest-difference nan: use",
+    ),
+    "an endless margin": ((*NORMS, "--smallest-difference", "inf"), "--smallest-difference inf: use"),
+    "a comma in an arm's value": (
+        ("--arm", "x: norm_by_depth=0-0:dyt,1-1:rmsnorm", "--arm", "y: norm=dyt"),
+        "a value with a comma in it goes into --plan FILE",
+    ),
     "data that is not there": (("nowhere.npz", *NORMS), "nowhere.npz"),
 }
 

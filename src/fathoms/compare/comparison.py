@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,8 +92,8 @@ class Comparison:
             raise ConfigError("--metric loss: the noise floor is one of accuracy; give --smallest-difference")
         floor = 100.0 * noise_floor(ASSUMED_ERROR, images) if options.metric == "top1" else 0.0
         margin = 2 * floor if options.smallest_difference is None else options.smallest_difference
-        if margin <= 0:
-            raise ConfigError(f"--smallest-difference {margin}: use a number above zero")
+        if not 0 < margin < math.inf:
+            raise ConfigError(f"--smallest-difference {margin}: use a finite number above zero")
         self.earlier = self.folder.plan()
         # Cells are named by the fingerprint: a comparison that began with an earlier kind of it keeps using it.
         stored = (self.earlier or {}).get("fingerprint")

@@ -14,6 +14,8 @@ from fathoms.names.registry import check_name
 from fathoms.text_table import plural
 
 VERSION = 1
+KEYS = ("version", "seeds", "axes", "arms", "tune", "tune_epochs")
+"""Keys of a plan; a plan file has `train` and `baseline` beside them."""
 JOINT = ", "
 """Between the parts in the name of an arm of several axes."""
 MAX_CELLS = 10_000
@@ -154,7 +156,7 @@ class Plan:
     def from_dict(cls, table: Mapping[str, Any], where: str) -> Plan:
         """A plan out of a file; an unknown key is an error that names the nearest one."""
         for key in table:
-            check_name(key, ("version", "seeds", "axes", "arms", "tune", "tune_epochs"), "key", where)
+            check_name(key, KEYS, "key", where)
         if table.get("version", VERSION) != VERSION:
             raise ConfigError(f"{where}: its version is {table['version']!r}; this package reads {VERSION}")
         axes, arms, tune = (table.get(key, {}) for key in ("axes", "arms", "tune"))
@@ -230,8 +232,11 @@ def _texts(values: Any, where: str) -> list[str]:
 
 
 def _settings(table: Any, where: str) -> dict[str, str]:
-    if not isinstance(table, Mapping) or not all(isinstance(v, str | int | float) for v in table.values()):
+    if not isinstance(table, Mapping):
         raise ConfigError(f"{where}: give a table of options and values")
+    for name, value in table.items():
+        if not isinstance(value, str | int | float):
+            raise ConfigError(f"{where}: {name}: give one text or number; {value!r} is not")
     return {str(name): str(value) for name, value in table.items()}
 
 
@@ -277,7 +282,9 @@ def parse_arms(texts: Iterable[str]) -> dict[str, dict[str, str]]:
             key.strip().removeprefix("--").replace("-", "_"): value.strip() for key, _, value in pieces
         }
         if not colon or not name.strip() or not all(key and value for key, value in settings.items()):
-            raise ConfigError(f"--arm {text!r}: write NAME: OPTION=VALUE,OPTION=VALUE")
+            raise ConfigError(
+                f"--arm {text!r}: write NAME: OPTION=VALUE,OPTION=VALUE; a value with a comma in it goes into --plan FILE"
+            )
         if len(settings) < len(pieces):
             raise ConfigError(f"--arm {name.strip()!r}: gives an option twice; leave one out")
         if name.strip() in arms:

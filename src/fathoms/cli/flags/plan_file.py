@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from fathoms.cli import train as train_command
 from fathoms.cli.flags.parse import parse_settings
+from fathoms.compare.plan import KEYS
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.files.untrusted import read_toml
 from fathoms.models.config import FIELDS
@@ -34,6 +35,8 @@ def read_plan_file(path: str) -> PlanFile:
     if not Path(path).is_file():
         raise ConfigError(f"--plan {path}: no such file; give a TOML file")
     table = read_toml(path, ConfigError)
+    for key in table:
+        check_name(key, (*KEYS, "train", "baseline"), "key", path)
     train, baseline = table.pop("train", {}), table.pop("baseline", None)
     if not isinstance(train, Mapping):
         raise ConfigError(f"{path}: [train] is a table; write it as one")
