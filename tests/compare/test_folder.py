@@ -7,8 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from fathoms.compare.comparison import Comparison, Options
+from fathoms.compare import plan_text
+from fathoms.compare.comparison import Options
 from fathoms.compare.folder import ComparisonFolder
+from fathoms.compare.plan_text import describe
 from fathoms.compare.progress import Progress
 from fathoms.compare.results import as_table, gather, judged, load_results, row_of, write_results
 from fathoms.compare.session import Session
@@ -86,7 +88,7 @@ def test_a_plan_has_the_words_that_the_command_was_given(comparisons, monkeypatc
     monkeypatch.setattr(sys, "argv", ["notebook", "x", "--unrelated"])
     assert comparisons.make(*NORMS).plan()["command"] == []
     plans = []
-    monkeypatch.setattr(Comparison, "describe", lambda made: plans.append(made.plan()) or "")
+    monkeypatch.setattr(plan_text, "describe", lambda made: plans.append(made.plan()) or "")
     assert comparisons.run(*NORMS, "--dry-run", "--no-pilot") == 0
     capsys.readouterr()
     assert plans[0]["command"] == ["compare", *comparisons.words(*NORMS, "--dry-run", "--no-pilot")]
@@ -118,9 +120,9 @@ def test_runs_that_share_a_gpu_are_said_to_take_turns_unless_mps_runs(comparison
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     comparison = comparisons.make(*NORMS, "--per-gpu", "4", "--device", "cuda")
-    assert "--per-gpu 4: NVIDIA's MPS does not run" in comparison.describe()
+    assert "--per-gpu 4: NVIDIA's MPS does not run" in describe(comparison)
     (tmp_path / "control").touch()
-    assert "MPS" not in comparison.describe()
+    assert "MPS" not in describe(comparison)
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in comparison.slots()] == ["3"] * 4 + ["5"] * 4
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from fathoms.compare.pairs import check_baseline, pairs_of
 from fathoms.compare.plan import Plan
+from fathoms.compare.plan_text import describe
 from fathoms.errors import ConfigError, FathomsError, UnknownNameError
 
 PLANS = Path(__file__).parents[2] / "plans"
@@ -91,7 +92,7 @@ def test_fewer_seeds_in_the_file_than_there_are_is_said_with_the_file(comparison
     comparison.folder.path.mkdir(parents=True)
     comparison.folder.begin(comparison.plan())
     path = plan(tmp_path / "plan.toml", "seeds = 3", "[axes]", 'norm = ["layernorm", "dyt"]')
-    said = comparisons.make("--plan", path).describe()
+    said = describe(comparisons.make("--plan", path))
     assert f"the plan has 4 seeds of each arm: seeds = 3 of {path} takes none of them away" in said
 
 

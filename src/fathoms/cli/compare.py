@@ -333,13 +333,14 @@ def run(args: Args) -> int:
     """Run what is missing, and say what the results support."""
     comparison = make_comparison(args)
     from fathoms.compare.comparison import UNFINISHED
+    from fathoms.compare.plan_text import describe, estimate
     from fathoms.report.page import write_report
 
     comparison.check()
-    print(comparison.describe(), flush=True)
+    print(describe(comparison), flush=True)
     if args.dry_run:
         if not args.no_pilot:
-            print(comparison.estimate(lambda line: print(line, file=sys.stderr, flush=True)))
+            print(estimate(comparison, lambda line: print(line, file=sys.stderr, flush=True)))
         return 0
     with live_table(sys.stdout.isatty() and args.slurm is None) as (say, show):
         results, code = comparison.run(say, show)

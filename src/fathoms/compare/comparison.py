@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +11,18 @@ from typing import Any
 
 from fathoms.compare.cells import Cell, key_of, make_cell
 from fathoms.compare.contradictions import refuse_contradictions, refuse_on_cpu
-from fathoms.compare.folder import VERSION, ComparisonFolder, Settings, stale
-from fathoms.compare.pairs import check_baseline, pairs_of
-from fathoms.compare.progress import Show, span
+from fathoms.compare.folder import VERSION, ComparisonFolder, Settings
+from fathoms.compare.pairs import check_baseline
+from fathoms.compare.progress import Show
 from fathoms.compare.session import UNFINISHED as UNFINISHED
 from fathoms.compare.session import Session
 from fathoms.compare.slurm.submit import SlurmOptions
-from fathoms.compare.tuning import FIRST_SEED, Trial, Tuning
+from fathoms.compare.tuning import Trial, Tuning
 from fathoms.compare.workers.runner import make_slots
-from fathoms.data.sources.splits import check_split, open_roles
+from fathoms.data.sources.splits import Roles, check_split, open_roles
 from fathoms.data.tools.trainable import check_trainable
 from fathoms.errors import ConfigError
 from fathoms.machine.devices import visible_gpus
-from fathoms.text_table import plural
 from fathoms.train.job import Job
 
 ASSUMED_ERROR = 0.25
@@ -69,42 +67,43 @@ class Comparison:
         tuning: Tuning | None = None,
         notes: Sequence[str] = (),
     ) -> None:
-        from fathoms.compare.statistics import noise_floor
-
         self.arms, self.seeds, self.options, self.tuning = arms, seeds, options, tuning
         self.notes = notes
         self.folder = ComparisonFolder(folder)
         if options.baseline is not None:
             check_baseline(options.baseline, self.settings_of_arms())
         first = next(iter(arms.values()))[1]
-        path, roles = first.data, open_roles(first.data, first.recipe.val_share)
+        roles = open_roles(first.data, first.recipe.val_share)
         # Data that every run would refuse is refused here, before the plan is fixed to it.
-        check_trainable(path, roles)
-        held_out, self.split = roles.held_out(), roles.split()
-        if held_out is None:
-            raise ConfigError("--val-share 0: nothing is held out to compare on; use a share above zero")
-        if tuning is not None and roles.val is None:
-            raise ConfigError(
-                "--val-share 0: --tune chooses on val, and there is none; use a share above zero"
-            )
-        classes, images = len(held_out.classes), len(held_out)
-        if options.metric == "loss" and options.smallest_difference is None:
-            raise ConfigError("--metric loss: the noise floor is one of accuracy; give --smallest-difference")
-        floor = 100.0 * noise_floor(ASSUMED_ERROR, images) if options.metric == "top1" else 0.0
-        margin = 2 * floor if options.smallest_difference is None else options.smallest_difference
-        if not 0 < margin < math.inf:
-            raise ConfigError(f"--smallest-difference {margin}: use a finite number above zero")
+        check_trainable(first.data, roles)
+        self.split = roles.split()
         self.earlier = self.folder.plan()
         # Cells are named by the fingerprint: a comparison that began with an earlier kind of it keeps using it.
         stored = (self.earlier or {}).get("fingerprint")
         same = isinstance(stored, str) and roles.has_fingerprint(stored)
-        self.settings = Settings(
+        self.settings = self._settings(first.data, roles, str(stored) if same else None)
+        if self.earlier is not None:
+            changed = "" if same else roles.changes(stored)
+            self.folder.refuse_other(self.earlier, self.plan(), changed)
+            self._refuse_another_grid(self.earlier)
+
+    def _settings(self, path: str | None, roles: Roles, fingerprint: str | None) -> Settings:
+        """All that is fixed before the first run; without a fingerprint, the data's own."""
+        options, held_out = self.options, roles.held_out()
+        if held_out is None:
+            raise ConfigError("--val-share 0: nothing is held out to compare on; use a share above zero")
+        if self.tuning is not None and roles.val is None:
+            raise ConfigError(
+                "--val-share 0: --tune chooses on val, and there is none; use a share above zero"
+            )
+        floor, margin = _floor_and_margin(options, len(held_out))
+        return Settings(
             command=options.command,
-            base=shared_settings([job for _, job in arms.values()]),
+            base=shared_settings([job for _, job in self.arms.values()]),
             data=path or "digits",
-            fingerprint=str(stored) if same else roles.fingerprint(),
-            images=images,
-            classes=classes,
+            fingerprint=fingerprint or roles.fingerprint(),
+            images=len(held_out),
+            classes=len(held_out.classes),
             metric=options.metric,
             margin=margin,
             floor=floor,
@@ -113,10 +112,6 @@ class Comparison:
             keep=options.keep,
             split="val" if roles.test is None else "test",
         )
-        if self.earlier is not None:
-            changed = "" if same else roles.changes(stored)
-            self.folder.refuse_other(self.earlier, self.plan(), changed)
-            self._refuse_another_grid(self.earlier)
 
     def _refuse_another_grid(self, earlier: Mapping[str, Any]) -> None:
         """Refuse values to tune that come after held-out scores are known: they would replace finished runs."""
@@ -176,63 +171,6 @@ class Comparison:
         if self.options.slurm is None and not visible_gpus(runs[0][1].run.device):
             refuse_on_cpu(runs)
 
-    def describe(self) -> str:
-        """The plan in words: arms, what differs, the noise floor, the smallest visible difference."""
-        from fathoms.compare.statistics import ALPHA, MIN_SEEDS, detectable
-
-        names, seeds, settings = list(self.arms), self.seeds, self.settings
-        pairs = len(pairs_of(self.settings_of_arms(), self.options.baseline))
-        varied = list(dict.fromkeys(name for arm, _ in self.arms.values() for name in arm))
-        rest = " and in nothing else" if varied else ""
-        unit = "points" if settings.metric == "top1" else "of loss"
-        lines = [
-            f"{plural(len(names), 'arm')} x {plural(seeds, 'seed')} = {plural(len(names) * seeds, 'run')}"
-            f" in {self.folder.path}",
-            *([f"arms differ in {', '.join(varied) or 'nothing'}{rest}:"] if pairs else []),
-            *(f"  {name}" for name in names),
-        ]
-        if self.tuning is not None:
-            choices, values = self.tuning.choices(), ", ".join(self.tuning.grid)
-            lines.append(
-                f"first {len(names)} x {len(choices)} trials of {values}, measured on val, seed {FIRST_SEED}"
-            )
-        lines.append(f"held out: {settings.images} images of {settings.classes} classes")
-        lines += self.notes
-        if self.options.per_gpu > 1 and not mps_runs():
-            lines.append(
-                f"--per-gpu {self.options.per_gpu}: NVIDIA's MPS does not run, so the runs of a GPU take turns;"
-                " start it with nvidia-cuda-mps-control -d"
-            )
-        if not pairs:
-            return "\n".join([*lines, "one arm: nothing is compared; add a value to --axis, or an --arm"])
-        if seeds < MIN_SEEDS:
-            return "\n".join([*lines, f"fewer than {MIN_SEEDS} seeds: there will be no verdict"])
-        if not settings.floor:
-            return "\n".join(lines)
-        lines.append(f"noise floor {settings.floor:.2f} {unit} (at {ASSUMED_ERROR:.0%} error)")
-        least = detectable(settings.floor, seeds, ALPHA / pairs)
-        pair = "1 pair" if pairs == 1 else f"{pairs} pairs"
-        lines.append(f"smallest difference these seeds show after correction for {pair}: {least:.2f} {unit}")
-        return "\n".join(lines)
-
-    def estimate(self, say: Callable[[str], None]) -> str:
-        """Expected time and disk of what is missing, from a pilot: a few timed updates of each architecture."""
-        from fathoms.compare.workers.pilot import expected, run_pilot
-
-        slots = self.slots()
-        missing = stale([*(trial.cell for trial in self.trials()), *self.cells()], self.folder)
-        kinds = len({cell.architecture for cell in missing})
-        say(f"timing a few updates of {plural(kinds, 'architecture')}; --no-pilot leaves this out")
-        seconds, size = expected(missing, run_pilot(missing, slots[0]), len(slots))
-        kept = {"none": 0, "last": 1}.get(
-            self.options.keep, 1 + next(iter(self.arms.values()))[1].run.checkpoint_hist
-        )
-        at_a_time = "1 worker" if len(slots) == 1 else f"{len(slots)} workers"
-        return (
-            f"{plural(len(missing), 'run')} missing: about {span(seconds)} on {at_a_time},"
-            f" {kept * size / 1e6:,.1f} MB of checkpoints kept"
-        )
-
     def run(self, say: Callable[[str], None], show: Show | None = None) -> tuple[dict[str, Any], int]:
         """Run what is missing of this shard, gather and judge; the results and the exit code."""
         with self.folder.locked(self.options.shard):
@@ -252,6 +190,19 @@ class Comparison:
     def gpus(self) -> list[str]:
         """The GPUs that the workers may use."""
         return visible_gpus(next(iter(self.arms.values()))[1].run.device)
+
+
+def _floor_and_margin(options: Options, images: int) -> tuple[float, float]:
+    """The noise floor of the held-out images, and the smallest difference that matters."""
+    from fathoms.compare.statistics import noise_floor
+
+    if options.metric == "loss" and options.smallest_difference is None:
+        raise ConfigError("--metric loss: the noise floor is one of accuracy; give --smallest-difference")
+    floor = 100.0 * noise_floor(ASSUMED_ERROR, images) if options.metric == "top1" else 0.0
+    margin = 2 * floor if options.smallest_difference is None else options.smallest_difference
+    if not 0 < margin < math.inf:
+        raise ConfigError(f"--smallest-difference {margin}: use a finite number above zero")
+    return floor, margin
 
 
 def shared_settings(jobs: Sequence[Job]) -> dict[str, Any]:
@@ -284,8 +235,3 @@ def _common(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif all(other.get(key) == value for other in rest):
             common[key] = list(value) if isinstance(value, tuple) else value
     return common
-
-
-def mps_runs() -> bool:
-    """Whether NVIDIA's Multi-Process Service runs: kernels of several processes then share a GPU at the same time."""
-    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()

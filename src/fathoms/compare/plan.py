@@ -283,7 +283,8 @@ def parse_arms(texts: Iterable[str]) -> dict[str, dict[str, str]]:
         }
         if not colon or not name.strip() or not all(key and value for key, value in settings.items()):
             raise ConfigError(
-                f"--arm {text!r}: write NAME: OPTION=VALUE,OPTION=VALUE; a value with a comma in it goes into --plan FILE"
+                f"--arm {text!r}: write NAME: OPTION=VALUE,OPTION=VALUE; "
+                "a value with a comma in it goes into --plan FILE"
             )
         if len(settings) < len(pieces):
             raise ConfigError(f"--arm {name.strip()!r}: gives an option twice; leave one out")

@@ -19,6 +19,8 @@ from fathoms.files.untrusted import read_json, read_plain
 if TYPE_CHECKING:
     import numpy as np
 
+    from fathoms.compare.arms import Arm, Metric
+
 MAX_FILE = 256 << 20
 
 
@@ -91,17 +93,39 @@ def judged(
         plan: The plan.
         root: The comparison's folder, whose runs have a bit for each held-out image; None leaves new images out.
     """
-    from fathoms.compare.arms import Arm, Metric
     from fathoms.compare.leader import leader
-    from fathoms.compare.spread import rounding_variance, sd_over_seeds
     from fathoms.compare.verdicts import Rules, judge
 
-    classes = plan["classes"]
-    metric = (
-        Metric("top1", "points", 1, 100 / classes, rounding_variance(plan["images"]))
-        if plan["metric"] == "top1"
-        else Metric("loss", "", -1, math.log(classes))
-    )
+    metric, arms = _metric_of(plan), _arms_of(rows, plan, root)
+    # More runs may turn what the first ones show.
+    interim = any(row["status"] == "pending" for row in rows)
+    rules = Rules(metric, plan["margin"], plan["floor"], plan["baseline"], plan["paired"])
+    verdicts = judge(arms, rules)
+    return {
+        "version": VERSION,
+        "metric": metric.name,
+        "margin": plan["margin"],
+        "answer": ("so far: " if interim else "") + leader(arms, verdicts, metric),
+        "arms": [_summary(arm, metric.chance) for arm in arms],
+        "cells": [dict(row) for row in rows],
+        "verdicts": [verdict.to_json() for verdict in verdicts],
+    }
+
+
+def _metric_of(plan: Mapping[str, Any]) -> Metric:
+    """The measure that decides, with the score of a guess."""
+    from fathoms.compare.arms import Metric
+    from fathoms.compare.spread import rounding_variance
+
+    if plan["metric"] == "top1":
+        return Metric("top1", "points", 1, 100 / plan["classes"], rounding_variance(plan["images"]))
+    return Metric("loss", "", -1, math.log(plan["classes"]))
+
+
+def _arms_of(rows: Sequence[Mapping[str, Any]], plan: Mapping[str, Any], root: Path | None) -> list[Arm]:
+    """The arms with the scores of their ended runs, and the bits of each image where a folder has them."""
+    from fathoms.compare.arms import Arm
+
     arms: list[Arm] = []
     for name in dict.fromkeys(row["name"] for row in rows):
         own = [row for row in rows if row["name"] == name]
@@ -110,34 +134,25 @@ def judged(
             kind: sum(row["status"] == kind for row in own) for kind in ("diverged", "failed", "stalled")
         }
         correct = None if root is None else _correct_of_all(ended, root, plan["images"])
-        scores = tuple((row["seed"], row[metric.name]) for row in ended)
+        scores = tuple((row["seed"], row[plan["metric"]]) for row in ended)
         arms.append(Arm(name, scores, **counts, settings=own[0]["arm"], correct=correct))
-    # More runs may turn what the first ones show.
-    interim = any(row["status"] == "pending" for row in rows)
-    rules = Rules(metric, plan["margin"], plan["floor"], plan["baseline"], plan["paired"])
-    verdicts = judge(arms, rules)
-    summary = [
-        {
-            "name": arm.name,
-            "seeds": len(arm.scores),
-            "mean": _number(arm.mean()),
-            "sd": sd_over_seeds(arm.values),
-            "mean_with_diverged": _number(arm.mean_with_diverged(metric.chance)),
-            "diverged": arm.diverged,
-            "diverged_interval": list(arm.divergence()),
-            "stalled": arm.stalled,
-            "failed": arm.failed,
-        }
-        for arm in arms
-    ]
+    return arms
+
+
+def _summary(arm: Arm, chance: float) -> dict[str, Any]:
+    """An arm's row of results.json."""
+    from fathoms.compare.spread import sd_over_seeds
+
     return {
-        "version": VERSION,
-        "metric": metric.name,
-        "margin": plan["margin"],
-        "answer": ("so far: " if interim else "") + leader(arms, verdicts, metric),
-        "arms": summary,
-        "cells": [dict(row) for row in rows],
-        "verdicts": [verdict.to_json() for verdict in verdicts],
+        "name": arm.name,
+        "seeds": len(arm.scores),
+        "mean": _number(arm.mean()),
+        "sd": sd_over_seeds(arm.values),
+        "mean_with_diverged": _number(arm.mean_with_diverged(chance)),
+        "diverged": arm.diverged,
+        "diverged_interval": list(arm.divergence()),
+        "stalled": arm.stalled,
+        "failed": arm.failed,
     }
 
 
