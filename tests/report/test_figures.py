@@ -99,3 +99,14 @@ def test_a_comparison_without_a_score_has_no_figures(tmp_path):
     )
     write_report(folder)
     assert not (folder / "figures").exists()
+
+
+def test_a_value_at_which_an_arm_diverged_is_in_its_legend_and_on_the_page(tmp_path):
+    name = next(iter(GRID))
+    lost = {"choice": {"lr": "3e-3"}, "seed": 1000, "top1": None, "status": "diverged"}
+    arms = [{**arm, "trials": [*TRIALS, lost]} if arm["name"] == name else arm for arm in TUNING["arms"]]
+    folder = write_comparison(tmp_path / "deep", GRID, tuning={**TUNING, "arms": arms})
+    texts = [text.text for text in drawn(folder)["tuning.svg"].iter(f"{SVG}text")]
+    assert [text for text in texts if "diverged" in text] == [f"{name}, diverged at lr 3e-3"]
+    page = (folder / "report.html").read_text().replace("<wbr>", "")
+    assert f"{name}: diverged at lr 3e-3" in page

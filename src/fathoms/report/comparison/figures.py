@@ -19,7 +19,7 @@ from fathoms.report.comparison.files import ComparisonRecord
 from fathoms.report.comparison.scatter import Scatter, cost_scatters
 from fathoms.report.comparison.series import CURVES, arm_lines, best_first, epoch_grid
 from fathoms.report.comparison.strips import Strips, difference_strips, score_strips
-from fathoms.report.comparison.tuning import tuning_curves
+from fathoms.report.comparison.tuning import diverged, tuned_arms, tuning_curves
 from fathoms.report.quantities import clipped
 
 FOLDER = "figures"
@@ -53,10 +53,18 @@ def figures(comparison: ComparisonRecord) -> dict[str, str]:
             made[f"curves-{split}-{field}.svg"] = drawn
     tuned, _ = tuning_curves(arms, comparison.tuning, metric)
     if tuned is not None:
-        made["tuning.svg"] = draw_plane(tuned, arms, f"{what} on val by {tuned.title}, logarithmic")
+        found = tuned_arms(comparison.tuning)
+        lost = {arm.label: diverged(found.get(arm.name, {})) for arm in arms}
+        entries = [
+            (f"{name}, diverged at {lost[name]}" if lost[name] else name, style)
+            for name, style in legend(arms)
+        ]
+        made["tuning.svg"] = draw_plane(tuned, entries, f"{what} on val by {tuned.title}, logarithmic")
     for cost in cost_scatters(arms, metric):
         unit = f" in {cost.unit}" if cost.unit else ""
-        made[f"cost-{_plain(cost.title)}.svg"] = draw_plane(cost, arms, f"{what} by {cost.title}{unit}")
+        made[f"cost-{_plain(cost.title)}.svg"] = draw_plane(
+            cost, legend(arms), f"{what} by {cost.title}{unit}"
+        )
     for place, board in enumerate(axis_maps(arms, metric), start=1):
         made[f"axes-{place}-{_plain(board.down)}-{_plain(board.across)}.svg"] = draw_map(board, what)
     return made
@@ -169,9 +177,14 @@ class Plane:
             self.figure.text((x, y + 18), text, anchor="middle", colour=SOFT)
 
 
-def draw_plane(made: Scatter, arms: Sequence[ArmView], title: str) -> str:
-    """Dots, and lines where they have an order."""
-    plane = Plane(title, [(arm.label, arm.style) for arm in arms[: len(PALETTE) * MARKS]])
+def legend(arms: Sequence[ArmView]) -> list[tuple[str, str]]:
+    """Name and style of as many arms as can be told apart."""
+    return [(arm.label, arm.style) for arm in arms[: len(PALETTE) * MARKS]]
+
+
+def draw_plane(made: Scatter, entries: Sequence[tuple[str, str]], title: str) -> str:
+    """Dots, and lines where they have an order, above their legend."""
+    plane = Plane(title, entries)
     plane.axes(made.x_marks, made.y_marks)
     for style, pieces in made.lines:
         colour, dash = paint(style)

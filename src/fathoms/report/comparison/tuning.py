@@ -19,7 +19,7 @@ Trials = dict[float, list[float]]
 def tuning_curves(
     arms: Sequence[ArmView], tuning: dict[str, Any], metric: str
 ) -> tuple[Scatter | None, list[str]]:
-    """Mean score by tuned value, a line an arm, and remarks on values that the tuning found at the edge of the grid.
+    """Mean score by tuned value, a line an arm, and remarks on trials without a score and values at the grid's edge.
 
     A grid over more than one option has no curve.
     """
@@ -34,10 +34,12 @@ def tuning_curves(
 
 
 def _remarks(arms: Sequence[ArmView], tuning: dict[str, Any]) -> list[str]:
-    """A remark for each best value at the edge of the grid, and for trials that failed, as tuning.json has them."""
+    """A remark for each best value at the edge of the grid, and for trials that diverged or failed."""
     found, remarks = tuned_arms(tuning), []
     for arm in arms:
         own = found.get(arm.name, {})
+        if lost := diverged(own):
+            remarks.append(f"{arm.label}: diverged at {lost}")
         for option in map(str, listed(own.get("edge"))):
             best = clipped(shown(table(own.get("best")).get(option, "?")), 40)
             remarks.append(
@@ -48,6 +50,20 @@ def _remarks(arms: Sequence[ArmView], tuning: dict[str, Any]) -> list[str]:
             tried = clipped(", ".join(f"{name}={shown(value)}" for name, value in choice.items()), 80)
             remarks.append(f"{arm.label}: the trial of {tried} failed, so the best was chosen without it")
     return remarks
+
+
+def diverged(own: dict[str, Any]) -> str:
+    """The values at which an arm's trials diverged, as text; empty where none did.
+
+    >>> diverged({"trials": [{"choice": {"lr": "4e-3"}, "status": "diverged"}, {"choice": {"lr": "1e-3"}}]})
+    'lr 4e-3'
+    """
+    lost = [
+        ", ".join(f"{name} {shown(value)}" for name, value in table(trial.get("choice")).items())
+        for trial in map(table, listed(own.get("trials")))
+        if trial.get("status") == "diverged"
+    ]
+    return clipped(" and ".join(lost), 80)
 
 
 def tuned_arms(tuning: dict[str, Any]) -> dict[str, dict[str, Any]]:
