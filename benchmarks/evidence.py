@@ -34,6 +34,7 @@ from mps import mps
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "results" / "compare"
 QUESTIONS = (
+    "scaler_depth36",
     "norms_by_depth",
     "scaler_patch8",
     "stem_norms",
