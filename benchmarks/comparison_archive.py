@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import tarfile
@@ -71,7 +72,7 @@ def pack(output: Path, archive: Path | None) -> None:
     part = archive.with_name(archive.name + ".part")
     with tarfile.open(part, "w:gz", compresslevel=1) as tar:
         for path in sorted(output.glob("*.log")):
-            tar.add(path, path.name)
+            _add(tar, path, path.name)
         for folder in sorted(path for path in output.iterdir() if path.is_dir()):
             runs = [run for name in RUN_FOLDERS for run in folder.glob(f"{name}/*")]
             ended = {run.relative_to(folder) for run in runs if has_ended(run)}
@@ -80,8 +81,19 @@ def pack(output: Path, archive: Path | None) -> None:
                 run = Path(*name.parts[:2])
                 wanted = run in ended if name.parts[0] in RUN_FOLDERS else len(name.parts) == 1
                 if path.is_file() and wanted and "checkpoints" not in name.parts:
-                    tar.add(path, f"{folder.name}/{name}")
+                    _add(tar, path, f"{folder.name}/{name}")
     part.replace(archive)
+
+
+def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
+    """Add a file as it is at one moment: a running comparison replaces its results, and its temporary files vanish."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    tar.addfile(entry, io.BytesIO(data))
 
 
 def unpack(begin: Path | None, output: Path) -> None:

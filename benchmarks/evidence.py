@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from comparison_archive import RUN_FOLDERS, UNFINISHED, cells_of, exit_code, has_ended, run_packing, unpack
+from fathoms.cli.flags.plan_file import read_plan_file
 from fathoms.compare.plan import Plan
 from fathoms.machine.devices import visible_gpus
 from mps import mps
@@ -85,12 +86,8 @@ def publish(folder: Path, target: Path) -> None:
 
 def planned(path: Path) -> tuple[int, int]:
     """Runs and trials of tuning that a plan file asks for."""
-    table = tomllib.loads(path.read_text())
-    own = {key: value for key, value in table.items() if key not in ("train", "baseline")}
-    plan = Plan.from_dict(own, str(path))
-    arms, tries = len(plan.variants()), 1
-    for values in plan.tune.values():
-        tries *= len(values)
+    plan = Plan.from_dict(read_plan_file(str(path)).plan, str(path))
+    arms, tries = len(plan.variants()), math.prod(map(len, plan.tune.values()))
     return arms * plan.seeds, arms * tries if plan.tune else 0
 
 

@@ -185,7 +185,33 @@ def test_ended_runs_come_back_out_of_an_archive_without_checkpoints_or_unfinishe
     archive.unpack(tmp_path / "kept.tar.gz", tmp_path / "back")
     there = {str(path.relative_to(tmp_path / "back")) for path in (tmp_path / "back").rglob("*.json")}
     assert there == {"none/results.json", "none/cells/a/summary.json", "none/tuning/d/summary.json"}
+    assert (tmp_path / "back" / "none" / "cells" / "a" / "summary.json").read_text() == ended
     assert not list((tmp_path / "back").rglob("model"))
+
+
+def test_a_file_that_vanishes_or_is_replaced_while_it_is_packed_leaves_the_archive_whole(
+    script, tmp_path, monkeypatch
+):
+    archive = script("comparison_archive")
+    folder = tmp_path / "out" / "none"
+    folder.mkdir(parents=True)
+    for name in ("plan.json", "results.json", "results.json.part"):
+        (folder / name).write_text("before")
+    read = Path.read_bytes
+
+    def replaced(path):
+        if path.suffix == ".part":
+            path.unlink()
+        elif path.name == "results.json":
+            path.write_text("a longer text than before")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", replaced)
+    archive.pack(tmp_path / "out", tmp_path / "kept.tar.gz")
+    monkeypatch.undo()
+    archive.unpack(tmp_path / "kept.tar.gz", tmp_path / "back")
+    found = {path.name: path.read_text() for path in (tmp_path / "back" / "none").iterdir()}
+    assert found == {"plan.json": "before", "results.json": "a longer text than before"}
 
 
 TINY_PLAN = """

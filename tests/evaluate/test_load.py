@@ -47,6 +47,15 @@ def test_a_run_a_checkpoint_and_a_weights_file_predict_alike(digits_run, digit, 
     assert report["probabilities"][0] == pytest.approx(chances.max().item(), abs=1e-5)
 
 
+def test_a_run_whose_config_has_a_schedule_without_a_drop_path_still_opens(digits_run, tmp_path):
+    run = shutil.copytree(digits_run, tmp_path / "r")
+    text = (run / "config.toml").read_text()
+    assert 'drop_path_schedule = "uniform"' in text
+    (run / "config.toml").write_text(text.replace('schedule = "uniform"', 'schedule = "linear"'))
+    pixels = torch.rand(2, 1, 8, 8)
+    assert torch.equal(load_run(str(run)).model(pixels), load_run(str(digits_run)).model(pixels))
+
+
 def test_a_run_with_swapped_norms_is_rebuilt_with_them(tmp_path):
     words = ["--epochs", "1", "--depth", "1", "--stem-norm", "pre", "--device", "cpu"]
     swap = ["--swap-norms", "learnable_scaler"]

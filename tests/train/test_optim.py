@@ -107,8 +107,8 @@ def timms_lamb():
     return pytest.importorskip("timm.optim").Lamb
 
 
-def same_as(peer, ours, options):
-    """Whether fifty steps of ours end where the peer's do: bit for bit, or close to timm's.
+def ends_where(peer, ours, options):
+    """Assert that fifty steps of ours end where the peer's do: bit for bit, or close to timm's.
 
     timm folds the bias correction into other factors since 1.0.31, which rounds differently at every step.
     """
@@ -127,7 +127,7 @@ def same_as(peer, ours, options):
 )
 def test_fifty_steps_are_the_peers(name, peer):
     ours, _ = run(lambda groups: build_optimizer(groups, name, lr=0.01))
-    same_as(peer(), ours, {"lr": 0.01})
+    ends_where(peer(), ours, {"lr": 0.01})
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum"])
@@ -148,7 +148,7 @@ def test_descent_is_timms_bit_for_bit(name):
 @pytest.mark.parametrize("options", [{"always_adapt": True}, {"max_grad_norm": None}, {"betas": (0.8, 0.9)}])
 def test_lambs_options_are_timms(options, peer):
     ours, _ = run(lambda groups: Lamb([dict(group) for group in groups], **options))
-    same_as(peer(), ours, options)
+    ends_where(peer(), ours, options)
 
 
 def test_lamb_passes_over_parameters_without_a_gradient():

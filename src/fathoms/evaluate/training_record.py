@@ -118,4 +118,7 @@ def _checked(values: dict[str, Any], path: Path) -> TrainingRecord:
     classes = values.get("classes")
     if classes is not None:
         classes = check_names(classes, str(path), ConfigError)
+    if tables["config"].get("drop_path") == 0:
+        # Earlier versions took a schedule without a drop-path, and it changed nothing.
+        tables["config"] = {k: v for k, v in tables["config"].items() if k != "drop_path_schedule"}
     return TrainingRecord(**tables, **texts, classes=classes)

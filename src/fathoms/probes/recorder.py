@@ -86,7 +86,7 @@ class Recorder:
 
     def _runner(self, name: str) -> Hook:
         def runs(layer: nn.Module, _inputs: Any) -> None:
-            # Without a block, none has begun: the layer is of the stem.
+            # Before the first block, a layer is of the stem.
             if self.first_layer is None and not self.block:
                 self.first_layer = (name, layer)
 
