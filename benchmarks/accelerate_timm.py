@@ -23,7 +23,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from fathoms.surgery.accelerate.accelerate import accelerate
+from fathoms.surgery.accelerate import accelerate
 from fathoms.surgery.inputs import example_images
 from timing import peak_mib
 

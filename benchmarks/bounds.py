@@ -15,23 +15,17 @@ import sys
 import numpy as np
 import torch
 
-from fathoms.data.augment.batched import COLOUR
-from fathoms.data.augment.erase import draw_rectangles
-from fathoms.data.augment.finish import Erasing, Finish
-from fathoms.data.augment.geometry import PLANE
-from fathoms.data.augment.lookup_tables import FACTOR_LINES, IMAGE_TABLES
-from fathoms.data.augment.mix import MixOptions, draw_mixture
-from fathoms.data.augment.policy import Layer
+from fathoms.data.augment.erase_and_mix import Erasing, Finish, MixOptions, draw_mixture, draw_rectangles
+from fathoms.data.augment.launches import CODES
+from fathoms.data.augment.pipeline import choose_backend
+from fathoms.data.augment.policies import Layer
 from fathoms.data.counter_rng import generator, sample_keys
-from fathoms.data.crop.pixel_buffer import PixelLayout
-from fathoms.data.device.backend import choose_backend
+from fathoms.data.images.pixels import PixelLayout
+from fathoms.ops.attention_ops import talking_heads
 from fathoms.ops.gelu import bias_gelu
-from fathoms.ops.mlp import KERNEL_DTYPES, gelu_mlp
-from fathoms.ops.talking_heads import talking_heads
 
 TALKING_HEADS = [(2, 8, 50, 48), (1, 3, 33, 24), (2, 4, 37, 48)]
 GELU = [(100, 37), (257, 192), (1, 1)]
-MLP = [(130, 192, 768), (3, 77, 101), (1, 1, 1)]
 DTYPES = (torch.bfloat16, torch.float32)
 UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 
@@ -66,10 +60,6 @@ def main() -> None:
             bias = torch.randn(shape[-1], device="cuda", requires_grad=True)
             bias_gelu(x, bias, impl="triton").sum().backward()
             print(f"bias_gelu {shape} {dtype}", flush=True)
-        for tokens, channels, hidden in MLP if dtype in KERNEL_DTYPES else []:
-            shapes = (tokens, channels), (hidden, channels), (hidden,), (channels, hidden), (channels,)
-            gelu_mlp(*(torch.randn(*shape, device="cuda", dtype=dtype) for shape in shapes), impl="triton")
-            print(f"gelu_mlp {(tokens, channels, hidden)} {dtype}", flush=True)
     images()
     torch.cuda.synchronize()
 
@@ -88,7 +78,7 @@ def images() -> None:
     one = torch.ones(3, 1, 1, device=device)
     for size in (33, 16):
         images = backend.resize(words, places, size)
-        for kind in (*FACTOR_LINES, *IMAGE_TABLES, *PLANE, *COLOUR):
+        for kind in CODES:
             layer = Layer({kind: np.arange(3)}, rng.uniform(0.1, 0.4, 3), flags)
             images = backend.layer(images, layer, fill)
         erasing = Erasing(draw_rectangles(keys, 1.0, 2, size, size), "pixel", keys)

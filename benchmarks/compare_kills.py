@@ -2,9 +2,9 @@
 
     python benchmarks/compare_kills.py --kills 10 --out results/compare_kills.json
 
-A 12-cell comparison of tiny models on two workers is killed again and again (its whole process group, its parent
-alone, or one worker) and given again, until it has ended; then results.json is compared with that of the same
-comparison left alone.
+A comparison of four tiny models on two workers, each tuned over three rates, looked at after 3 and 4 seeds, of which
+the best one goes on after 3, is killed again and again (its whole process group, its parent alone, or one worker) and
+given again, until it has ended; then results.json is compared with that of the same comparison left alone.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ import time
 from pathlib import Path
 
 WORDS = (
-    *("--axis", "norm=layernorm,dyt", "--axis", "residual=none,rezero", "--seeds", "3", "--jobs", "2"),
-    *("--depth", "2", "--dim", "16", "--heads", "2", "--epochs", "8", "--lr", "3e-3", "--warmup-epochs", "0"),
+    *("--axis", "norm=layernorm,dyt", "--axis", "residual=none,rezero", "--jobs", "2"),
+    *("--seeds", "3,4", "--keep-arms", "1@3", "--baseline", "norm=layernorm, residual=none"),
+    *("--tune", "lr=1e-3,3e-3,9e-3"),
+    *("--depth", "2", "--dim", "16", "--heads", "2", "--epochs", "4", "--warmup-epochs", "0"),
     *("--batch-size", "96", "--recovery-interval", "5", "--device", "cpu"),
 )
 KINDS = ("group", "parent", "worker")
@@ -67,16 +69,21 @@ def kill(process: subprocess.Popen[bytes], kind: str, rng: random.Random) -> boo
     return True
 
 
+def rows_of(folder: Path) -> list[Path]:
+    """The measurements of every run and trial that was begun."""
+    return [*folder.glob("tuning/*/metrics.jsonl"), *folder.glob("cells/*/metrics.jsonl")]
+
+
 def states(folder: Path) -> tuple[int, int]:
     """Cells that ended, and cells that were begun and have not."""
-    begun = [path.parent for path in folder.glob("cells/*/metrics.jsonl")]
+    begun = [path.parent for path in rows_of(folder)]
     done = [run for run in begun if (run / "summary.json").is_file()]
     return len(done), len(begun) - len(done)
 
 
 def is_training(folder: Path, since: float) -> bool:
     """Whether a cell has written a row since a time."""
-    return any(path.stat().st_mtime > since for path in folder.glob("cells/*/metrics.jsonl"))
+    return any(path.stat().st_mtime > since for path in rows_of(folder))
 
 
 def disturbed(folder: Path, kills: int, seed: int, span: float) -> list[dict[str, object]]:
@@ -118,11 +125,15 @@ def main() -> int:
         undisturbed = time.monotonic() - began
         met = disturbed(killed, args.kills, args.seed, args.span)
         files = [(folder / "results.json").read_bytes() for folder in (alone, killed)]
-        rows = json.loads(files[0])["cells"]
+        results = json.loads(files[0])
+        rows = results["cells"]
+        tried = json.loads((alone / "tuning.json").read_text())["arms"]
     result = {
         "command": f"python benchmarks/compare_kills.py --kills {args.kills} --seed {args.seed}",
         "cells": len(rows),
         "statuses": {status: sum(row["status"] == status for row in rows) for status in {r["status"] for r in rows}},
+        "trials": sum(len(arm["trials"]) for arm in tried),
+        "arms_dropped": sum(arm["dropped"] for arm in results["arms"]),
         "kills": met,
         "seconds_undisturbed": round(undisturbed, 1),
         "seconds_disturbed": round(time.monotonic() - began - undisturbed, 1),

@@ -4,7 +4,7 @@ r"""Run the plans that docs/evidence.md rests on, in stretches, and publish thei
     python benchmarks/evidence.py --run cifar10.npz --budget 540 --archive OUT/evidence.tar.gz
     python benchmarks/evidence.py --run cifar10.npz --budget 540 --begin BACK/evidence.tar.gz --archive OUT/more.tar.gz
     python benchmarks/evidence.py --publish --begin BACK/more.tar.gz         # into results/compare/
-    python benchmarks/doc_numbers.py                                         # tables and figures of the pages
+    python website/generate.py                                               # tables and figures of the pages
 
 A stretch begins with what is published, or with the archive of an earlier one, and takes the questions in order of
 worth. It can be killed at any time: every 20 seconds the ended runs go into the archive. On a GPU four runs share it
@@ -27,27 +27,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from comparison_archive import RUN_FOLDERS, UNFINISHED, cells_of, exit_code, has_ended, run_packing, unpack
-from fathoms.cli.flags.plan_file import read_plan_file
-from fathoms.compare.plan import Plan
-from fathoms.machine.devices import visible_gpus
+from fathoms.cli.flags.plan_flags import read_plan_file
+from fathoms.comparing.plan import Plan
+from fathoms.machine import visible_gpus
 from mps import mps
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "results" / "compare"
 QUESTIONS = (
     "scaler_depth36",
-    "norms_by_depth",
-    "scaler_patch8",
+    "norms_depth12",
     "stem_norms",
-    "residual_by_depth",
+    "residual_depth48",
+    "residual_depth12",
     "cait_parts",
-    "speed_90",
-    "speed_94",
-    "scaler_long",
+    "placements",
     "norm_by_optimizer",
     "new_parts",
-    "placements",
-    "rates_by_budget",
+    "speed_90",
+    "speed_94",
 )
 """Plans on CIFAR-10 and one GPU, in order of worth."""
 LEAN = ("--eval-interval", "10", "--keep", "none", "--probe-interval", "0")

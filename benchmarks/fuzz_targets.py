@@ -22,14 +22,14 @@ from PIL import Image
 import fathoms
 from fathoms import ViT, ViTConfig
 from fathoms.data import choose_decoder, open_source
-from fathoms.data.tools.manifest import verify_manifest
-from fathoms.report.page import render
-from fathoms.train.checkpoint import folder as checkpoints
-from fathoms.train.guard.policy import GUARD_COUNTS
-from fathoms.train.precision.speed import Speed
-from fathoms.train.recipe.files import read_recipe, recipe_names, recipe_options
-from fathoms.train.recipe.recipe import Recipe
-from fathoms.train.record.toml import to_toml
+from fathoms.data.readiness import verify_manifest
+from fathoms.report.page import read, render
+from fathoms.training import checkpoint_files as checkpoints
+from fathoms.training.checkpoint_load import read as read_checkpoint
+from fathoms.training.guard import GUARD_COUNTS
+from fathoms.training.recipe import Recipe, read_recipe, recipe_names, recipe_options
+from fathoms.training.run_folder import to_toml
+from fathoms.training.speed import Speed
 from fuzz_mutate import as_json, changed, damaged
 
 MAX_PIXELS = 1 << 22
@@ -116,7 +116,13 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "checkpoint"
-        state: dict[str, Any] = {"epoch": 1, "batch": 2, "updates": 3, "best": None, "last": {"top1": 1.0}}
+        state: dict[str, Any] = {
+            "epoch": 1,
+            "batch": 2,
+            "updates": 3,
+            "best": None,
+            "last": {"epoch": 0, "top1": 1.0},
+        }
         state |= {"seconds": 1.5, "sums": [[1.0, 2.0, 3.0, 4.0]], "lines": {"metrics.jsonl": 10}}
         state |= {
             "identity": {"recipe": {"lr": 0.1}},
@@ -155,7 +161,7 @@ class Checkpoints:
         """Read it as a resumed run does."""
         for name, content in split(data).items():
             (self.folder / name).write_bytes(content)
-        checkpoints.read(self.folder)
+        read_checkpoint(self.folder)
 
 
 class Images:
@@ -391,7 +397,7 @@ class Reports:
         """Make the report."""
         for name, content in split(data).items():
             (self.folder / name).write_bytes(content)
-        render([self.folder])
+        render(read([self.folder]))
 
 
 TARGETS: dict[str, Callable[[Path], Any]] = {

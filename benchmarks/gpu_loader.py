@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fathoms import ViT, ViTConfig
-from fathoms.bench.race import Setting, training_update
+from fathoms.bench import Setting, training_update
 from fathoms.data import (
     ArraySource,
     Augment,
@@ -39,10 +39,10 @@ from fathoms.data import (
     list_splits,
     open_source,
 )
-from fathoms.data.sources.tar_index import read_index
-from fathoms.data.tools.pack import PackOptions, pack_split, write_index
-from fathoms.machine.cores import usable_cores
-from fathoms.train.precision.cuda_graph import WARMUP
+from fathoms.data.packing import PackOptions, pack_split, write_index
+from fathoms.data.sources.tar_files import read_index
+from fathoms.machine import usable_cores
+from fathoms.training.compiling import WARMUP
 
 SIZE = 224
 POLICY = "rand-m9-mstd0.5-inc1"

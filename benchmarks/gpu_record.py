@@ -1,26 +1,35 @@
-"""Run the GPU tests and keep a record of it: results/gpu_tests.json (commit, device, counts, seconds).
+"""Run the GPU tests side by side and keep a record of it: results/gpu_tests.json (commit, device, counts, seconds).
 
 python benchmarks/gpu_record.py                       # what `make gpu` runs
 python benchmarks/gpu_record.py --commit abc1234      # where the tree has no git folder
 python benchmarks/gpu_record.py tests/ops --dry-run   # some of the tests, nothing written
+python benchmarks/gpu_record.py --stale               # a line if the record is of other code (`make lint`)
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import pytest
-import torch
+if TYPE_CHECKING:
+    import pytest
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "results" / "gpu_tests.json"
+PROCESSES = 10
+"""Most processes that share the GPU."""
+WATCHED = ("training", "ops", "models", "parts", "data/augment", "surgery")
+"""Folders of the package whose changes make the record old."""
+ALLOWED = 100
+"""Changed lines in those folders that the record still stands for."""
 
 
 class Counter:
@@ -40,51 +49,38 @@ class Counter:
             self.passed += 1
 
 
+def git(*words: str) -> str | None:
+    """Output of a git command; None if it fails."""
+    try:
+        return subprocess.check_output(
+            ["git", *words], cwd=ROOT, text=True, stderr=subprocess.DEVNULL
+        ).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def commit() -> str:
     """The commit that is checked out, with a plus if files differ from it."""
-    try:
-        name = subprocess.check_output(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, text=True, stderr=subprocess.DEVNULL
-        )
-        changed = subprocess.check_output(["git", "status", "--porcelain", "-uno"], cwd=ROOT, text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return name.strip() + ("+" if changed.strip() else "")
+    name = git("rev-parse", "HEAD")
+    return "unknown" if name is None else name + ("+" if git("status", "--porcelain", "-uno") else "")
 
 
-def run_here(tests: list[str]) -> dict[str, Any]:
-    """Run tests in this process and count what becomes of them."""
-    counter = Counter()
-    pytest.main([*tests, "-m", "gpu or kernels", "-q", "--rootdir", str(ROOT)], plugins=[counter])
-    return {
-        "passed": counter.passed,
-        "failed": len(counter.failed),
-        "failures": counter.failed,
-        "skipped": counter.skipped,
-        "unfinished": [],
-    }
-
-
-def run_side_by_side(tests: list[str], limit: float) -> dict[str, Any]:
-    """Run each path in a process of its own, at most `limit` seconds; what is not done by then is named."""
-    script, ends = str(Path(__file__).resolve()), time.monotonic() + limit
-    started = {
-        path: subprocess.Popen(
-            [sys.executable, script, path, "--dry-run"], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
-        for path in tests
-    }
-    total: dict[str, Any] = {"passed": 0, "failed": 0, "failures": [], "skipped": 0, "unfinished": []}
-    for path, process in started.items():
-        try:
-            printed, _ = process.communicate(timeout=max(1.0, ends - time.monotonic()))
-            own = json.loads(printed.splitlines()[-1])
-        except (subprocess.TimeoutExpired, ValueError, IndexError):
-            process.kill()
-            total["unfinished"].append(path)
-            continue
-        total = {key: total[key] + own[key] for key in total}
-    return total
+def stale() -> str | None:
+    """A line if the code of the GPU has changed since the record, or the record is not whole; else None."""
+    record = json.loads(RECORD.read_text())
+    if record["failed"]:
+        return f"results/gpu_tests.json: {record['failed']} GPU tests failed; repair them and run `make gpu`"
+    paths = [f"src/fathoms/{name}" for name in WATCHED]
+    changes = git("diff", "--shortstat", record["commit"].rstrip("+"), "--", *paths)
+    if changes is None:
+        return f"results/gpu_tests.json: is of {record['commit'][:8]}, which is not here; run `make gpu`"
+    lines = sum(map(int, re.findall(r"(\d+) (?:insertion|deletion)", changes)))
+    if lines <= ALLOWED:
+        return None
+    return (
+        f"results/gpu_tests.json: is of {record['commit'][:8]}; {lines:,} lines have changed in "
+        f"{', '.join(WATCHED)} since; run `make gpu` where there is one"
+    )
 
 
 def main() -> int:
@@ -93,28 +89,45 @@ def main() -> int:
     parser.add_argument("tests", nargs="*", default=["tests"], help="files or folders of tests")
     parser.add_argument("--commit", help="the commit of this tree, where git cannot say it")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
-    parser.add_argument(
-        "--limit", type=float, help="run each path in its own process, at most so many seconds"
-    )
+    parser.add_argument("--stale", action="store_true", help="run nothing; say whether the record is old")
     args = parser.parse_args()
+    if args.stale:
+        print(stale() or "results/gpu_tests.json: is of this code")
+        return 0
+    import pytest
+    import torch
+
     if not torch.cuda.is_available():
         print("gpu_record: needs a CUDA device; CI has none, run it where there is one", file=sys.stderr)
         return 2
-    began = time.monotonic()
-    counts = run_here(args.tests) if args.limit is None else run_side_by_side(args.tests, args.limit)
+    counter, began = Counter(), time.monotonic()
+    processes = min(PROCESSES, len(os.sched_getaffinity(0)))
+    # Each test compiles and computes on one thread; their processes fill the cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    words = [*args.tests, "-m", "gpu or kernels", "-q", "--rootdir", str(ROOT)]
+    code = pytest.main([*words, "-n", str(processes), "--dist", "worksteal"], plugins=[counter])
     record = {
         "commit": args.commit or commit(),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "command": "python benchmarks/gpu_record.py " + " ".join(args.tests),
-        **counts,
+        "command": " ".join(
+            ["python benchmarks/gpu_record.py", *(args.tests if args.tests != ["tests"] else [])]
+        ),
+        "passed": counter.passed,
+        "failed": len(counter.failed),
+        "failures": counter.failed,
+        "skipped": counter.skipped,
         "seconds": round(time.monotonic() - began, 1),
     }
+    # A session that was interrupted, or that collected nothing, is no record.
+    if code > pytest.ExitCode.TESTS_FAILED:
+        print(f"gpu_record: pytest ended with code {int(code)}; nothing is written", file=sys.stderr)
+        return 1
     if not args.dry_run:
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record))
-    return 1 if counts["failed"] or counts["unfinished"] else 0
+    return 1 if counter.failed else 0
 
 
 if __name__ == "__main__":

@@ -22,17 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fathoms
-from fathoms.train.checkpoint.async_saver import AsyncSaver
-from fathoms.train.checkpoint.disk_space import file_sizes
-from fathoms.train.checkpoint.state_dict import gather
-from fathoms.train.distributed import World
-from fathoms.train.guard.policy import Guard
-from fathoms.train.guard.readback import Readback
-from fathoms.train.job import RunOptions
-from fathoms.train.learner import Learner
-from fathoms.train.optim.build import build_optimizer
-from fathoms.train.optim.conditional_step import ConditionalStep
-from fathoms.train.record.run_folder import RunFolder
+from fathoms.training.checkpoint_save import AsyncSaver, file_sizes, gather
+from fathoms.training.distributed import World
+from fathoms.training.guard import Guard
+from fathoms.training.job import RunOptions
+from fathoms.training.learner import Learner
+from fathoms.training.optimization import build_optimizer
+from fathoms.training.run_folder import RunFolder
+from fathoms.training.step import ConditionalStep, Readback
 
 CPU_SWITCHES = {"dim": 96, "heads": 2, "depth": 4, "image_size": 64}
 

@@ -3,6 +3,7 @@
     python benchmarks/loader.py pet_photos_original.tar --json
     python benchmarks/loader.py --device-resident cifar10_sheets.tar --device cuda --json
     python benchmarks/loader.py --feed pet_photos_original.tar --device cuda --json
+    python benchmarks/loader.py --pools pet_photos_original.tar --images 768 --repeats 3 --json
 
 The first command trains nothing: it measures RandomResizedCrop(224) + flip + RandAugment, one core, the
 files in memory, with timm's pipeline and with ours, in turns, and compares medians:
@@ -14,20 +15,24 @@ files in memory, with timm's pipeline and with ours, in turns, and compares medi
 Each is measured with crop decode (libturbojpeg 3) and with simplejpeg alone. The second command keeps
 CIFAR-10 on the device and measures augmentation and batching there, and as a share of a training
 step. The third trains a 36-block, 192-wide ViT from packed shards on all cores and measures `fed_share`, its rate
-over that of one batch repeated, and how long it waits for data.
+over that of one batch repeated, and how long it waits for data. The fourth compares threads, processes and torch's
+DataLoader by images per CPU second.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
+import math
 import random
+import resource
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,19 +41,25 @@ import torch
 from fathoms.data import (
     Augment,
     AugmentOptions,
+    Batch,
     CropOptions,
+    Loader,
+    LoaderOptions,
+    Sampler,
     Source,
     TrainTransform,
     choose_decoder,
     list_splits,
     open_source,
 )
-from fathoms.data.decode.sample_reader import SampleReader
-from fathoms.data.device.backend import IMPLS
+from fathoms.data.augment.pipeline import IMPLS
+from fathoms.data.images.crops import SampleReader
+from fathoms.data.loader import CHUNK as CHUNK_SIZE
 from fathoms.data.loader import WORKER_KINDS
+from fathoms.data.packing import PackOptions, pack_split, write_index
 from fathoms.data.sampler import Refs
-from fathoms.data.tools.pack import PackOptions, pack_split, write_index
-from fathoms.data.workers.shared_memory import own_memory
+from fathoms.data.sources.splits import SourceSubset
+from fathoms.data.workers import Done, Status, Task, TaskRunner, own_memory
 from gpu_loader import POLICY, SETTINGS, SIZE, measure_feed, measure_resident
 
 CHUNK = 16
@@ -195,6 +206,77 @@ def measure_cpu(args: argparse.Namespace) -> dict[str, object]:
     return result
 
 
+def cpu_seconds() -> float:
+    """CPU time of this process and of its children that have ended."""
+    own, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+
+
+class _Decoded(torch.utils.data.Dataset):
+    """Tasks as torch's DataLoader takes them, decoded straight into memory that processes share."""
+
+    def __init__(self, run: TaskRunner) -> None:
+        self.run, self.status = run, Status("torch")
+
+    def __getitem__(self, task: Task) -> Done:
+        return self.run(task, self.status, self._shared)
+
+    @staticmethod
+    def _shared(shape: Sequence[int]) -> torch.Tensor:
+        memory = torch.UntypedStorage._new_shared(math.prod(shape))
+        return torch.empty(0, dtype=torch.uint8).set_(memory, 0, tuple(shape))
+
+
+def through_torch(loader: Loader) -> Iterator[Batch]:
+    """An epoch through `torch.utils.data.DataLoader(batch_size=None)`, put together as `Loader` does it."""
+    workers, ahead = loader.options.count, loader.options.prefetch
+    run = TaskRunner(loader.source, loader.decoder, loader.augment if loader._augment_in_worker else None)
+    size = min(CHUNK_SIZE, -(-loader.sampler.batch_size * ahead // workers))
+    parts = []
+    for number in range(loader.batches):
+        refs = loader.sampler.batch(0, number)
+        places = range(0, len(refs), size)
+        parts.append((refs, [Task(refs.part(at, at + size), 0, loader.transform) for at in places]))
+    results = iter(
+        torch.utils.data.DataLoader(
+            _Decoded(run),
+            batch_size=None,
+            sampler=[task for _, tasks in parts for task in tasks],
+            num_workers=workers,
+            prefetch_factor=-(-ahead * len(parts[0][1]) // workers),
+            multiprocessing_context="fork",
+        )
+    )
+    for number, (refs, tasks) in enumerate(parts):
+        chunks = [next(results).chunk for _ in tasks]
+        yield loader._assemble(chunks, refs, 0, number, loader.transform.size)
+
+
+def measure_pools(args: argparse.Namespace) -> dict[str, object]:
+    """Images per CPU second of each pool with two workers, their start included: an epoch in turns, medians."""
+    torch.set_num_threads(1)
+    source = open_source(args.data, list_splits(args.data)[0])
+    rows = np.resize(np.arange(len(source)), args.images)
+    source, found = SourceSubset(source, rows, "train"), {}
+    for decoder, augmented in itertools.product(("turbojpeg", "simplejpeg"), (True, False)):
+        rates: dict[str, list[float]] = {"threads": [], "processes": [], "torch": []}
+        for _turn, kind in itertools.product(range(args.repeats), rates):
+            options = LoaderOptions(2, "threads" if kind == "torch" else kind, decoder=decoder)
+            augment = Augment(AugmentOptions(aa=POLICY), classes=len(source.classes)) if augmented else None
+            loader = Loader(
+                source, Sampler(len(source), 64), TrainTransform(SIZE, CropOptions(), 0), augment, options
+            )
+            began = cpu_seconds()
+            count = sum(
+                len(batch) for batch in (through_torch(loader) if kind == "torch" else loader.epoch(0))
+            )
+            loader.close()
+            rates[kind].append(count / (cpu_seconds() - began))
+        middle = {kind: round(statistics.median(values), 1) for kind, values in rates.items()}
+        found[f"{decoder}, {'RandAugment' if augmented else 'crops alone'}"] = middle
+    return found
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -204,6 +286,7 @@ def main() -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--device-resident", action="store_true", help="the second command above")
     form.add_argument("--feed", action="store_true", help="the third command above")
+    form.add_argument("--pools", action="store_true", help="the fourth command above")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--step", choices=SETTINGS, default="launched", help="how a training step is run")
     parser.add_argument("--kernels", choices=IMPLS, default="auto", help="backend of the work on the device")
@@ -223,7 +306,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     measure = measure_resident if args.device_resident else measure_cpu
-    result = measure_feed(args) if args.feed else measure(args)
+    measure = measure_feed if args.feed else measure_pools if args.pools else measure
+    result = measure(args)
     for name, value in result.items():
         if isinstance(value, dict):
             for key, number in value.items():

@@ -26,10 +26,8 @@ import torch
 from torch import nn
 
 import fathoms
-from fathoms.bench.beside_timm import TIMM_SETTINGS, modes_of, prepare_modes, quicker
-from fathoms.bench.race import Setting, prepare, race
+from fathoms.bench import TIMM_SETTINGS, Setting, modes_of, prepare, prepare_modes, quicker, race
 from fathoms.models.build_timm import build_timm
-from fathoms.surgery.accelerate.accelerate import fuse_mlps
 from result_rows import load_report, save_report
 from timing import device_limits, shares_of_limit
 
@@ -54,12 +52,10 @@ def ours(name: str, **options: Any) -> nn.Module:
 
 
 def folded(name: str) -> nn.Module:
-    """A model with its scales folded away and its MLPs fused; uneven scales give folding something to do."""
+    """A model with its scales folded away; uneven scales give folding something to do."""
     torch.manual_seed(0)
     model = fathoms.create_model(name, norm_init="normal").eval()
-    model = fathoms.fold(model)[0].cuda()
-    fuse_mlps(model)
-    return model
+    return fathoms.fold(model)[0].cuda()
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from fathoms.ops.class_attention import class_attention, class_attention_reference
+from fathoms.ops.attention_ops import (
+    class_attention,
+    class_attention_reference,
+    talking_heads,
+    talking_heads_reference,
+)
 from fathoms.ops.gelu import bias_gelu, bias_gelu_reference
-from fathoms.ops.talking_heads import talking_heads, talking_heads_reference
-from gelu_mlp import MLP_SHAPES, measure_mlp, mlp_line
 from result_rows import load_report, save_report
 from timing import device_limits, forward, peak_mib, replay_ms, time_ms
 
@@ -62,7 +65,7 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, help="write OUTPUT.json after every row; other rows there stay"
     )
-    ops = ("talking_heads", "class_attention", "bias_gelu", "gelu_mlp")
+    ops = ("talking_heads", "class_attention", "bias_gelu")
     parser.add_argument("--op", choices=ops, help="only this one")
     parser.add_argument(
         "--shape", type=int, nargs=4, action="append", metavar=("B", "H", "N", "K"), help="of talking heads"
@@ -79,7 +82,6 @@ def main() -> None:
         ("talking_heads", arguments.shape or SHAPES, measure_talking_heads, talking_heads_line),
         ("class_attention", CLASS_SHAPES, measure_class_attention, class_attention_line),
         ("bias_gelu", GELU_SHAPES, measure_gelu, gelu_line),
-        ("gelu_mlp", MLP_SHAPES, measure_mlp, mlp_line),
     ):
         if arguments.op not in (None, op):
             continue

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import fathoms
-from fathoms.bench.race import Contender, Setting, prepare, race
+from fathoms.bench import Contender, Setting, prepare, race
 from result_rows import load_report, save_report
 
 SHAPE = {"dim": 192, "heads": 3, "depth": 24, "patch_size": 16, "image_size": 224}

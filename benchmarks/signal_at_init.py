@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from fathoms.data.sources.digits import digits
+from fathoms.data.sources.arrays import digits
 from fathoms.models.vit import ViT
 from fathoms.models.zoo import model_config
-from fathoms.parts.init import STD
-from fathoms.parts.residuals.residual import RESIDUALS
+from fathoms.parts.linears import STD
+from fathoms.parts.residuals import RESIDUALS
 from fathoms.probes.signal import probe
 
 DEPTHS = (12, 24, 48, 96)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fathoms.data.sources.digits import digits
+from fathoms.data.sources.arrays import digits
 from fathoms.models.vit import ViT
 from fathoms.models.zoo import model_config
 from fathoms.parts import families

@@ -264,7 +264,7 @@ def main() -> int:
         # Imported before the first fork, and not used here: torch's threads do not survive a fork.
         import fathoms.cli.main
         import fathoms.report.page
-        import fathoms.train.trainer  # noqa: F401
+        import fathoms.training.run  # noqa: F401
     base = Path(tempfile.mkdtemp(prefix="soak-"))
     try:
         report = soak(args.kills, args.seed, args.start, base)

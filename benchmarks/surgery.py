@@ -29,14 +29,14 @@ import transformers
 from torch import Tensor, nn
 
 from fathoms import create_model
-from fathoms.data.sources.digits import digits
+from fathoms.data.sources.arrays import digits
 from fathoms.errors import FathomsError
-from fathoms.evaluate.onnx_model import OnnxModel
-from fathoms.export.onnx import write_onnx
-from fathoms.surgery.fold.fold import fold
+from fathoms.evaluating.onnx_model import OnnxModel
+from fathoms.exporting.export import write_onnx
+from fathoms.surgery.fold import fold
 from fathoms.surgery.inputs import difference, example_images, run
-from fathoms.surgery.swap.sites import find_sites
-from fathoms.surgery.swap.swap import swap_norms
+from fathoms.surgery.norm_sites import find_sites
+from fathoms.surgery.swap import swap_norms
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "surgery.md"

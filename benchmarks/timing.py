@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fathoms.bench.race import seconds
+from fathoms.bench import seconds
 
 
 def forward(impl: Callable[..., Tensor], leaves: list[Tensor]) -> Tensor:

@@ -1,6 +1,6 @@
 """From a timm checkpoint file to a folded, accelerated, verified ONNX file, in one command.
 
-You learn `fathoms export --convert --accelerate --fold`: it reads a .pth in a process of its own, where nothing in it
+You learn `fathoms export --accelerate --fold`: it reads a .pth in a process of its own, where nothing in it
 can run; replaces timm's talking heads and class attention by faster forms; folds LayerScale and the norms' affine parts
 into the matrices; and compares the written file with timm's model before it gets its name.
 
@@ -38,7 +38,7 @@ if __name__ == "__main__":
     folder.mkdir(exist_ok=True)
     original = write_checkpoint(folder / "model_best.pth")
 
-    command = f"export {folder}/model_best.pth --convert --model timm/{MODEL} --num-classes 10"
+    command = f"export {folder}/model_best.pth --model timm/{MODEL}"
     command += f" --accelerate --fold --output {folder}/model.onnx --overwrite"
     print(f"$ fathoms {command}")
     subprocess.run([sys.executable, "-m", "fathoms", *command.split()], check=True)

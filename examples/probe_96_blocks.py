@@ -25,7 +25,7 @@ if __name__ == "__main__":
         signal = fathoms.probe(model, images, torch.tensor(labels[:16]))
         late = signal.main()[-1].ratio
         print(f"{name:<14} {signal.growth:>16.3g} {signal.gradient_ratio:>27.3g} {late:>20.3g}")
-        signal.figure(f"{name}.svg")
+        signal.plot().savefig(f"{name}.svg")
 
     # Any model works, also one that fathoms did not build; every number is in the table, block by block.
     names, *_, attn, mlp = signal.table(("stream", "added", "ratio", "gradient", "entropy")).splitlines()

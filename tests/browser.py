@@ -19,6 +19,10 @@ START = 60.0
 """Seconds that a busy machine may take for an answer."""
 
 
+class NavigatedError(AssertionError):
+    """The page went away before it had answered."""
+
+
 class Browser:
     """One tab; keeps what the console says and what is requested."""
 
@@ -66,6 +70,8 @@ class Browser:
         while True:
             answer = self.receive()
             if answer.get("id") == self.count:
+                if "navigated" in answer.get("error", {}).get("message", ""):
+                    raise NavigatedError(answer)
                 assert "error" not in answer, answer
                 return answer["result"]
 
@@ -114,8 +120,10 @@ class Browser:
         """Wait until an expression holds."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if self.evaluate(f"Boolean({condition})"):
-                return
+            # A page that reloads itself may do so in the middle of the question.
+            with contextlib.suppress(NavigatedError):
+                if self.evaluate(f"Boolean({condition})"):
+                    return
             time.sleep(0.05)
         raise AssertionError(f"never: {condition}")
 

@@ -2,6 +2,7 @@
 
 import signal
 
+import jaxtyping
 import pytest
 import torch
 
@@ -12,6 +13,12 @@ from tiny_runs import ON_DIGITS, ON_IMAGES, TinyRuns, write_images
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--rewrite", action="store_true", help="write the kept lines of tests/cli/mistakes.txt anew"
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +42,13 @@ def _fresh_compiler(request):
     torch._dynamo.reset()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Kernel tests run in Triton's interpreter on the CPU, which must be on from the first import, or on a GPU."""
+    """The run-time type checker is off in tests of the marker plain.
+
+    Kernel tests run in Triton's interpreter on the CPU, which must be on from the first import, or on a GPU.
+    """
+    jaxtyping.config.update("jaxtyping_disable", item.get_closest_marker("plain") is not None)
     if item.get_closest_marker("kernels") is None:
         return
     if not HAS_TRITON:

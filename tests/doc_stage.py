@@ -28,7 +28,6 @@ SMALLER = {
     "compare": "--epochs 1 --warmup-epochs 0 --seeds 2 --device cpu",
     "bench": "--batch-size 2 --turns 1 --steps 1 --device cpu --compile none",
     "probe": "--batch-size 4",
-    "watch": "--port 0",
 }
 """Flags that make a command of a page short; they follow its own, and the last one counts."""
 

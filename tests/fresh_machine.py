@@ -30,7 +30,7 @@ PROMISES = ("a 12-block ViT", "in about a minute", "every test, in a quarter of 
 DEMO_SECONDS, SUITE_SECONDS, PATIENCE = 60.0, 900.0, 3.0
 DEMO_DEPTH, DEMO_TOP1, DEMO_TOLERANCE = 12, 98.6, 1.5
 # What `pip install fathoms` puts beside torch and what torch brings, in MB.
-CORE_MB = 450
+CORE_MB = 300
 TORCH_BRINGS = r"torch|functorch|nvidia|triton|cuda|sympy|networkx|mpmath|torchgen|pip|setuptools|wheel"
 EXTRAS = {
     "data": "datasets",

@@ -45,7 +45,7 @@ class Store:
 def stand_in(folder, monkeypatch):
     """Let `huggingface_hub` talk to a folder."""
     store = Store(folder)
-    monkeypatch.setattr("fathoms.machine.hub_reach.reachable", lambda *_: True)
+    monkeypatch.setattr("fathoms.machine.reachable", lambda *_: True)
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda **_: store)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", store.download)
     return store

@@ -12,9 +12,9 @@ import random
 from PIL import Image
 
 from fathoms.models.zoo import model_config
-from fathoms.train.job import Job
-from fathoms.train.recipe.recipe import Recipe
-from fathoms.train.record.toml import to_toml
+from fathoms.training.job import Job
+from fathoms.training.recipe import Recipe
+from fathoms.training.run_folder import to_toml
 
 
 def write_run(
@@ -36,7 +36,13 @@ def write_run(
     for epoch in range(epochs):
         share = 1 - math.exp(-4 * (epoch + 1) / epochs)
         top1 = score * share + noise.uniform(-0.5, 0.5)
-        base = {"epoch": epoch, "step": 10 * epoch + 10, "top1": top1, "loss": 3 - 2.5 * share, "top5": 99.0}
+        base = {
+            "epoch": epoch + 1,
+            "step": 10 * epoch + 10,
+            "top1": top1,
+            "loss": 3 - 2.5 * share,
+            "top5": 99.0,
+        }
         rows.append({**base, "split": "train", "lr": 1e-3, "images_per_second": 900.0 + noise.uniform(0, 90)})
         rows.append({**base, "split": "val"})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLE_SECONDS = 120
 """Seconds of a core that an example may take; the wall clock also counts what else the machine does."""
 COMMAND_SECONDS = 240
-PATIENCE = {"watch": 15, "train": 60, "compare": 120}
+PATIENCE = {"train": 60, "compare": 120}
 """Seconds after which a command that goes on by its nature is interrupted, as a user would; it must end in order."""
 INTERRUPTED = (0, 75, 130, 143)
 

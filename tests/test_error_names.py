@@ -14,8 +14,8 @@ import pytest
 from fathoms.cli.main import COMMANDS, module_of
 from fathoms.data.loader import LoaderOptions
 from fathoms.models.config import ViTConfig
-from fathoms.train.job import RunOptions
-from fathoms.train.recipe.recipe import Recipe
+from fathoms.training.job import RunOptions
+from fathoms.training.recipe import Recipe
 
 SOURCE = Path(__file__).parents[1] / "src" / "fathoms"
 FORBIDDEN = ("train.", "data.", "model.", "recipe.", "bench.", "run.")

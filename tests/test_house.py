@@ -8,33 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
-def test_files_are_short_and_say_what_they_are_about(path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= 400
-    assert ast.get_docstring(ast.parse(text)), "a file says what it is about in its first line"
+LATER = ("TODO", "FIXME", "XXX", "NotImplementedError", "import *")
 
 
-@pytest.mark.parametrize("mark", ["TODO", "FIXME", "XXX", "NotImplementedError", "import *"])
-def test_nothing_is_left_for_later(mark):
-    assert not [str(path) for path in SOURCES if mark in path.read_text()]
-
-
-def test_no_file_is_called_utils():
-    assert not [path for path in SOURCES if path.stem in ("utils", "helpers", "misc", "common")]
-
-
-def test_imports_point_one_way():
-    result = subprocess.run(
-        [Path(sys.executable).parent / "lint-imports", "--no-cache"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stdout
+def test_files_are_short_finished_and_say_in_name_and_first_line_what_they_are_about():
+    for path in SOURCES:
+        text = path.read_text()
+        assert len(text.splitlines()) <= 400, path
+        assert ast.get_docstring(ast.parse(text)), path
+        assert not [mark for mark in LATER if mark in text], path
+        assert path.stem not in ("utils", "helpers", "misc", "common"), path
 
 
 def test_the_readmes_commands_exist():
@@ -76,13 +63,15 @@ def test_what_security_promises_names_tests_that_exist():
     assert named > 10
 
 
-def test_import_fathoms_adds_little_to_import_torch():
-    """Under 0.3 s, best of three, in seconds of the process itself, whatever else the machine does."""
+def test_import_fathoms_takes_a_tenth_of_a_second_and_no_torch():
+    """Best of three, in seconds of the process itself, whatever else the machine does."""
     code = (
-        "import time, torch; start = time.process_time(); import fathoms; print(time.process_time() - start)"
+        "import sys, time; start = time.process_time(); import fathoms; "
+        "print(time.process_time() - start, 'torch' in sys.modules)"
     )
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for _ in range(3)]
-    assert min(float(run.stdout) for run in runs) < 0.3
+    assert min(float(run.stdout.split()[0]) for run in runs) < 0.1
+    assert all(run.stdout.split()[1] == "False" for run in runs)
 
 
 def test_every_command_has_a_module_with_its_three_parts():

@@ -13,18 +13,25 @@ from jaxtyping import Float
 from torch import nn
 
 import fathoms
-from fathoms.names.registry import Registry
+from fathoms.registry import Registry
 
 
-def test_type_checkers_see_the_names_that_the_runtime_loads():
-    tree = ast.parse(Path(fathoms.__file__).read_text())
+@pytest.mark.parametrize("room", ["", ".data", ".evaluating", ".models", ".training"])
+def test_type_checkers_see_the_names_that_the_runtime_loads(room):
+    module = importlib.import_module(f"fathoms{room}")
+    tree = ast.parse(Path(module.__file__).read_text())
     (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
     imports = [node for node in checked.body if isinstance(node, ast.ImportFrom)]
-    seen = {alias.name: node.module for node in imports for alias in node.names}
-    assert seen == {**fathoms._HOMES, "parts": "fathoms"}
+    seen = {
+        alias.name: node.module.removeprefix(f"fathoms{room}.") for node in imports for alias in node.names
+    }
+    homes = {name: home.removeprefix(f"fathoms{room}.") for name, home in module._HOMES.items()}
+    assert seen == {**homes, **({} if room else {"parts": "fathoms"})}
 
 
-@pytest.mark.parametrize("room", ["", ".evaluate", ".export", ".probes", ".report"])
+@pytest.mark.parametrize(
+    "room", ["", ".data", ".evaluating", ".exporting", ".models", ".probes", ".report", ".training"]
+)
 def test_every_declared_name_exists(room):
     module = importlib.import_module(f"fathoms{room}")
     for name in module.__all__:
@@ -37,7 +44,9 @@ PUBLIC = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name, value in PUBLIC.items() if not isinstance(value, Registry)])
+@pytest.mark.parametrize(
+    "name", [name for name, value in PUBLIC.items() if not isinstance(value, Registry | tuple)]
+)
 def test_every_public_name_says_what_it_is_with_an_example(name):
     """tests/test_house.py runs all examples."""
     text = inspect.getdoc(PUBLIC[name]) or ""

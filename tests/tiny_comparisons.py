@@ -11,7 +11,7 @@ from pathlib import Path
 from fathoms.cli import compare as command
 from fathoms.cli.flags.parse import parse
 from fathoms.cli.main import main
-from fathoms.compare.plan import PRESETS
+from fathoms.comparing.presets import PRESETS
 
 FLAGS = [
     *("--depth", "2", "--dim", "16", "--heads", "2", "--warmup-epochs", "0"),

@@ -14,9 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fathoms.data.batch import Batch
-from fathoms.data.sources.detect import READERS
-from fathoms.data.tools.pack import PackOptions, pack_split, write_index
+from fathoms.data.packing import PackOptions, pack_split, write_index
+from fathoms.data.sampler import Batch
+from fathoms.data.sources.splits import READERS
 
 SIDE = 32
 LABELS = {"train": [0, 1, 2, 0, 1, 2], "val": [2, 0, 1]}

@@ -28,7 +28,7 @@ TOGETHER = {
     "small_data": {"residual": "prores", "stem": "conv", "readout": "seqpool", "attn_gate": "head"},
     "transfer": {
         **{"residual": "completep", "base_depth": 1, "placement_by_depth": "1-1:keel"},
-        **{"drop_path": 0.2, "drop_path_schedule": "linear"},
+        **{"drop_path": 0.2},
     },
 }
 """The same parts a few at a time, where a test takes seconds."""

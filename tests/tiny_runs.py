@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from fathoms.cli import train as train_command
 from fathoms.cli.flags.parse import parse
-from fathoms.train.distributed import World
-from fathoms.train.trainer import Trainer
+from fathoms.training.distributed import World
+from fathoms.training.run import Trainer
 
 ON_IMAGES = [
     *("--recipe", "digits", "--depth", "4", "--dim", "32", "--heads", "2"),

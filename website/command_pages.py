@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 import typing
 from typing import Any, Literal
@@ -12,25 +13,23 @@ import tyro
 from doc_format import table
 from fathoms.cli.flags.parse import Switches, field_docs
 from fathoms.cli.main import COMMANDS, module_of
-from fathoms.cli.train import ALIASES, RecipeFlags
+from fathoms.cli.train import ALIASES, RecipeFlags, RunFlags
 from fathoms.errors import flag_of
 from fathoms.models.config import ViTConfig
-from fathoms.train.job import RunOptions
-from fathoms.train.recipe.recipe import Recipe
+from fathoms.training.job import RunOptions
+from fathoms.training.recipe import Recipe
 
 SHARED = {
     RunOptions: ("Options of the run", "options-of-the-run", RunOptions),
+    RunFlags: ("Options of the run", "options-of-the-run", RunOptions),
     RecipeFlags: ("Options of training", "options-of-training", Recipe),
     Switches: ("Options of the model", "options-of-the-model", ViTConfig),
 }
 """Groups of flags that several commands share: heading, anchor, and the class that has the defaults."""
-
-
 NOT_RUN = "<!-- not run: the examples of --help; the pages of the jobs have their own -->"
 
 
 def pages() -> dict[str, str]:
-    """The text of each page, by its file name under docs/."""
     made = {f"commands/{slug(name)}.md": _page(name) for name in COMMANDS}
     rows = [[f"[`fathoms {name}`]({slug(name)}.md)", summary] for name, summary in COMMANDS.items()]
     text = "# Commands\n\n`fathoms COMMAND --help` prints the same. Exit codes: 0 success, 2 a mistake in the command "
@@ -39,24 +38,13 @@ def pages() -> dict[str, str]:
 
 
 def slug(name: str) -> str:
-    """A command as a file name."""
     return name.replace(" ", "_")
 
 
 def _page(name: str) -> str:
     module = module_of(name)
-    lines = [
-        f"# fathoms {name}",
-        "",
-        (module.__doc__ or "").strip(),
-        "",
-        NOT_RUN,
-        "",
-        "```bash",
-        module.EXAMPLES.strip(),
-        "```",
-        "",
-    ]
+    about, examples = inspect.cleandoc(module.__doc__ or ""), module.EXAMPLES.strip()
+    lines = [f"# fathoms {name}", "", about, "", NOT_RUN, "", "```bash", examples, "```", ""]
     own, groups = [], []
     for field, (hint, extras) in _hints(module.Args).items():
         group = next((known for known in SHARED if known is hint), None)
@@ -73,10 +61,8 @@ def _page(name: str) -> str:
             lines += [f"## {heading}", ""]
             lines += [table(["flag", "values", "default", "meaning"], _rows(group, defaults)), ""]
         else:
-            lines += [
-                f"And the [{heading[0].lower() + heading[1:]}](train.md#{anchor}), as in `fathoms train`.",
-                "",
-            ]
+            words = heading[0].lower() + heading[1:]
+            lines += [f"And the [{words}](train.md#{anchor}), as in `fathoms train`.", ""]
     if name == "train":
         other = [
             [f"`{alias}`", f"`{flag}`" if flag else "DATA, without a flag"] for alias, flag in ALIASES.items()
@@ -109,16 +95,8 @@ def _row(cls: type, defaults: type, field: str, hint: Any, extras: tuple[Any, ..
     elif default is True and cls is defaults:
         # A flag without a value, and on unless it is given.
         flag = flag_of(f"no_{field}")
-    return [
-        f"`{flag}`",
-        _values(hint),
-        "" if flag.startswith("--no-") else _default(default),
-        _cell(docs[field]),
-    ]
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    shown = "" if flag.startswith("--no-") else _default(default)
+    return [f"`{flag}`", _values(hint), shown, " ".join(docs[field].split()).replace("|", "\\|")]
 
 
 def _values(hint: Any) -> str:
@@ -127,13 +105,9 @@ def _values(hint: Any) -> str:
     >>> _values(Literal["a", "b"] | None), _values(tuple[float, float]), _values(bool)
     ('a, b', 'number number', '')
     """
-    options = [each for each in _options(hint) if each is not type(None)]
-    return " or ".join(filter(None, dict.fromkeys(map(_one, options))))
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return typing.get_args(hint) if is_union else (hint,)
+    options = [each for each in (typing.get_args(hint) if is_union else (hint,)) if each is not type(None)]
+    return " or ".join(filter(None, dict.fromkeys(map(_one, options))))
 
 
 def _one(kind: Any) -> str:

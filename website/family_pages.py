@@ -8,7 +8,7 @@ from pathlib import Path
 
 from doc_format import Read, table
 from fathoms.parts import families
-from fathoms.parts.residuals.residual import RESIDUALS
+from fathoms.parts.residuals import RESIDUALS
 from part_evidence import evidence, signal_table
 from part_facts import formula, linked, paper, paragraphs, start
 

@@ -1,71 +1,122 @@
-"""Write the generated pages of docs/ from the registries, the parsers, the imports and results/.
+"""Write all that docs/ and README generate: whole pages, pictures of results/compare and numbers from results/.
 
 python website/generate.py            # write them
 python website/generate.py --check    # change nothing, exit 1 if one would change
+
+Whole pages come from the registries, the parsers and the imports. A number stands between `<!-- generated: NAME -->`
+and `<!-- end -->`, in a line or on lines of its own; NAME is a function of numbers_*.py. Tables of docs/surgery.md
+marked as written by benchmarks/surgery.py stay with that script.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+import textwrap
 from pathlib import Path
 
+import api_pages
+import architecture
+import coming_from
+import command_pages
+import family_pages
+import numbers_claims  # noqa: F401  # their texts register themselves
+import numbers_compare  # noqa: F401
+import numbers_evidence
+import numbers_speed  # noqa: F401
+import recipe_page
+from doc_format import TEXTS, Read, reader
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import api_pages  # noqa: E402
-import architecture  # noqa: E402
-import coming_from  # noqa: E402
-import command_pages  # noqa: E402
-import family_pages  # noqa: E402
-import recipe_page  # noqa: E402
-from doc_format import reader  # noqa: E402
-
 OWNED = ("families", "commands", "api")
 """Folders of docs/ that hold generated pages alone."""
+MARKED = re.compile(r"<!-- generated: (?P<name>[\w-]+) -->(?P<body>.*?)<!-- end -->", re.DOTALL)
 
 
-def made(root: Path) -> dict[str, str]:
-    """Every generated file of docs/, and its text."""
-    return {
+def made(root: Path) -> dict[Path, str]:
+    """Every generated file and its text."""
+    read = reader(root)
+    pages = {
         **api_pages.pages(),
-        **family_pages.pages(reader(root)),
+        **family_pages.pages(read),
         **command_pages.pages(),
         **recipe_page.pages(),
-        **coming_from.pages(root),
-        **architecture.pages(root),
+        **coming_from.pages(ROOT),
+        **architecture.pages(ROOT),
     }
+    whole = {root / "docs" / name: text for name, text in pages.items()}
+    filled = {
+        page: fill(page.read_text(), read, str(page.relative_to(root)))
+        for page in written_by_hand(root)
+        if page not in whole
+    }
+    return {**whole, **filled, **numbers_evidence.drawn(root)}
 
 
-def stale(docs: Path, texts: dict[str, str]) -> list[str]:
+def written_by_hand(root: Path) -> list[Path]:
+    """Pages that may hold generated numbers."""
+    return [root / "README.md", root / "RELIABILITY.md", *sorted((root / "docs").glob("*.md"))]
+
+
+def fill(text: str, read: Read, where: str) -> str:
+    """A page with every generated piece written again."""
+
+    def written(found: re.Match[str]) -> str:
+        name = found["name"]
+        if name not in TEXTS:
+            raise ValueError(f"{where}: nothing generates {name!r}; add it to one of website/numbers_*.py")
+        made = TEXTS[name](read)
+        own_lines = found["body"].startswith("\n")
+        return f"<!-- generated: {name} -->{_as_block(made) if own_lines else made}<!-- end -->"
+
+    if text.count("<!-- generated:") != len(MARKED.findall(text)):
+        raise ValueError(f"{where}: a generated piece has no name or no end; write <!-- end --> after it")
+    return MARKED.sub(written, text)
+
+
+def _as_block(text: str) -> str:
+    """Tables as they are, sentences with a full stop and in lines of a page's width."""
+    if not text.startswith("|"):
+        # A number and its percent sign stay on one line.
+        text = (text if text.endswith(".") else f"{text}.").replace(" %", "\0%")
+        text = textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False).replace("\0%", " %")
+    return f"\n\n{text}\n\n"
+
+
+def stale(root: Path, texts: dict[Path, str]) -> list[Path]:
     """Files whose text differs, and pages in generated folders that nothing writes any more."""
-    changed = [
-        name
-        for name, text in texts.items()
-        if not (docs / name).is_file() or (docs / name).read_text() != text
-    ]
-    left = [str(path.relative_to(docs)) for folder in OWNED for path in (docs / folder).glob("*.md")]
-    return sorted([*changed, *(set(left) - set(texts))])
+    changed = [path for path, text in texts.items() if not path.is_file() or path.read_text() != text]
+    left = {path for folder in OWNED for path in (root / "docs" / folder).glob("*.md")}
+    return sorted([*changed, *(left - texts.keys())])
 
 
 def main() -> int:
     """Exit code 1 with `--check` if a page does not say what its source says."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="change nothing, exit 1 if a page would change")
-    check = parser.parse_args().check
-    texts = made(ROOT)
-    names = stale(ROOT / "docs", texts)
-    for name in names:
-        path = ROOT / "docs" / name
-        if not check and name in texts:
+    parser.add_argument("--root", type=Path, default=ROOT, help="another checkout than this one")
+    arguments = parser.parse_args()
+    try:
+        texts = made(arguments.root)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    found = stale(arguments.root, texts)
+    for path in found:
+        print(f"{path.relative_to(arguments.root)}: ", end="")
+        if arguments.check:
+            print("differs from its source")
+        elif path in texts:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(texts[name])
-        elif not check:
+            path.write_text(texts[path])
+            print("written")
+        else:
             path.unlink()
-        print(
-            f"docs/{name}: {'differs from its source' if check else 'written' if name in texts else 'removed'}"
-        )
-    return 1 if check and names else 0
+            print("removed")
+    return 1 if arguments.check and found else 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-import doc_evidence
+import numbers_evidence
 from doc_format import Read, Row, table
 
 DATA = {
@@ -18,7 +18,7 @@ NOTHING = "Not known: nothing has been run here."
 def compared(read: Read, family: str, name: str) -> list[str]:
     """A sentence for each arm of a published comparison that has this part as a value of an axis."""
     said = []
-    for folder in doc_evidence.QUESTIONS:
+    for folder in numbers_evidence.QUESTIONS:
         plan, results = read(f"compare/{folder}/plan"), read(f"compare/{folder}/results")
         values = {options.get(family) for options in plan["arms"].values()}
         if len(values) < 2:

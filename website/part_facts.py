@@ -11,9 +11,8 @@ from torch import nn
 
 from fathoms.models.vit import ViT
 from fathoms.models.zoo import model_config
-from fathoms.parts import families
-from fathoms.parts.describe import plain
-from fathoms.parts.residuals.residual import RESIDUALS, build_residual
+from fathoms.parts import families, plain
+from fathoms.parts.residuals import RESIDUALS, build_residual
 
 DEPTHS = (12, 24, 48, 96)
 ARXIV = re.compile(r"(?:arXiv:)?(\d{4}\.\d{4,5})")

@@ -48,15 +48,8 @@ def main() -> None:
     """Write every picture."""
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        fathoms(
-            "probe",
-            "--depths",
-            "12,24,48,96",
-            "--axis",
-            "residual=none,layerscale,completep",
-            "--figures",
-            folder,
-        )
+        sweep = ("--depths", "12,24,48,96", "--axis", "residual=none,layerscale,completep")
+        fathoms("probe", *sweep, "--figures", folder)
         shutil.copyfile(Path(folder) / "sweep.svg", IMAGES / "depths.svg")
         fathoms("train", "--output", folder, "--experiment", "digits")
         photograph(Path(folder) / "digits" / "report.html", IMAGES / "run_page.png")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from doc_format import table
-from fathoms.train.recipe.files import read_recipe, recipe_names
-from fathoms.train.recipe.recipe import DEFAULTS
+from fathoms.training.recipe import DEFAULTS, read_recipe, recipe_names
 
 DATA = {"digits": "", "cifar": " cifar10.npz"}
 """The data each recipe is for; ImageNet where nothing is said."""
@@ -21,7 +20,7 @@ def pages() -> dict[str, str]:
         "switches an option off (`--aa none`), and `fathoms recipes NAME > mine.toml` is the start of your own: "
         "`fathoms train DATA --recipe mine.toml`.",
         "",
-        "<!-- written by website/generate.py from src/fathoms/train/recipe/*.toml -->",
+        "<!-- written by website/generate.py from src/fathoms/training/recipes/*.toml -->",
         "",
     ]
     for name in recipe_names():
@@ -30,8 +29,7 @@ def pages() -> dict[str, str]:
 
 
 def _recipe(name: str, recipe: dict[str, Any]) -> list[str]:
-    model = recipe.pop("model", {})
-    about = recipe.pop("about")
+    model, about = recipe.pop("model", {}), recipe.pop("about")
     option = "" if name == "digits" else f" --recipe {name}"
     changed = [
         [f"`{key}`", _shown(value), _shown(DEFAULTS[key])]
@@ -39,16 +37,10 @@ def _recipe(name: str, recipe: dict[str, Any]) -> list[str]:
         if value != DEFAULTS[key]
     ]
     own = ", ".join(f"`{key}={_shown(value)}`" for key, value in model.items())
+    not_run = [] if name in DATA else ["<!-- not run: trains on ImageNet -->", ""]
+    command = f"fathoms train{DATA.get(name, ' imagenet/')}{option}"
     return [
-        f"## {name}",
-        "",
-        f"{about}.",
-        "",
-        *(["<!-- not run: trains on ImageNet -->", ""] if name not in DATA else []),
-        "```bash",
-        f"fathoms train{DATA.get(name, ' imagenet/')}{option}",
-        "```",
-        "",
+        *(f"## {name}", "", f"{about}.", "", *not_run, "```bash", command, "```", ""),
         *([f"Model: {own}.", ""] if own else []),
         table(["option", "value", "default without a recipe"], changed),
         "",

@@ -1,4 +1,4 @@
-"""fathoms: build, train, understand and ship deep Vision Transformers.
+"""fathoms: build, train, compare, understand and ship deep Vision Transformers.
 
 Names are imported on first use, so that `import fathoms` and the command line start quickly.
 """
@@ -13,37 +13,51 @@ from fathoms.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fathoms import parts as parts
-    from fathoms.compare.results import load_results as load_results
-    from fathoms.evaluate.load import load_run as load_run
+    from fathoms.commands import Comparison as Comparison
+    from fathoms.commands import Costs as Costs
+    from fathoms.commands import compare as compare
+    from fathoms.commands import cost as cost
+    from fathoms.commands import probe as probe
+    from fathoms.comparing.results import load_results as load_results
+    from fathoms.comparing.scores import judge as judge
+    from fathoms.evaluating.load import load_run as load_run
     from fathoms.models.config import ViTConfig as ViTConfig
     from fathoms.models.param_groups import param_groups as param_groups
     from fathoms.models.vit import ViT as ViT
+    from fathoms.models.vit import create_model as create_model
     from fathoms.models.weights import load_weights as load_weights
     from fathoms.models.weights import save_weights as save_weights
-    from fathoms.models.zoo import create_model as create_model
     from fathoms.models.zoo import list_models as list_models
-    from fathoms.probes.signal import probe as probe
-    from fathoms.surgery.accelerate.accelerate import accelerate as accelerate
-    from fathoms.surgery.fold.fold import fold as fold
-    from fathoms.surgery.swap.swap import swap_norms as swap_norms
-    from fathoms.surgery.swap.taper import taper as taper
+    from fathoms.probes.coordinates import coordinate_check as coordinate_check
+    from fathoms.surgery.accelerate import accelerate as accelerate
+    from fathoms.surgery.fold import fold as fold
+    from fathoms.surgery.norm_sites import norms as norms
+    from fathoms.surgery.swap import swap_norms as swap_norms
+    from fathoms.verbs import Run as Run
+    from fathoms.verbs import evaluate as evaluate
+    from fathoms.verbs import export as export
+    from fathoms.verbs import predict as predict
+    from fathoms.verbs import train as train
 
 # The module of each public name. The imports above say the same to type checkers.
 _HOMES = {
     "ViT": "fathoms.models.vit",
     "ViTConfig": "fathoms.models.config",
-    "accelerate": "fathoms.surgery.accelerate.accelerate",
-    "create_model": "fathoms.models.zoo",
-    "fold": "fathoms.surgery.fold.fold",
+    **dict.fromkeys(("Comparison", "Costs", "compare", "cost", "probe"), "fathoms.commands"),
+    "accelerate": "fathoms.surgery.accelerate",
+    "create_model": "fathoms.models.vit",
+    "fold": "fathoms.surgery.fold",
+    "judge": "fathoms.comparing.scores",
     "list_models": "fathoms.models.zoo",
-    "load_results": "fathoms.compare.results",
-    "load_run": "fathoms.evaluate.load",
+    "load_results": "fathoms.comparing.results",
+    "load_run": "fathoms.evaluating.load",
     "load_weights": "fathoms.models.weights",
     "param_groups": "fathoms.models.param_groups",
-    "probe": "fathoms.probes.signal",
     "save_weights": "fathoms.models.weights",
-    "swap_norms": "fathoms.surgery.swap.swap",
-    "taper": "fathoms.surgery.swap.taper",
+    "norms": "fathoms.surgery.norm_sites",
+    "swap_norms": "fathoms.surgery.swap",
+    **dict.fromkeys(("Run", "evaluate", "export", "predict", "train"), "fathoms.verbs"),
+    "coordinate_check": "fathoms.probes.coordinates",
 }
 
 __all__ = ["FathomsError", "parts", *_HOMES]

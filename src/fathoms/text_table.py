@@ -1,8 +1,10 @@
-"""Plain text for the terminal: tables, names to choose from, and counts with their nouns."""
+"""Plain text for terminals and notebooks: tables, names to choose from, and counts with their nouns."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from html import escape
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -36,3 +38,22 @@ def plural(count: int, noun: str) -> str:
     ('1 epoch', '2 epochs')
     """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def as_html(head: str, text: str) -> str:
+    r"""A sentence above plain text, for a notebook; tables of Markdown in it become tables.
+
+    >>> as_html("a < b", "x")
+    '<p><b>a &lt; b</b></p><pre>x</pre>'
+    >>> as_html("h", "| a | b |\n|---|---|\n| 1 | 2 |")
+    '<p><b>h</b></p><table><tr><td>a</td><td>b</td></tr><tr><td>1</td><td>2</td></tr></table>'
+    """
+    parts = [f"<p><b>{escape(head)}</b></p>"]
+    for is_table, lines in itertools.groupby(escape(text).splitlines(), lambda line: line.startswith("|")):
+        if is_table:
+            rows = [line[2:-2].split(" | ") for line in lines if not line.startswith("|---")]
+            cells = ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
+            parts.append(f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>")
+        elif kept := "\n".join(lines).strip("\n"):
+            parts.append(f"<pre>{kept}</pre>")
+    return "".join(parts)

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from fathoms.cli.main import main
-from fathoms.evaluate.load import load_run
+from fathoms.evaluating.load import load_run
+from fathoms.evaluating.preprocessing import Preprocessing
 
 
 def test_a_card_tells_the_run_s_config_recipe_metrics_and_classes(digits_run, tmp_path, capsys):
@@ -121,14 +122,12 @@ def test_a_timm_checkpoint_becomes_a_folded_onnx_file_in_one_command(tmp_path, c
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     trained = timm.create_model("test_vit", num_classes=3).eval()
-    checkpoint = tmp_path / "model_best.pth.tar.pth"
+    checkpoint = tmp_path / "model_best.pth.tar"
     # As timm's train.py writes them: the weights among what training needs to go on.
     torch.save({"epoch": 7, "arch": "test_vit", "state_dict": trained.state_dict()}, checkpoint)
-    words = ["export", str(checkpoint), "--model", "timm/test_vit", "--num-classes", "3"]
-    assert main(words) == 2
-    assert "fathoms convert" in capsys.readouterr().err
+    words = ["export", str(checkpoint), "--model", "timm/test_vit"]
     output = tmp_path / "model.onnx"
-    assert main([*words, "--convert", "--accelerate", "--fold", "--output", str(output), "--json"]) == 0
+    assert main([*words, "--accelerate", "--fold", "--output", str(output), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["folded"] > 0
     assert result["accelerated"] == 0
@@ -144,6 +143,17 @@ def test_a_timm_checkpoint_becomes_a_folded_onnx_file_in_one_command(tmp_path, c
     assert card["preprocessing"]["crop_pct"] == trained.pretrained_cfg["crop_pct"] != 0.9
 
 
-def test_convert_is_refused_where_there_is_nothing_to_convert(digits_run, capsys):
-    assert main(["export", str(digits_run), "--convert"]) == 2
-    assert "is not a .pth, .pt or .bin file; leave it out" in capsys.readouterr().err
+def test_the_flags_of_the_images_are_in_the_card(digits_run, tmp_path):
+    flags = ["--mean", "0.1", "0.2", "0.3", "--std", "0.4", "0.5", "0.6", "--crop-pct", "0.7"]
+    words = [
+        *flags,
+        "--interpolation",
+        "bilinear",
+        "--format",
+        "safetensors",
+        "--output",
+        str(tmp_path / "m.safetensors"),
+    ]
+    assert main(["export", str(digits_run), *words]) == 0
+    kept = load_run(tmp_path / "m.safetensors").preprocessing
+    assert kept == Preprocessing(0.7, "bilinear", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))

@@ -15,8 +15,8 @@ from fathoms.cli.main import COMMANDS, module_of
 SOURCE = Path(fathoms.__file__).parent
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w{-])")
 COMMAND = re.compile(r"`fathoms ([^`]*)`")
-# Of torchrun, and of every command.
-OTHERS = {"--max-restarts", "--help"}
+# Flags of torchrun, of everybody, and of timm's own training script.
+OTHERS = {"--max-restarts", "--help", "--pretrained-path"}
 
 
 def flags():

@@ -29,29 +29,25 @@ def test_an_interrupted_run_says_how_it_goes_on_and_from_where(tmp_path):
     assert last == "next: give the same command again; it resumes in epoch 3, after update 17"
 
 
-def test_a_run_that_is_done_says_which_weights_the_next_command_takes(tmp_path):
-    done = {**SUMMARY, "status": "done", "folder": str(tmp_path)}
-    assert closing(done).endswith(f"\nnext: fathoms validate --checkpoint {tmp_path}")
-    (tmp_path / "checkpoints" / "best").mkdir(parents=True)
-    assert closing(done).endswith(f"\nnext, of checkpoints/best: fathoms validate --checkpoint {tmp_path}")
-
-
-def test_one_epoch_is_not_epochs(tmp_path):
-    best = {"epoch": 1, "top1": 10.0}
-    report = closing({**SUMMARY, "epoch": 1, "folder": str(tmp_path), "last": best, "best": best})
-    assert "interrupted after 1 epoch, 3 s" in report
-    assert "(best 10.00 % in epoch 1)" in report
+def test_every_accuracy_says_which_weights_and_how_many_images(tmp_path):
+    last, best = {"epoch": 3, "top1": 95.0, "images": 71}, {"epoch": 2, "top1": 99.0, "images": 71}
+    test = {"top1": 94.5, "images": 1000}
+    done = {**SUMMARY, "status": "done", "epoch": 3, "folder": str(tmp_path), "test": test}
+    lines = closing({**done, "last": last, "best": best}).splitlines()
+    assert lines[1:4] == [
+        "val accuracy 95.00 % of 71 images, last weights",
+        "val accuracy 99.00 % of 71 images, weights of epoch 2: checkpoints/best",
+        "test accuracy 94.50 % of 1,000 images, last weights",
+    ]
+    assert lines[-1] == f"next: fathoms validate --checkpoint {tmp_path}"
+    assert "checkpoints/best" not in closing({**done, "last": last, "best": last})
 
 
 def test_a_run_without_a_finite_evaluation_has_no_best(tmp_path):
-    report = closing({**SUMMARY, "folder": str(tmp_path), "last": {"top1": 10.0}})
-    assert "val accuracy 10.00 %\n" in report
+    report = closing({**SUMMARY, "epoch": 1, "folder": str(tmp_path), "last": {"top1": 10.0, "images": 1}})
+    assert "interrupted after 1 epoch, 3 s" in report
+    assert "val accuracy 10.00 % of 1 image, last weights\n" in report
     assert "best" not in report
-
-
-def test_the_test_accuracy_is_that_of_the_last_weights(tmp_path):
-    report = closing({**SUMMARY, "folder": str(tmp_path), "last": {"top1": 10.0}, "test": {"top1": 9.5}})
-    assert "test accuracy 9.50 % of the last weights\n" in report
 
 
 def test_the_built_in_digits_have_a_name_unless_a_path_has_it(tmp_path, monkeypatch):

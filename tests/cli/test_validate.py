@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
-import re
 import shutil
+import tomllib
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -17,28 +16,14 @@ from fathoms.cli import train
 from fathoms.cli.flags.parse import parse
 from fathoms.cli.main import main
 from fathoms.data.sources.splits import open_roles
-from fathoms.evaluate import metrics
-from fathoms.evaluate.load import load_run
-from fathoms.train.build import eval_preprocessing
+from fathoms.evaluating import metrics
+from fathoms.evaluating.load import load_run
+from fathoms.evaluating.preprocessing import Preprocessing
+from fathoms.models.zoo import IMAGENET
+from fathoms.training.build import augment_options, eval_preprocessing
 
 TINY = ["--model", "vit_tiny_patch16_224", "--depth", "1", "--dim", "24", "--image-size", "32"]
 QUICK = ["--epochs", "1", "--batch-size", "8", "--device", "cpu"]
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    """Two classes that differ in the colour of their middle; the rim is green."""
-    root = tmp_path_factory.mktemp("validate") / "photos"
-    rng = np.random.default_rng(0)
-    for split, number in (("train", 12), ("val", 6)):
-        for index, name in enumerate(("blue", "red")):
-            (root / split / name).mkdir(parents=True)
-            for image in range(number):
-                pixels = rng.integers(0, 60, (48, 48, 3), dtype=np.uint8)
-                pixels[..., 1] += 120
-                pixels[12:36, 12:36, 2 - 2 * index] += 190
-                Image.fromarray(pixels).save(root / split / name / f"{image}.png")
-    return root
 
 
 def run(*words):
@@ -47,13 +32,6 @@ def run(*words):
 
 def printed_json(capsys):
     return json.loads(capsys.readouterr().out.splitlines()[-1])
-
-
-@pytest.fixture(scope="module")
-def vit(photos, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    assert run("train", photos, *TINY, *QUICK, "--output", folder, "--experiment", "vit") == 0
-    return folder / "vit"
 
 
 @pytest.mark.parametrize(
@@ -118,18 +96,20 @@ def test_numbers_are_written_as_tables(photos, vit, tmp_path, capsys):
     assert confusion == [list(row) for row in results[str(photos)]["confusion"]]
 
 
-def test_crop_filter_and_size_are_obeyed(photos, vit, capsys):
-    losses = {}
-    for words in (
-        [],
-        ["--crop-pct", "0.5"],
-        ["--interpolation", "bilinear"],
-        ["--image-size", "48"],
-        ["--amp"],
-    ):
-        assert run("validate", photos, "--checkpoint", vit, "--device", "cpu", "--json", *words) == 0
-        losses[tuple(words)] = printed_json(capsys)["results"][str(photos)]["loss"]
-    assert len(set(losses.values())) == 5
+def test_averaged_weights_are_measured_unless_the_plain_ones_are_asked_for(photos, tmp_path, capsys):
+    """The averaged ones have the loss that training measured, the plain ones that of a run without an average."""
+    ema, losses = ["--model-ema", "--model-ema-decay", "0.9"], {}
+    for name, more in (("ema", ema), ("plain", [])):
+        words = [*TINY, *QUICK, *more, "--lr", "1e-2", "--output", tmp_path, "--experiment", name]
+        assert run("train", photos, *words) == 0
+    capsys.readouterr()
+    for words in ("ema", "ema --no-use-ema", "plain"):
+        name, *flag = words.split()
+        assert run("validate", "--checkpoint", tmp_path / name, *flag, "--json") == 0
+        losses[words] = printed_json(capsys)["results"][str(photos)]["loss"]
+    trained = json.loads((tmp_path / "ema" / "summary.json").read_text())["last"]["loss"]
+    assert losses["ema"] == pytest.approx(trained, rel=1e-5)
+    assert losses["ema --no-use-ema"] == losses["plain"] != pytest.approx(trained, rel=1e-3)
 
 
 def test_mistakes_are_found_before_anything_is_measured(photos, vit, tmp_path, capsys, monkeypatch):
@@ -149,7 +129,7 @@ def test_mistakes_are_found_before_anything_is_measured(photos, vit, tmp_path, c
         (["--device", "mps"], "--device mps: Apple GPUs have no float64"),
         (["--amp-dtype", "float16"], "--amp-dtype would not be used: it goes with --amp"),
         (["--split", "vla"], "--split: no split is called 'vla'; did you mean 'val'?"),
-        (["--model", "vit_small_patch16_224"], "does not fit the model"),
+        (["--model", "vit_small_patch16_224"], "was trained with image_size 32, not 224, dim 24, not 384"),
         (["--model", "vit_smal_patch16_224"], "did you mean 'vit_small_patch16_224'"),
     ):
         assert run("validate", photos, "--checkpoint", vit, *words) == 2, words
@@ -261,32 +241,45 @@ def test_a_model_saved_from_a_run_is_measured_as_the_run_is(vit, photos, tmp_pat
         assert run("validate", photos, "--checkpoint", place, "--device", "cpu", "--json") == 0
         shown = capsys.readouterr()
         measured[place] = json.loads(shown.out.splitlines()[-1])["results"]
-        assert ("assumed: mean 0.485 0.456 0.406" in shown.err) == (place.name == "bare")
+        assert ("taken by default: mean 0.485 0.456 0.406" in shown.err) == (place.name == "bare")
     assert measured[vit] == measured[tmp_path / "saved"]
     for words, said in (([], True), (["--mean", "0.5", "0.5", "0.5", "--std", "1", "1", "1"], False)):
         assert run("predict", photos / "val", "--checkpoint", tmp_path / "bare", *words) == 0
-        assert ("give --mean and --std" in capsys.readouterr().err) == said
+        assert ("--mean, --std, --crop-pct and --interp" in capsys.readouterr().err) == said
 
 
-def test_a_run_records_its_crop_and_one_from_before_keeps_nine_tenths(vit, photos, tmp_path):
-    """Images of 32 pixels are evaluated whole; a run that began under the old default resumes under it."""
-    assert load_run(str(vit)).preprocessing.crop_pct == 1.0
-    config = shutil.copytree(vit, tmp_path / "old") / "config.toml"
-    before = config.read_text()
-    config.write_text(re.sub(r"\[preprocessing\]\n(.+\n)*", "", before))
-    assert config.read_text() != before
-    assert load_run(str(tmp_path / "old")).preprocessing.crop_pct == 0.9
-    words = [photos, *TINY, *QUICK, "--output", tmp_path, "--experiment"]
-    jobs = {
-        name: train.make_job(parse(train, "train", [str(word) for word in [*words, name]]))
-        for name in ("old", "new")
-    }
+@pytest.mark.parametrize("model", ["vit_tiny_patch16_224", "cait_xxs24_224", "vit_digits"])
+def test_a_model_brings_its_data_configuration_to_training_and_flags_override_it(photos, model):
+    def job(*more):
+        words = [photos, "--model", model, "--in-channels", 3, "--image-size", 32, *more]
+        return train.make_job(parse(train, "train", [str(word) for word in words]))
+
     source = open_roles(str(photos), None).train
-    assert eval_preprocessing(jobs["new"], 32, source).crop_pct == 1.0
-    assert eval_preprocessing(jobs["old"], 32, source).crop_pct == 0.9
-    assert run("train", *words, "old") == 0
-    assert "crop_pct = 0.9" in config.read_text()
-    assert eval_preprocessing(jobs["old"], 32, source).crop_pct == 0.9
+    own = eval_preprocessing(job(), 32, source)
+    half, whole = model == "vit_tiny_patch16_224", model != "vit_tiny_patch16_224"
+    assert own == Preprocessing(
+        1.0 if whole else 0.9, "bicubic", *([(0.5,) * 3] * 2 if half else IMAGENET.values())
+    )
+    options = augment_options(job().recipe)
+    assert (options.mean, options.std) == (own.mean, own.std)
+    known = model != "vit_digits"
+    line = own.described(model, whole=False)
+    assert line.endswith(f"as {model} has it" if known else f"{model} has none of its own")
+    words = ("--mean", 0.1, 0.2, 0.3, "--crop-pct", 0.8, "--interpolation", "bilinear")
+    given = eval_preprocessing(job(*words), 32, source)
+    assert given == own.changed(mean=(0.1, 0.2, 0.3), crop_pct=0.8, interpolation="bilinear")
+    if known:
+        said = given.described(model, whole=False)
+        assert f"by the recipe or a flag; {model} itself has crop_pct {own.crop_pct}" in said
+        assert "std" not in said.split("itself has")[1]
+
+
+def test_the_start_says_the_preprocessing_and_the_run_records_it(vit, photos, tmp_path, capsys):
+    assert run("train", photos, *TINY, *QUICK, "--output", tmp_path) == 0
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("preprocessing: "))
+    name = tomllib.loads((vit / "config.toml").read_text())["model"]["name"]
+    assert line.endswith(f"mean 0.5 0.5 0.5, std 0.5 0.5 0.5, crop_pct 0.9, bicubic, as {name} has it")
+    assert load_run(str(vit)).preprocessing == Preprocessing(0.9, "bicubic", (0.5,) * 3, (0.5,) * 3)
 
 
 @pytest.mark.compile
@@ -300,31 +293,11 @@ def test_an_onnx_file_is_measured_as_the_run_it_came_from(vit, photos, tmp_path,
         (results[checkpoint.suffix],) = printed_json(capsys)["results"].values()
     assert results[".onnx"]["confusion"] == results[""]["confusion"]
     assert results[".onnx"]["loss"] == pytest.approx(results[""]["loss"], abs=1e-5)
-    for flag in (["--amp"], ["--torchcompile", "inductor"], ["--no-use-ema"], ["--image-size", "64"]):
+    for flag in (["--amp"], ["--torchcompile", "inductor"], ["--use-ema"], ["--image-size", "64"]):
         assert run("validate", "--checkpoint", place / "model.onnx", *flag) == 2
         assert f"{flag[0]}: " in capsys.readouterr().err
     assert run("export", place / "model.onnx") == 2
     assert "is an exported file already" in capsys.readouterr().err
-
-
-@pytest.mark.compile
-def test_a_program_is_measured_as_its_run_if_it_is_trusted(vit, photos, tmp_path, capsys):
-    place = shutil.copytree(vit, tmp_path / "run")
-    assert run("export", place, "--fold", "--format", "torch-export") == 0
-    words = ["validate", photos, "--device", "cpu", "--json", "--checkpoint"]
-    capsys.readouterr()
-    assert run(*words, place / "model.pt2") == 2
-    assert "can run code when it is opened; give --trust-program if it is your own" in capsys.readouterr().err
-    results = []
-    for checkpoint in ([place], [place / "model.pt2", "--trust-program"]):
-        assert run(*words, *checkpoint) == 0
-        results += printed_json(capsys)["results"].values()
-    assert results[0]["confusion"] == results[1]["confusion"]
-    assert results[0]["loss"] == pytest.approx(results[1]["loss"], abs=1e-5)
-    image = next((photos / "val").rglob("*.png"))
-    assert (
-        run("predict", image, "--checkpoint", place / "model.pt2", "--trust-program", "--device", "cpu") == 0
-    )
 
 
 def test_a_file_that_is_not_onnx_and_a_missing_runtime_are_said_in_one_line(tmp_path, monkeypatch, capsys):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fathoms.errors import ConfigError
 from fathoms.parts import NORMS, LearnableScaler, LearnableScaler2d, RMSNorm, ScaleNorm
-from fathoms.parts.norms.norm import split_affine
+from fathoms.parts.norms import split_affine
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -133,8 +134,12 @@ def test_survives_save_and_load(norm):
     assert torch.equal(twin(x), norm(x))
 
 
-def test_counts_multiplications_in_proportion_to_tokens(norm):
-    assert norm.flop_count(10) == 10 * norm.flop_count(1)
+@pytest.mark.parametrize("name", NORMS)
+def test_counts_multiplications(name):
+    """For each element: the square, the division, the gain; a scale inside of a curve."""
+    each = {"none": 0, "learnable_scaler": 1, "dyt": 2, "derf": 2}.get(name, 3)
+    assert NORMS[name](32).flop_count(10) == 10 * 32 * each
+    assert split_affine(NORMS[name](32))[0].flop_count(10) == 10 * 32 * max(each - 1, 0)
 
 
 @pytest.mark.compile
@@ -177,12 +182,22 @@ def test_scaler_2d_acts_on_the_channels_of_maps():
     assert torch.equal(y, (scaler.a[None, :, None, None] * x + scaler.b[None, :, None, None]).bfloat16())
 
 
-def test_scaler_without_affine_is_the_identity_and_has_no_parameters():
-    scaler = LearnableScaler(8, affine=False)
-    x = torch.randn(2, 8)
-    assert torch.equal(scaler(x), x)
-    assert not list(scaler.parameters())
-    assert scaler.flop_count(3) == 0
+def test_scaler_without_affine_is_refused():
+    """The authors' class ignores the argument and learns all the same."""
+    for scaler in (LearnableScaler, LearnableScaler2d):
+        with pytest.raises(ConfigError, match=r"affine=False leaves nothing to learn; use nn.Identity\(\)"):
+            scaler(8, affine=False)
+
+
+@pytest.mark.parametrize("name", [name for name in NORMS if name != "none"])
+def test_a_norm_stands_in_where_timm_builds_its_own(name):
+    timm = pytest.importorskip("timm")
+    options = {"img_size": 32, "depth": 1, "embed_dim": 48, "num_heads": 3, "norm_layer": NORMS[name]}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = timm.create_model("vit_tiny_patch16_224", **options, dtype=dtype)
+        assert isinstance(model.blocks[0].norm1, NORMS[name])
+        assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+        assert model(torch.randn(2, 3, 32, 32, dtype=dtype)).shape == (2, 1000)
 
 
 def test_no_part_is_a_scalar_that_sharding_refuses():

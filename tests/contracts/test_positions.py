@@ -8,6 +8,7 @@ import torch
 from fathoms import FathomsError
 from fathoms.parts import POSITIONS
 from fathoms.parts.protocols import Position
+from fathoms.parts.rope import rotate
 
 GRID = 3
 ROTARY = [name for name in POSITIONS if POSITIONS.metadata(name).rotary]
@@ -74,10 +75,6 @@ def test_follows_another_grid_with_parameters_of_the_same_shape(name):
     assert [parameter.shape for parameter in position.parameters()] == shapes
 
 
-def test_parameters_take_no_weight_decay(name):
-    assert all(parameter._no_weight_decay for parameter in build(name).parameters())
-
-
 def test_only_parameters_are_saved(name):
     """Tables that follow from the sizes are not part of a checkpoint."""
     position = build(name)
@@ -95,6 +92,27 @@ def test_can_be_filled_after_a_meta_build(name):
     assert all(tensor.isfinite().all() and tensor.abs().max() <= 1 for tensor in tensors)
 
 
+def test_leaves_no_memory_unfilled_when_it_is_built_or_resized(name):
+    torch.use_deterministic_algorithms(True)  # Fills new memory with NaN.
+    try:
+        position = build(name)
+        built = [tensor.clone() for tensor in (*position.parameters(), *position.buffers())]
+        position.set_grid(GRID + 1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(tensor.isfinite().all() for tensor in [*built, *position.parameters(), *position.buffers()])
+
+
+def test_sincos_is_the_formula_of_moco_v3_and_mae():
+    """Half of the channels follow the column, the others the row: first all sines, then all cosines."""
+    table = build("sincos", dim=8)(torch.zeros(1, GRID**2, 8))[0]
+    for cell in range(GRID**2):
+        row, column = divmod(cell, GRID)
+        angles = [torch.tensor([place, place / 1e4**0.5]) for place in (column, row)]
+        expected = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)])
+        assert torch.allclose(table[cell], expected, atol=1e-6)
+
+
 def test_counts_the_rotations_of_each_block(name):
     """Two multiplications for each channel of q and of k; an addition multiplies nothing."""
     expected = 5 * 2 * 2 * GRID**2 * 32 if name in ROTARY else 0
@@ -108,6 +126,16 @@ def test_rotates_registers_and_leaves_queries_alone(name):
     assert rotation.cos[0].eq(1).all()
     assert not rotation.sin[0].any()
     assert rotation.sin[2:5].any(dim=-1).all()
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_rotates_as_eva02_does(name):
+    """Rows in the first half of a head's channels, columns in the second; neighbours are a pair. timm has EVA-02."""
+    timm = pytest.importorskip("timm.layers")
+    q = torch.randn(2, 4, GRID**2, 16)
+    table = timm.RotaryEmbeddingCat(16, in_pixels=False, feat_shape=[GRID, GRID]).get_embed()
+    expected = timm.apply_rot_embed_cat(q, table)
+    assert torch.allclose(rotate(q, build(name, dim=64).rope()), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ROTARY)

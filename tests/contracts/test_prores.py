@@ -8,8 +8,8 @@ import torch
 import fathoms
 from fathoms import ViT, ViTConfig
 from fathoms.parts import ProgressiveResidual, set_progress
-from fathoms.parts.residuals.prores import Warmup
-from fathoms.train.precision.master_weights import ComputeCopy
+from fathoms.parts.residual_updates import Warmup
+from fathoms.training.master_weights import ComputeCopy
 
 TINY = {
     "image_size": 8,

@@ -82,11 +82,6 @@ def test_reads_patches_and_no_registers(readout):
     assert torch.equal(*pooled)
 
 
-def test_query_tokens_take_no_weight_decay(readout):
-    queries = dict(readout.named_parameters()).get("queries")
-    assert queries is None or queries._no_weight_decay
-
-
 def test_survives_save_and_load(name, readout):
     twin = build(name)
     twin.load_state_dict(readout.state_dict())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fathoms.data import ArraySource, DataError, Source, choose_decoder, list_splits, open_source
-from fathoms.data.sources.detect import READERS, detect
-from fathoms.data.sources.digits import digit_sources
+from fathoms.data.sources.arrays import digit_sources
+from fathoms.data.sources.splits import READERS, detect
 from fathoms.errors import UnknownNameError
 from tiny_data import LABELS, MAKERS, SIDE, pixels_of
 

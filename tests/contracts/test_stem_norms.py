@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fathoms import FathomsError
-from fathoms.parts import STEM_NORMS, DualPatchNorm, PatchEmbed
+from fathoms.errors import ConfigError, FathomsError, ShapeError
+from fathoms.parts import STEM_NORMS, DualPatchNorm, PatchEmbed, patchify
 
 PIXELS, DIM = 48, 32
 PLACES = {
@@ -96,20 +96,34 @@ def test_dual_patch_norm_is_the_stem_with_both_norms():
     assert torch.equal(dual(images), stem(images))
 
 
+def test_patches_and_images_may_be_other_than_square():
+    part = DualPatchNorm(24, patch_size=(4, 8), in_channels=2)
+    images = torch.randn(2, 2, 12, 40)
+    rows = [images[:, :, 4 * i : 4 * i + 4, 8 * j : 8 * j + 8] for i in range(3) for j in range(5)]
+    by_hand = torch.stack([row.permute(0, 2, 3, 1).flatten(1) for row in rows], dim=1)
+    assert torch.equal(patchify(images, (4, 8)), by_hand)
+    assert part.ln0.weight.shape == (4 * 8 * 2,)
+    assert part(images).shape == (2, 15, 24)
+    with pytest.raises(ShapeError, match=r"images of 12x36 cannot be cut into patches of \(4, 8\)"):
+        part(images[..., :36])
+    with pytest.raises(ConfigError, match=r"patch_size=\(4, 0\) is too small"):
+        DualPatchNorm(24, patch_size=(4, 0))
+
+
 def test_an_unknown_name_raises_with_the_nearest():
     with pytest.raises(FathomsError, match="no stem_norm is called 'duel'; did you mean 'dual'"):
         stem_of("duel")
 
 
 def test_tokens_are_as_large_at_any_patch_size_with_the_start_of_timm():
-    """Its convolution keeps torch's start, a deviation of 1 / sqrt(3 inputs)."""
+    """Its convolution keeps torch's start: weights and bias have a deviation of 1 / sqrt(3 inputs)."""
     torch.manual_seed(0)
     for patch_size in (2, 4, 16):
         patches = torch.randn(64, 3, 2 * patch_size, 2 * patch_size)
         theirs = torch.nn.Conv2d(3, 256, patch_size, patch_size)(patches).std().item()
-        ours = PatchEmbed(256, patch_size, stem_init="fan_in")(patches).std().item()
-        plain = PatchEmbed(256, patch_size)(patches).std().item()
-        assert ours == pytest.approx(3**-0.5, rel=0.05)
+        ours = PatchEmbed(256, patch_size)(patches).std().item()
+        plain = PatchEmbed(256, patch_size, stem_init="trunc_normal")(patches).std().item()
+        assert ours == pytest.approx((1 / 3 + 1 / (9 * patch_size**2)) ** 0.5, rel=0.05)
         assert ours == pytest.approx(theirs, rel=0.1 if patch_size > 2 else 0.2)
         assert plain == pytest.approx(0.02 * (3 * patch_size**2) ** 0.5, rel=0.05)
 

@@ -12,7 +12,7 @@ import fathoms
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.parts import ATTENTIONS, GATES, READOUTS, STEMS, ConvStem, SelfAttention, SequencePool
 from fathoms.parts.protocols import Gate, Stem
-from fathoms.train.precision.master_weights import ComputeCopy
+from fathoms.training.master_weights import ComputeCopy
 
 TINY = {"image_size": 8, "patch_size": 2, "dim": 16, "heads": 2, "depth": 3, "num_classes": 3}
 IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -132,6 +132,7 @@ def test_a_gate_is_its_formula(gate, gates):
     attention = SelfAttention(8, 2, gate=gate).double()
     x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
     assert attention.gate.proj.weight.shape == (gates, 8)
+    assert attention.gate.flop_count(5) == 5 * (gates * 8 + 8)
     same_gradients(attention(x), gated(attention, x, gates), [x, *attention.parameters()])
 
 
@@ -234,7 +235,10 @@ def test_weights_save_and_load(name, tmp_path):
 
 def test_a_late_class_token_is_not_seen_by_the_blocks_before_it():
     late, early = vit(class_token_block=2), vit()
-    late.load_state_dict(early.state_dict())
+    # A class token that joins late has no position.
+    late.load_state_dict(
+        {key: value for key, value in early.state_dict().items() if key != "readout.positions"}
+    )
     assert not torch.allclose(late(IMAGES), early(IMAGES))
     x = early.position(early.stem(IMAGES))
     for block in early.blocks[:2]:
@@ -253,7 +257,7 @@ def test_layer_decay_puts_a_late_class_token_where_it_joins():
 
 @pytest.mark.parametrize("name", ["late", "head gate", "channel gate", "seqpool"])
 def test_a_model_with_penalties_gives_the_same_logits(name):
-    from fathoms.train.objective.penalties import WithPenalties
+    from fathoms.training.penalties import WithPenalties
 
     model = vit(**NEW[name])
     heads, penalty = WithPenalties(model, 0.1, 0.03, attn_layers=3)(IMAGES)

@@ -64,10 +64,9 @@ def test_mv_split_is_its_formula():
 
 def test_mv_split_starts_as_its_authors_port_does():
     rule = MeanVarianceSplit(DIM)
+    assert rule.prefix == 0
     assert rule.alpha.eq(0).all()
     assert rule.beta.eq(0.03).all()
-    assert rule.alpha._no_weight_decay
-    assert rule.beta._no_weight_decay
 
 
 @pytest.mark.parametrize(("late", "prefixes"), [(0, [3, 3, 3]), (2, [2, 2, 3])])

@@ -1,28 +1,22 @@
-"""Operations of a policy, batched and per image, against timm's Pillow operation; tolerances stand in the tables."""
+"""Operations of a policy against timm's Pillow operation; tolerances stand in the tables."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from fathoms.data.augment import batched, per_image
-from fathoms.data.augment.policy import Layer
+from fathoms.data.augment import per_image
+from fathoms.data.augment.policies import Layer
 
 timm_ops = pytest.importorskip("timm.data.auto_augment", reason="the extra 'timm' is not installed")
 FILL = (124, 116, 104)
-BACKENDS = {"batched": batched.apply_layer, "per image": per_image.apply_layer}
 
 
-@pytest.fixture(params=list(BACKENDS))
-def operate(request):
-    """One operation on a whole batch, as a GPU does it and as a CPU does it."""
-
-    def run(batch, kind, factor, cubic=False):
-        everyone = np.arange(len(batch))
-        layer = Layer({kind: everyone}, np.full(len(batch), float(factor)), np.full(len(batch), cubic))
-        return BACKENDS[request.param](batch.clone(), layer, torch.tensor(FILL, dtype=torch.uint8))
-
-    return run
+def operate(batch, kind, factor, cubic=False):
+    """One operation on a whole batch."""
+    everyone = np.arange(len(batch))
+    layer = Layer({kind: everyone}, np.full(len(batch), float(factor)), np.full(len(batch), cubic))
+    return per_image.apply_layer(batch.clone(), layer, torch.tensor(FILL, dtype=torch.uint8))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +62,7 @@ TABLE_CASES = [
 
 
 @pytest.mark.parametrize(("name", "factor", "reference", "levels"), TABLE_CASES)
-def test_table_operations_give_pillow_s_integers(samples, operate, name, factor, reference, levels):
+def test_table_operations_give_pillow_s_integers(samples, name, factor, reference, levels):
     found = difference(operate(as_batch(samples), name, factor), [reference(i, factor) for i in samples])
     assert found.max() <= levels
     assert (found > 0).mean() < 0.01
@@ -85,7 +79,7 @@ PLANE_CASES = [
 
 @pytest.mark.parametrize("cubic", [False, True], ids=["bilinear", "bicubic"])
 @pytest.mark.parametrize(("name", "factor", "reference"), PLANE_CASES)
-def test_plane_operations_are_within_a_level_of_pillow_s(samples, operate, name, factor, reference, cubic):
+def test_plane_operations_are_within_a_level_of_pillow_s(samples, name, factor, reference, cubic):
     resample = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
     expected = [reference(i, factor, fillcolor=FILL, resample=resample) for i in samples]
     found = difference(operate(as_batch(samples), name, factor, cubic), expected)
@@ -104,14 +98,14 @@ COLOUR_CASES = [
 
 
 @pytest.mark.parametrize(("name", "factor", "reference", "levels"), COLOUR_CASES)
-def test_colour_operations_follow_pillow(samples, operate, name, factor, reference, levels):
+def test_colour_operations_follow_pillow(samples, name, factor, reference, levels):
     found = difference(operate(as_batch(samples), name, factor), [reference(i, factor) for i in samples])
     assert found.max() <= levels
     assert found.mean() < 0.1
 
 
 @pytest.mark.parametrize("factor", [-0.5, -0.2, 0.0, 0.1, 0.33])
-def test_hue_follows_torchvision_s_pillow_path(samples, operate, factor):
+def test_hue_follows_torchvision_s_pillow_path(samples, factor):
     functional = pytest.importorskip("torchvision.transforms.functional")
     found = difference(
         operate(as_batch(samples), "hue", factor), [functional.adjust_hue(i, factor) for i in samples]
@@ -121,16 +115,15 @@ def test_hue_follows_torchvision_s_pillow_path(samples, operate, factor):
     assert found.mean() < 0.05
 
 
-@pytest.mark.parametrize("way", list(BACKENDS))
-def test_each_sample_gets_its_own_operation_and_strength(samples, way):
+def test_each_sample_gets_its_own_operation_and_strength(samples):
     batch, fill = as_batch(samples), torch.tensor(FILL, dtype=torch.uint8)
     kinds = ["rotate", "", "brightness", "equalize", "rotate", "colour"]
     arguments = np.array([10.0, 0.0, 0.5, 0.0, -20.0, 0.2])
     cubic = np.array([True, False, False, False, False, False])
     rows = {kind: np.array([i for i, own in enumerate(kinds) if own == kind]) for kind in set(kinds) - {""}}
-    together = BACKENDS[way](batch.clone(), Layer(rows, arguments, cubic), fill)
+    together = per_image.apply_layer(batch.clone(), Layer(rows, arguments, cubic), fill)
     for i, kind in enumerate(kinds):
         own = {kind: np.array([0])} if kind else {}
         alone = Layer(own, arguments[i : i + 1], cubic[i : i + 1])
-        assert torch.equal(together[i], BACKENDS[way](batch[i : i + 1].clone(), alone, fill)[0])
+        assert torch.equal(together[i], per_image.apply_layer(batch[i : i + 1].clone(), alone, fill)[0])
     assert torch.equal(together[1], batch[1])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fathoms.data import ArraySource, Augment, AugmentOptions, CropOptions, DeviceLoader, MixOptions, Sampler
-from fathoms.data.device.backend import choose_backend, loader_backend
+from fathoms.data.augment.pipeline import choose_backend
 from fathoms.errors import ConfigError, UnknownNameError
 
 CROPS = {"pad": CropOptions(crop="pad"), "resized": CropOptions()}
@@ -32,7 +32,7 @@ def batches(impl, crop, device):
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("crop", CROPS)
-def test_kernels_make_torch_s_batches(kernel_device, crop):
+def test_kernels_make_the_reference_s_batches(kernel_device, crop):
     pairs = list(
         zip(batches("triton", crop, kernel_device), batches("torch", crop, kernel_device), strict=True)
     )
@@ -44,24 +44,16 @@ def test_kernels_make_torch_s_batches(kernel_device, crop):
         assert fused.ids.tolist() == plain.ids.tolist()
 
 
-def test_a_cpu_works_image_by_image_and_refuses_kernels_with_the_reason():
-    assert choose_backend("auto", torch.device("cpu")).name == "image by image"
-    assert choose_backend("torch", torch.device("cpu")).name == "torch"
-    assert choose_backend("auto", torch.device("meta")).name == "torch"
+def test_kernels_are_chosen_where_they_run_and_refused_elsewhere_with_the_reason():
+    for name in ("cpu", "meta", "mps"):
+        assert choose_backend("auto", torch.device(name)).name == "torch"
     with pytest.raises(ConfigError, match=r'impl="triton" cannot run: .*; use impl="auto"'):
         choose_backend("triton", torch.device("cpu"))
     with pytest.raises(UnknownNameError, match="did you mean 'triton'"):
         choose_backend("tritn", torch.device("cpu"))
 
 
-def test_without_a_backend_augmentation_is_torch_s_on_every_device():
-    assert Augment(AugmentOptions()).backend.name == "image by image"
-    assert Augment(AugmentOptions(), device="meta").backend.name == "torch"
-
-
-def test_a_loader_resizes_with_the_backend_of_its_augmentation():
-    cpu = torch.device("cpu")
-    chosen = choose_backend("torch", cpu)
-    assert loader_backend(Augment(AugmentOptions(), backend=chosen), cpu) is chosen
-    assert loader_backend(Augment(AugmentOptions()), cpu).name == "torch"
-    assert loader_backend(None, cpu) is choose_backend("auto", cpu)
+def test_the_log_says_where_policies_run():
+    torch_ = choose_backend("torch", torch.device("cpu"))
+    assert torch_.described(torch.device("cpu")) == ""
+    assert torch_.described(torch.device("mps")) == "; images on mps by torch, policies on the CPU"

@@ -11,13 +11,12 @@ import pytest
 import tyro
 from PIL import Image
 
-from fathoms.cli.data import check as data_check
-from fathoms.cli.data import info as data_info
-from fathoms.cli.data import pack as data_pack
+from fathoms.cli import data_check, data_pack
+from fathoms.cli.lists import DataInfo
 from fathoms.data import DataError, choose_decoder, open_source
-from fathoms.data.tools.check import check_sources
-from fathoms.data.tools.manifest import verify_manifest
-from fathoms.data.tools.pack import PackOptions, target_size, verify_pack
+from fathoms.data.dataset_check import check_sources
+from fathoms.data.packing import PackOptions, target_size, verify_pack
+from fathoms.data.readiness import verify_manifest
 from fathoms.errors import ConfigError, FathomsError
 from tiny_data import MAKERS
 
@@ -89,7 +88,7 @@ def test_a_link_that_leads_nowhere_is_a_bad_file_among_good_ones(photo_folder, c
     code, out, result = call(data_check, capsys, photo_folder, "--json")
     assert (code, [bad["name"] for bad in result["bad"]]) == (1, ["train/cat/gone.jpg"])
     assert "BAD 'train/cat/gone.jpg': " in out
-    assert call(data_info, capsys, photo_folder)[0] == 0
+    assert call(DataInfo, capsys, photo_folder)[0] == 0
 
 
 def test_arrays_are_checked_as_files_are(photo_folder, tmp_path, capsys, photo):
@@ -312,7 +311,7 @@ def test_sizes_are_only_ever_reduced():
 
 
 def test_info_says_what_is_there(photo_folder, capsys):
-    code, out, result = call(data_info, capsys, photo_folder, "--json")
+    code, out, result = call(DataInfo, capsys, photo_folder, "--json")
     assert code == 0
     assert result["kind"] == "folder"
     assert {name: facts["images"] for name, facts in result["splits"].items()} == {"train": 48, "val": 13}
@@ -322,7 +321,7 @@ def test_info_says_what_is_there(photo_folder, capsys):
 
 def test_a_device_is_not_said_to_be_missing(capsys):
     with pytest.raises(DataError, match="/dev/null: is a device or a pipe; give a folder"):
-        call(data_info, capsys, "/dev/null")
+        call(DataInfo, capsys, "/dev/null")
 
 
 def test_source_and_target_must_differ(photo_folder, capsys):
@@ -332,7 +331,13 @@ def test_source_and_target_must_differ(photo_folder, capsys):
 
 @pytest.mark.parametrize("name", ["check", "pack", "info"])
 def test_help_needs_no_torch(name):
-    script = f"import sys, fathoms.cli.data.{name} as m; assert m.EXAMPLES and m.__doc__; print('torch' in sys.modules)"
+    script = f"""
+import sys
+from fathoms.cli.main import module_of
+command = module_of("data {name}")
+assert command.EXAMPLES and command.__doc__
+print("torch" in sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image, ImageOps
 
 from fathoms.data import BadImageError, choose_decoder
-from fathoms.data.decode import image_header
-from fathoms.data.decode.image_header import read_header
-from fathoms.data.decode.turbojpeg import load_turbojpeg
-from fathoms.data.sources import image_formats
-from fathoms.data.sources.image_formats import FORMATS
+from fathoms.data.images import image_header
+from fathoms.data.images.decode import load_turbojpeg
+from fathoms.data.images.image_header import read_header
+from fathoms.data.sources import source as formats
+from fathoms.data.sources.source import FORMATS
 from fathoms.errors import BackendError, UnknownNameError
 from tiny_data import png_chunk
 
@@ -144,7 +144,7 @@ def test_a_tiff_of_16_bits_keeps_its_shades_and_one_without_a_range_is_refused(e
 
 def test_an_image_that_only_a_newer_pillow_reads_says_so(photo, encoded, monkeypatch):
     data = encoded(photo(1), "AVIF")
-    monkeypatch.setattr(image_formats, "formats_here", lambda: ("JPEG", "PNG"))
+    monkeypatch.setattr(formats, "formats_here", lambda: ("JPEG", "PNG"))
     monkeypatch.setattr(image_header, "formats_here", lambda: ("JPEG", "PNG"))
     with pytest.raises(BadImageError, match="AVIF is not read by this Pillow; pip install"):
         read_header(data)
@@ -204,7 +204,7 @@ def test_a_jpeg_with_thousands_of_scans_is_refused(decoder, photo, encoded):
 def test_the_decoder_in_use_is_reported_and_an_impossible_choice_refused(monkeypatch):
     assert choose_decoder("auto").reason
     monkeypatch.setattr(
-        "fathoms.data.decode.decode.load_turbojpeg",
+        "fathoms.data.images.decode.load_turbojpeg",
         lambda: (None, "libturbojpeg.so.0 is older than version 3"),
     )
     with pytest.raises(BackendError, match=r"older than version 3; pip install turbojpeg"):

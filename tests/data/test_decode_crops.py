@@ -5,10 +5,9 @@ import pytest
 from PIL import Image
 
 from fathoms.data import CropOptions, choose_decoder, open_source
-from fathoms.data.crop.decode_crops import decode_crops
-from fathoms.data.decode.sample_reader import SampleReader
+from fathoms.data.images.crops import SampleReader, decode_crops
 from fathoms.data.sampler import Refs
-from fathoms.data.workers.shared_memory import own_memory
+from fathoms.data.workers import own_memory
 from fathoms.errors import BackendError
 
 SIZE = 32

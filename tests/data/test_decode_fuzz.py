@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image
 
 from fathoms.data import BadImageError, choose_decoder
-from fathoms.data.sources.image_formats import FORMATS
-from fathoms.data.tools.check import inspect_file
+from fathoms.data.dataset_check import inspect_file
+from fathoms.data.sources.source import FORMATS
 
 
 def seeds_of_mutation():

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fathoms.cli.data.check import Args
+from fathoms.cli.data_check import Args
 from fathoms.cli.main import main
-from fathoms.data.tools import check
-from fathoms.data.tools.duplicates import NEAR, near_pairs, perceptual_hash
+from fathoms.data import dataset_check
+from fathoms.data.dataset_check import NEAR, near_pairs, perceptual_hash
 
 
 def checked(folder, capsys):
@@ -82,7 +82,7 @@ def test_a_leak_is_listed_though_an_image_before_it_has_its_hash(photo_folder, c
 
 
 def test_of_a_crowd_some_are_listed_and_the_rest_are_counted(photo_folder, capsys, encoded, monkeypatch):
-    monkeypatch.setattr(check, "CROWD", 2)
+    monkeypatch.setattr(dataset_check, "CROWD", 2)
     original = photo_folder / "train/ape/000.jpg"
     for level in range(1, 5):
         resaved(original, photo_folder / f"train/ape/more{level}.png", encoded, compress_level=level)

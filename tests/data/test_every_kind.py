@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fathoms.cli.main import main
-from fathoms.data.sources.detect import READERS
+from fathoms.data.sources.splits import READERS
 from tiny_data import MAKERS
 
 TINY = ["--recipe", "digits", "--depth", "1", "--dim", "16", "--heads", "2", "--in-channels", "3"]

@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fathoms.data.augment.erase import draw_rectangles
-from fathoms.data.augment.finish import Erasing, Finish, finish
-from fathoms.data.augment.mix import MixOptions, draw_mixture
+from fathoms.data.augment.erase_and_mix import (
+    Erasing,
+    Finish,
+    MixOptions,
+    draw_mixture,
+    draw_rectangles,
+    finish,
+)
 from fathoms.data.counter_rng import generator, sample_keys
 
 # name: (height, width), how erased with how many rectangles at most, how mixed, dtype
@@ -48,7 +53,7 @@ def make(name, device, count=12):
 @pytest.mark.kernels
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernel_gives_torch_s_numbers(kernel_device, name):
-    from fathoms.data.device.triton.finish import finish as fused
+    from fathoms.data.augment.launches import finish as fused
 
     given = make(name, kernel_device)
     found, plain = fused(*given), finish(*given)

@@ -21,8 +21,8 @@ from fathoms.data import (
 )
 from fathoms.data.loader import CAN_FORK
 from fathoms.errors import ConfigError
-from fathoms.evaluate.predict import list_images, predict
-from fathoms.evaluate.preprocessing import Preprocessing
+from fathoms.evaluating.predict import list_images, predict
+from fathoms.evaluating.preprocessing import Preprocessing
 from tiny_data import make_folder
 
 pytestmark = [

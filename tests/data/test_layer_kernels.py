@@ -1,4 +1,4 @@
-"""The Triton kernels of a layer against the torch reference, `batched.apply_layer`."""
+"""The Triton kernels of a layer against the reference on one image at a time, `per_image.apply_layer`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fathoms.data.augment import batched
-from fathoms.data.augment.geometry import PLANE
-from fathoms.data.augment.jitter import draw_jitter
-from fathoms.data.augment.policy import LEVELS, Layer, draw_layers, parse_policy
+from fathoms.data.augment import per_image
+from fathoms.data.augment.per_image import PLANE
+from fathoms.data.augment.policies import LEVELS, Layer, draw_jitter, draw_layers, parse_policy
 from fathoms.errors import BackendError
 
 FILL = (124, 116, 104)
@@ -34,6 +33,12 @@ FACTORS = {
     "gaussian_blur": [0.0, 0.1, 0.9, 2.0],
     "hue": [-0.5, -0.2, 0.0, 0.1, 0.33],
 }
+# Share of the bytes that may be one level apart where Pillow does the reference's work, in float64 and in integers; all
+# other operations give the same bytes.
+APART = {"rotate": 5e-3, "gaussian_blur": 0.15}
+# Shares of pixels that are further apart than one level. A rotated pixel on the very border between inside and fill may
+# fall either way; the roundings of a blur's six passes may add up, in one pixel of four million.
+FAR_APART = {"rotate": 1e-5, "gaussian_blur": 1e-6}
 SIZES = [(17, 23), (1, 1), (1, 7), (3, 3), (5, 4), (33, 40)]
 POLICIES = ("rand-m9-mstd0.5-inc1", "rand-m9-mstd0.5-inc1-n1-p1.0", "3a", "v0")
 
@@ -108,27 +113,30 @@ def jittered():
 
 
 def check(images, layer, most_apart):
-    """The kernels' bytes are those of plain torch, but for one level in a share `most_apart` of them."""
-    from fathoms.data.device.triton.layer import apply_layer
+    """The kernels' bytes are the reference's, but for one level in a share `most_apart` of them, or in `APART`."""
+    from fathoms.data.augment.launches import apply_layer
 
     fill = torch.tensor(FILL, dtype=torch.uint8, device=images.device)
     before = images.clone()
     found = apply_layer(images, layer, fill)
-    expected = batched.apply_layer(before.clone(memory_format=torch.contiguous_format), layer, fill)
+    expected = per_image.apply_layer(before.clone(memory_format=torch.contiguous_format), layer, fill)
     assert torch.equal(images, before)
     # Without an operation nothing is copied.
     assert (found is images) == (not layer.rows)
     if images.numel():
         difference = (found.int() - expected.int()).abs()
-        assert difference.max() <= 1
-        assert (difference > 0).double().mean() <= most_apart
+        for kind, rows in layer.rows.items():
+            assert (difference[rows] > 0).double().mean() <= APART.get(kind, most_apart), kind
+            assert (difference[rows] > 1).double().mean() <= FAR_APART.get(kind, 0), kind
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("name", cases())
-def test_kernels_give_torch_s_bytes_and_leave_the_given_images_alone(kernel_device, monkeypatch, name):
+def test_kernels_give_the_reference_s_bytes_and_leave_the_given_images_alone(
+    kernel_device, monkeypatch, name
+):
     if kernel_device.type == "cpu":
-        from fathoms.data.device.triton import layer as module
+        from fathoms.data.augment import launches as module
 
         # The interpreter takes as long for a small tile as for a large one; one case has the tiles of the device.
         tile = 16 * module.TILE if name == "large" else module.TILE
@@ -149,7 +157,7 @@ def test_kernels_give_torch_s_bytes_and_leave_the_given_images_alone(kernel_devi
     ],
 )
 def test_a_layer_takes_two_launches_and_a_blur_one_more(kernel_device, monkeypatch, policy, kernels):
-    from fathoms.data.device.triton import layer as module
+    from fathoms.data.augment import launches as module
 
     seen, launch = Counter(), module.launch
 
@@ -165,13 +173,13 @@ def test_a_layer_takes_two_launches_and_a_blur_one_more(kernel_device, monkeypat
 
 
 def test_every_operation_of_a_policy_has_a_code():
-    module = pytest.importorskip("fathoms.data.device.triton.layer", reason="triton is not installed")
+    module = pytest.importorskip("fathoms.data.augment.launches", reason="triton is not installed")
     kinds = {operation.kind for operation in LEVELS.values()} | {"hue"}
     assert kinds <= set(module.CODES) == set(FACTORS)
 
 
 def test_a_cpu_is_refused_with_the_reason():
-    module = pytest.importorskip("fathoms.data.device.triton.layer", reason="triton is not installed")
+    module = pytest.importorskip("fathoms.data.augment.launches", reason="triton is not installed")
     with pytest.raises(BackendError, match="apply_layer: the Triton kernels cannot run: x is on cpu"):
         module.apply_layer(noise(1, 4, 4), layer_of([("invert", 0.0, False)]), torch.zeros(3).byte())
 
@@ -188,7 +196,7 @@ def test_device_kernels_agree_on_whole_batches(policy, count, size):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_device_kernels_reach_images_beyond_two_to_the_31_bytes():
-    from fathoms.data.device.triton.layer import apply_layer
+    from fathoms.data.augment.launches import apply_layer
 
     count, some = 14400, every_kind()
     ends = np.r_[0 : len(some), count - len(some) : count]

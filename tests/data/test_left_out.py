@@ -11,8 +11,7 @@ from PIL import Image
 
 from fathoms.cli.main import main
 from fathoms.data import DataError, list_splits, open_source
-from fathoms.data.sources.image_formats import SUFFIXES
-from fathoms.data.sources.left_out import LeftOut, left_out_of
+from fathoms.data.sources.source import SUFFIXES, LeftOut, left_out_of
 from tiny_data import MAKERS, files_of, tree, write_tar
 
 
@@ -120,14 +119,14 @@ def test_every_member_of_a_tar_is_taken_or_counted(tmp_path):
 
 def test_every_file_of_a_shard_is_taken_or_counted_and_a_mask_is_not_the_image(tmp_path):
     first, second = files_of("train")[:2]
-    entries = [("0.seg.png", second), ("0.png", first), ("0.cls", b"0"), ("0.json", b"{}")]
+    entries = [("0.seg.png", second), ("0.png", first), ("0.PNG", second), ("0.cls", b"0"), ("0.json", b"{}")]
     write_tar(tmp_path / "train-000000.tar", [*entries, ("1.npy", b""), ("1.cls", b"1")])
     (tmp_path / "shard.tar.gz").write_bytes(b"")
     (tmp_path / "other.tar").write_bytes(b"")
     (tmp_path / "classes.txt").write_text("a\nb\n")
     source = open_source(tmp_path)
     assert [source.read(i) for i in range(len(source))] == [first]
-    assert left(tmp_path) == {".png": 1, ".json": 1, ".npy": 1, ".cls": 1, ".gz": 1, ".tar": 1}
+    assert left(tmp_path) == {".png": 2, ".json": 1, ".npy": 1, ".cls": 1, ".gz": 1, ".tar": 1}
 
 
 @pytest.mark.parametrize("kind", ["npz", "idx", "cifar", "pack", "webdataset"])

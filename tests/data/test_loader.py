@@ -23,10 +23,9 @@ from fathoms.data import (
     TrainTransform,
     open_source,
 )
-from fathoms.data.sources.folder import FolderSource
-from fathoms.data.stats import LoaderStats
-from fathoms.data.workers.task import TaskRunner
-from fathoms.data.workers.threads import ThreadPool
+from fathoms.data.sampler import LoaderStats
+from fathoms.data.sources.image_folder import FolderSource
+from fathoms.data.workers import TaskRunner
 from tiny_data import same_batches
 
 HEAVY = AugmentOptions(
@@ -345,11 +344,14 @@ def test_small_batches_make_small_tasks_so_that_every_worker_has_one(photo_folde
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="needs Linux")
-def test_workers_do_not_interrupt_the_training_loop():
-    pool = ThreadPool(lambda _task, _worker: os.sched_getscheduler(0), 1, timeout=60.0)
-    pool.submit(0, None)
-    assert pool.take() == (0, os.SCHED_BATCH)
-    pool.close()
+def test_workers_do_not_interrupt_the_training_loop(photo_folder, monkeypatch):
+    source, seen = open_source(photo_folder), set()
+    read = type(source).read
+    monkeypatch.setattr(
+        type(source), "read", lambda own, i: seen.add(os.sched_getscheduler(0)) or read(own, i)
+    )
+    next(train_loader(source).epoch(0))
+    assert seen == {os.SCHED_BATCH}
     assert os.sched_getscheduler(0) != os.SCHED_BATCH
 
 
@@ -370,10 +372,12 @@ def test_waiting_is_measured_and_comes_with_advice(photo_folder):
 
 
 def test_packing_is_advised_only_where_waiting_is_worth_it():
-    stats = LoaderStats(waited=0.06, elapsed=1.0)
+    assert LoaderStats().wait_share == LoaderStats().images_per_second == 0.0
+    stats = LoaderStats(images=8, waited=0.24, elapsed=4.0)
+    assert (stats.wait_share, stats.images_per_second) == (0.06, 2.0)
     assert stats.advice("turbojpeg", "folder", workers=2, cores=2) == ""
     assert "--workers 4" in stats.advice("turbojpeg", "folder", workers=2, cores=4)
-    stats.waited = 0.3
+    stats.waited = 0.8  # From a fifth on.
     assert "fathoms data pack" in stats.advice("turbojpeg", "folder", workers=2, cores=2)
 
 
@@ -390,18 +394,22 @@ def test_without_augmentation_bytes_come_out(photo_folder):
     assert np.array_equal(batch.labels.numpy(), source.labels[batch.ids.numpy()])
 
 
-def test_a_failed_file_is_named_although_the_worker_has_moved_on():
-    def work(task, worker):
-        worker.begin(f"file {task}")
-        if task == 0:
-            raise ValueError("bad")
-        done.set()
+def test_a_failed_file_is_named_although_the_worker_has_moved_on(photo_folder, monkeypatch):
+    source, done = open_source(photo_folder), threading.Event()
+    first, read = int(Sampler(len(source), 8).batch(0, 0).index[0]), type(source).read
+    loader = train_loader(source, workers=1)
 
-    done = threading.Event()
-    pool = ThreadPool(work, 1, 5.0)
-    for number in (0, 1):
-        pool.submit(number, number)
-    assert done.wait(5)
-    with pytest.raises(LoaderError, match="data-worker-0 at file 0 failed with ValueError: bad"):
-        pool.take()
-    pool.close()
+    def fail(own, index):
+        if index == first:
+            raise ValueError("bad")
+        if index not in Sampler(len(source), 8).batch(0, 0).index:
+            done.set()
+        return read(own, index)
+
+    monkeypatch.setattr(type(source), "read", fail)
+    wait = loader._sender.queued
+    monkeypatch.setattr(loader._sender, "queued", lambda: done.wait(5) and wait())
+    match = rf"data-worker-0 at {source.where(first)} failed with ValueError: bad"
+    with pytest.raises(LoaderError, match=match):
+        next(loader.epoch(0))
+    assert done.is_set()

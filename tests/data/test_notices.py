@@ -9,7 +9,7 @@ from PIL import Image
 
 from fathoms.cli.main import main
 from fathoms.data import list_splits, open_source
-from fathoms.data.tools.notices import notices
+from fathoms.data.readiness import notices
 from tiny_data import MAKERS
 
 TINY = ["--recipe", "digits", "--depth", "1", "--dim", "16", "--heads", "2", "--in-channels", "3"]
@@ -98,6 +98,15 @@ def test_odd_files_get_a_line(tmp_path, capsys):
     assert "(train 32x32, val 1x1)" in sizes
 
 
+def test_a_held_out_class_that_train_lacks_gets_a_line(tmp_path, capsys):
+    path = arrays(tmp_path / "d.npz")
+    np.savez(path, **dict(np.load(path)) | {"y_test": np.full(8, 7)})
+    for command in ("check", "info"):
+        assert main(["data", command, str(path)]) == 0
+        assert "warning: test has images of class '7', train has none" in capsys.readouterr().out
+    assert main(["train", str(path), *TINY, "--output", str(tmp_path / "runs")]) == 2
+
+
 def test_photographs_of_many_sizes_and_bad_files_get_no_line(photo_folder):
     (photo_folder / "train/ape/000.jpg").write_bytes(b"")
     assert lines(photo_folder) == []
@@ -120,12 +129,14 @@ def test_a_second_val_split_is_said_to_play_no_role(tmp_path, capsys):
     assert "left out: split 'validation', which plays no role" in printed.out + printed.err
 
 
-def test_a_batch_larger_than_the_data_is_cut_with_a_line(tmp_path, capsys):
+def test_a_batch_larger_than_the_data_is_cut_and_jitter_beside_a_policy_dropped_with_a_line(tmp_path, capsys):
     path = MAKERS["folder"](tmp_path / "data")
     words = [str(path), *TINY, "--output", str(tmp_path / "runs"), "--experiment", "r"]
+    words += ["--aa", "v0", "--color-jitter", "0.4"]
     assert main(["train", *words, "--batch-size", "512"]) == 0
     printed = capsys.readouterr()
     assert "--batch-size 512 is cut to 6: there are 6 training images" in printed.out + printed.err
+    assert "--color-jitter 0.4 has no effect beside --aa v0, as in timm" in printed.out + printed.err
     rows = (tmp_path / "runs/r/metrics.jsonl").read_text()
     # The same command again finds the same run, done.
     assert main(["train", *words, "--batch-size", "512"]) == 0

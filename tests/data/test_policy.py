@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from fathoms.data import Augment, AugmentOptions, Refs
-from fathoms.data.augment.jitter import draw_jitter, jitter_ranges
-from fathoms.data.augment.policy import LEVELS, draw_layers, parse_policy
+from fathoms.data.augment.policies import LEVELS, draw_layers, parse_policy
 from fathoms.data.counter_rng import sample_keys
 from fathoms.errors import ConfigError, UnknownNameError
 
@@ -86,22 +85,6 @@ def test_autoaugment_draws_one_pair_for_both_layers():
     assert seen["invert", "rotate"] == pytest.approx(len(KEYS) * 0.4 * 0.6 / 25, rel=0.3)
 
 
-def test_operations_are_drawn_with_their_probabilities():
-    policy = parse_policy("rand-m9-mstd0.5-inc1")
-    for layer in draw_layers(policy, KEYS):
-        count = Counter(kinds_of(layer))
-        # 20,000 draws, half applied, 15 operations: 667 each, give or take five standard errors.
-        assert abs(count.pop("") - 10_000) < 350
-        assert len(count) == 15
-        assert all(abs(n - 667) < 130 for n in count.values())
-        assert abs(layer.cubic[kinds_of(layer) != ""].mean() - 0.5) < 0.025
-        angles = layer.argument[kinds_of(layer) == "rotate"]
-        assert np.abs(angles).mean() == pytest.approx(27, abs=0.3)
-        assert np.abs(angles).std() == pytest.approx(1.4, abs=0.2)
-        assert abs((angles > 0).mean() - 0.5) < 0.1
-        assert np.abs(angles).max() <= 30
-
-
 def test_weighted_sets_draw_no_operation_twice():
     policy = parse_policy("rand-m9-n3-p1-t3aw")
     kinds = np.stack([kinds_of(layer) for layer in draw_layers(policy, KEYS[:2000])], 1)
@@ -111,18 +94,6 @@ def test_weighted_sets_draw_no_operation_twice():
     assert first["invert"] / len(KEYS) == pytest.approx(1 / total, abs=0.01)
     # "colour" stands for two operations; every other name may occur once in a row.
     assert all(max(Counter(k for k in row if k != "colour").values(), default=0) == 1 for row in kinds)
-
-
-def test_three_augment_applies_exactly_one_of_three():
-    (layer,) = draw_layers(parse_policy("3a"), KEYS)
-    count = Counter(kinds_of(layer))
-    assert set(count) == {"solarize", "colour", "gaussian_blur"}
-    assert all(abs(n / len(KEYS) - 1 / 3) < 0.02 for n in count.values())
-    assert set(layer.argument[kinds_of(layer) == "solarize"]) == {128}
-    assert set(layer.argument[kinds_of(layer) == "colour"]) == {0}
-    radii = layer.argument[kinds_of(layer) == "gaussian_blur"]
-    assert 0.1 <= radii.min() < 0.11
-    assert 1.99 < radii.max() <= 2.0
 
 
 @pytest.mark.parametrize(
@@ -142,22 +113,6 @@ def test_three_augment_applies_exactly_one_of_three():
 def test_a_policy_that_means_nothing_is_refused(text, complaint):
     with pytest.raises((ConfigError, UnknownNameError), match=f"^--aa.*{complaint}"):
         AugmentOptions(aa=text)
-
-
-def test_jitter_meets_every_operation_once_in_random_order():
-    layers = draw_jitter(jitter_ranges((0.4, 0.2, 0.3, 0.1)), KEYS[:5000])
-    assert len(layers) == 4
-    assert set(zip(*(kinds_of(layer) for layer in layers), strict=True)) == {
-        order
-        for order in set(zip(*(kinds_of(layer) for layer in layers), strict=True))
-        if len(set(order)) == 4
-    }
-    assert len(set(zip(*(kinds_of(layer) for layer in layers), strict=True))) == 24
-    factors = np.concatenate([layer.argument[kinds_of(layer) == "contrast"] for layer in layers])
-    assert factors.min() >= 0.8
-    assert factors.max() <= 1.2
-    with pytest.raises(ConfigError, match="none negative"):
-        jitter_ranges((0.4, 0.4))
 
 
 def test_the_pipeline_is_a_function_of_seed_epoch_and_sample():

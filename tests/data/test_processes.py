@@ -30,7 +30,7 @@ from fathoms.data import (
     open_source,
 )
 from fathoms.data.loader import CAN_FORK
-from fathoms.data.sources.folder import FolderSource
+from fathoms.data.sources.image_folder import FolderSource
 from fathoms.errors import ConfigError
 from tiny_data import same_batches
 
@@ -53,7 +53,7 @@ def train_loader(source, kind="processes", workers=2, resize_on="worker", size=3
 
 
 def children(loader):
-    return loader._processes[1]._pool.handles
+    return loader._processes[1].workers
 
 
 @pytest.mark.parametrize("resize_on", ["worker", "device"])
@@ -280,7 +280,7 @@ def test_processes_end_when_their_parent_is_killed(photo_folder):
                         LoaderOptions(2, "processes"))
         batches = loader.epoch(0)
         next(batches)
-        print(*[child.pid for child in loader._processes[1]._pool.handles], flush=True)
+        print(*[child.pid for child in loader._processes[1].workers], flush=True)
         time.sleep(60)
     """)
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fathoms.data.crop.pixel_buffer import PixelLayout, as_words, ragged
-from fathoms.data.device.resize import resize_boxes
+from fathoms.data.images.pixels import PixelLayout, as_words, ragged, resize_boxes
 
 SIZES = ((40, 50), (31, 22), (64, 64), (1, 9), (130, 20), (24, 24), (3, 2))
 # Inside, exact, and outside on every side, even wholly: what lies there is black.
@@ -48,7 +47,7 @@ def make(case, device):
 @pytest.mark.kernels
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_give_torch_s_pixels(kernel_device, case):
-    from fathoms.data.device.triton.resize import resize_boxes as fused
+    from fathoms.data.augment.launches import resize_boxes as fused
 
     given = make(case, kernel_device)
     apart = (fused(*given).int() - resize_boxes(*given).int()).abs()

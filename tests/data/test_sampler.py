@@ -54,6 +54,16 @@ def test_repeated_augmentation_repeats_samples_with_their_own_number():
     assert [int(r.repeat[0]) for r in ranks] == [0, 1, 2]
 
 
+def test_partners_in_mixing_are_the_same_for_any_number_of_ranks():
+    def pairs(world):
+        ranks = [Sampler(48, 12 // world, seed=1, world=world, rank=rank) for rank in range(world)]
+        shares = [sampler.batch(0, 0).index for sampler in ranks]
+        return {frozenset(pair) for share in shares for pair in zip(share, share[::-1], strict=True)}
+
+    assert len(pairs(1)) == 6
+    assert pairs(1) == pairs(2) == pairs(3)
+
+
 def test_impossible_samplers_are_refused_with_the_numbers():
     with pytest.raises(
         DataError, match=r"20 samples do not fill one batch of 8 x 4 ranks; use a batch size of at most 5"

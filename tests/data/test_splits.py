@@ -5,11 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
+from sklearn.datasets import load_digits
 
-from fathoms.data.sources.detect import READERS
-from fathoms.data.sources.digits import digit_sources
-from fathoms.data.sources.splits import open_held_out, open_roles, open_splits
-from fathoms.data.sources.subset import stratified
+from fathoms.data.sources.arrays import digits
+from fathoms.data.sources.splits import READERS, open_held_out, open_roles, open_source, stratified
 from fathoms.errors import ConfigError, FathomsError
 from tiny_data import MAKERS
 
@@ -61,12 +61,23 @@ def test_a_carved_val_is_stratified_disjoint_and_the_same_every_time(tmp_path):
     assert not set(one.val.indices) & set(one.train.indices)
     assert one.fingerprint() == two.fingerprint() != open_roles(path, 0.25).fingerprint()
     assert one.val.where(0) == f"train[{one.val.indices[0]}]"
-    assert np.array_equal(one.train.images, open_splits(path)[0].images[one.train.indices])
+    assert np.array_equal(one.train.images, open_source(path, "train").images[one.train.indices])
+
+
+def test_the_carved_val_of_every_run_is_the_one_of_published_runs(tmp_path):
+    """Apart from a run's seed: all seeds of a comparison, and runs of later versions, choose on the same images."""
+    roles = open_roles(arrays(tmp_path / "data.npz", train=80, test=12), 0.1)
+    assert roles.val.indices.tolist() == [16, 23, 30, 45, 46, 47, 65, 76]
+    assert [(role.kind, role.split) for role in roles[:3]] == [
+        ("npz", "train"),
+        ("npz", "val"),
+        ("npz", "test"),
+    ]
 
 
 def test_a_subset_of_files_reads_and_names_the_files_it_stands_for(photo_folder):
     roles = open_roles(str(photo_folder), 0.25)
-    whole = open_splits(str(photo_folder))[0]
+    whole = open_source(str(photo_folder), "train")
     index = int(roles.val.indices[3])
     assert roles.val.read(3) == whole.read(index)
     assert (roles.val.where(3), roles.val.size(3)) == (whole.where(index), whole.size(index))
@@ -76,13 +87,6 @@ def test_a_rare_class_keeps_an_image_to_train_on():
     kept, out = stratified(np.array([0, 0, 1, 2, 2, 2]), 0.9, 0)
     assert {0, 1, 2} <= set(np.array([0, 0, 1, 2, 2, 2])[kept])
     assert sorted([*kept, *out]) == list(range(6))
-
-
-def test_runs_before_the_roles_took_the_first_held_out_split(photo_folder):
-    train, held_out = open_splits(str(photo_folder))
-    assert (train.split, held_out.split) == ("train", "val")
-    with pytest.raises(ConfigError, match=r"has no held-out split \(val, validation or test\); it has all"):
-        open_splits(str(photo_folder / "train"))
 
 
 def test_measuring_takes_test_then_val_or_the_one_that_was_asked_for(photo_folder, tmp_path):
@@ -156,24 +160,23 @@ def test_measuring_takes_the_val_split_that_the_run_carved(photo_folder, tmp_pat
         open_held_out(whole, run=tmp_path)
 
 
-def test_the_digits_are_those_that_scikit_learn_loads(monkeypatch):
-    quick = digit_sources()
-    monkeypatch.setattr("fathoms.data.sources.digits.FILE", "elsewhere.csv")
-    for ours, theirs in zip(quick, digit_sources(), strict=True):
-        assert ours.fingerprint() == theirs.fingerprint()
+def test_the_digits_are_those_of_scikit_learn():
+    theirs = load_digits()
+    images, labels = digits()
+    assert torch.equal(images[:, 0], torch.from_numpy(theirs.images).float() / 8 - 1)
+    assert torch.equal(labels, torch.from_numpy(theirs.target))
 
 
 def test_a_changed_split_is_named_with_digits_that_differ(tmp_path):
     data = MAKERS["folder"](tmp_path / "data")
     shutil.copytree(data / "val", data / "test")
     before = open_roles(str(data))
-    stored, earlier = before.fingerprint(), "".join(split.earlier_fingerprint() for split in before[:3])
+    stored = before.fingerprint()
     path = next((data / "test").rglob("*.png"))
     path.write_bytes(path.read_bytes() + b"x")
     roles = open_roles(str(data))
     old, new = before.test.fingerprint()[:12], roles.test.fingerprint()[:12]
     assert old != new
     assert roles.changes(stored) == f"test {old} -> {new}"
-    assert roles.changes(earlier) == f"test {earlier[128:140]} -> {new}"
     shutil.rmtree(data / "test")
     assert open_roles(str(data)).changes(stored) == "3 splits -> 2"

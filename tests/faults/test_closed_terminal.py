@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 
-from fathoms.train.signals import CODES, StopRequest
+from fathoms.training.distributed import CODES, StopRequest
 
 
 def test_a_run_whose_terminal_closes_saves_first(tiny_runs):

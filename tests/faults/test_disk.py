@@ -13,8 +13,8 @@ import pytest
 
 from fathoms import FathomsError
 from fathoms.cli.main import main
-from fathoms.train.checkpoint import folder as checkpoints
-from fathoms.train.record.run_folder import DIVERGED
+from fathoms.training import checkpoint_files as checkpoints
+from fathoms.training.run_folder import DIVERGED
 from tiny_runs import before_update, poison
 
 
@@ -57,8 +57,8 @@ from pathlib import Path
 from fathoms.cli.main import main
 from fathoms.cli import train as command
 from fathoms.cli.flags.parse import parse
-from fathoms.train.distributed import World
-from fathoms.train.trainer import Trainer
+from fathoms.training.distributed import World
+from fathoms.training.run import Trainer
 torch.set_num_threads(1)
 root, words, report = Path(sys.argv[1]), sys.argv[2:], {}
 trainer = Trainer(command.make_job(parse(command, "train", words)), World(0, 1, torch.device("cpu")), show=False)

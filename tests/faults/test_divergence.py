@@ -9,12 +9,17 @@ import pytest
 import torch
 
 from fathoms.data import LoaderError
-from fathoms.train.checkpoint.state_dict import optimizer_state
-from fathoms.train.guard.policy import Guard
-from fathoms.train.guard.readback import UpdateReport
-from fathoms.train.job import RunOptions
-from fathoms.train.record.run_folder import DIVERGED
+from fathoms.data.sampler import Batch
+from fathoms.training import guard
+from fathoms.training.checkpoint_save import optimizer_state
+from fathoms.training.distributed import World
+from fathoms.training.guard import Guard
+from fathoms.training.job import RunOptions
+from fathoms.training.run_folder import DIVERGED
+from fathoms.training.step import UpdateReport
 from tiny_runs import poison
+
+CPU = torch.device("cpu")
 
 
 def nan_output(output):
@@ -58,7 +63,7 @@ def note_before_update(trainer, number):
     [
         (nan_output, "adamw", "not a finite number (loss nan), first in the output of blocks.1.mlp"),
         (nan_gradient, "lamb", "in the gradient of blocks.1.mlp.fc2."),
-        (huge_gradient, "adamw", "in the norm of the gradient, which is largest in blocks.1."),
+        (huge_gradient, "adamw", "in the norm of the gradient, which is largest in blocks."),
     ],
     ids=["F13-loss", "F14-gradient", "F14-norm"],
 )
@@ -82,6 +87,21 @@ def test_a_bad_number_stops_the_run_before_the_weights_and_names_layer_and_batch
     assert len(row["cause"]["files"]) == 32
     assert all(name.startswith("train[") for name in row["cause"]["files"])
     assert not (tiny_runs.folder() / "checkpoints" / "best").exists()
+
+
+def test_of_the_ranks_the_one_with_a_bad_layer_is_blamed_then_the_one_with_a_bad_loss(monkeypatch):
+    """DDP averages a bad gradient over all ranks, so that each reports one."""
+    batch = Batch(
+        torch.ones(1, 2), torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 0, 0
+    )
+    model = torch.nn.Linear(2, 1)
+    gradient = {"rank": 1, "layer": None, "loss": 1.0}
+    loss = {"rank": 2, "layer": None, "loss": math.nan}
+    layer = {"rank": 3, "layer": "fc", "loss": 1.0}
+    for reports, blamed in (([gradient, loss, layer], 3), ([gradient, None, loss], 2), ([None, gradient], 1)):
+        monkeypatch.setattr(guard, "gather_objects", lambda _world, _mine, reports=reports: reports)
+        found = guard.locate_nonfinite(model, lambda b: model(b.images).sum(), [batch], str, World(0, 1, CPU))
+        assert found["rank"] == blamed
 
 
 @pytest.mark.parametrize("more", [(), ("--train-feature-decay", "0.1")], ids=["plain", "penalties"])

@@ -13,7 +13,7 @@ LOOP = """
 import itertools, json, os, random, signal, sys, time, warnings
 from pathlib import Path
 import torch
-from fathoms.train.checkpoint import folder as checkpoints
+from fathoms.training import checkpoint_files as checkpoints
 warnings.simplefilter("error")
 torch.set_num_threads(1)
 place, rng, newest, killed_in_a_save = Path(sys.argv[1]), random.Random(0), 0, 0

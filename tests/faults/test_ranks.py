@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from fathoms.train.checkpoint import folder as checkpoints
+from fathoms.training import checkpoint_files as checkpoints
 from tiny_runs import stop_after_update
 
 RANK = str(Path(__file__).with_name("rank.py"))
 
 # Separate processes, forked from one that has imported torch already: a start costs no seconds.
 RANKS = multiprocessing.get_context("forkserver")
-RANKS.set_forkserver_preload(["torch.distributed", "fathoms.cli.train", "fathoms.train.trainer"])
+RANKS.set_forkserver_preload(["torch.distributed", "fathoms.cli.train", "fathoms.training.run"])
 START = """
 import os, runpy, sys
 os.environ.update(env)
@@ -86,17 +86,17 @@ def test_a_dead_rank_ends_the_other_with_the_reason_and_a_restart_resumes_exactl
     assert tiny_runs.same("whole", "cut")
 
 
-@pytest.mark.parametrize("launch", ["eager", "graph"])
 @pytest.mark.parametrize("precision", ["fp32", "autocast", "bf16"])
-def test_two_ranks_train_as_one_under_every_policy(tiny_runs, precision, launch):
-    """With a graph or a bfloat16 copy the ranks average gradients in buckets; a batch of 32 is 2 x 16."""
+def test_two_ranks_train_as_one_under_every_policy(tiny_runs, precision):
+    """With a bfloat16 copy the ranks average gradients in buckets; a batch of 32 is 2 x 16."""
     plain = ["--crop", "whole", "--hflip", "0", "--epochs", "1", "--precision", precision]
     tiny_runs.train(*plain, name="one")
-    words = tiny_runs.words(*plain, "--batch-size", "16", "--launch", launch, name="two")
-    results = ends(pair(tiny_runs.root, words, words, PRETEND_GRAPH="1"))
+    words = tiny_runs.words(*plain, "--batch-size", "16", name="two")
+    results = ends(pair(tiny_runs.root, words, words))
     assert [code for _, code in results] == [0, 0], results[0][0][-2000:]
     losses = [[row["loss"] for row in tiny_runs.metrics(name)] for name in ("one", "two")]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    # Two halves of a batch are summed in another order: eight bits of bfloat16 see it.
+    assert losses[0] == pytest.approx(losses[1], abs=1e-3 if precision == "bf16" else 1e-4)
 
 
 def test_no_rank_exits_while_rank_0_still_saves(tiny_runs):
@@ -108,12 +108,9 @@ def test_no_rank_exits_while_rank_0_still_saves(tiny_runs):
     assert (tiny_runs.folder() / "report.html").is_file()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_shards_move_from_two_ranks_to_one_and_back(tiny_runs, precision):
+def test_shards_move_from_two_ranks_to_one_and_back(tiny_runs):
     """F6 and FSDP2 2 -> 1 -> 2; a signal to one rank alone stops both after the same update, exit 143."""
-    plain = ["--crop", "whole", "--precision", precision]
-    # Each rank rounds its gradients to bfloat16; at the recipe's rate 16 updates make 4e-4 of that in the loss.
-    plain += ["--lr", "1e-3"] if precision == "bf16" else []
+    plain = ["--crop", "whole"]
     tiny_runs.train(*plain, name="one")
     halves = tiny_runs.words(*plain, "--batch-size", "16", "--fsdp", name="moved")
     results = ends(pair(tiny_runs.root, halves, halves, STOP="1:3"))
@@ -144,7 +141,7 @@ atexit.register(sum, range(3 * 10**7))
 atexit.register(os.write, writer, b".")
 import torch
 import torch.distributed as dist
-import fathoms.train.distributed
+import fathoms.training.distributed
 from fathoms.cli import main as cli
 other = os.fork()
 rank = 0 if other else 1

@@ -16,8 +16,8 @@ import pytest
 
 from fathoms import FathomsError
 from fathoms.cli.main import main
-from fathoms.train.checkpoint import folder as checkpoints
-from fathoms.train.signals import CODES, ECHO, LAUNCHED, StopRequest
+from fathoms.training import checkpoint_files as checkpoints
+from fathoms.training.distributed import CODES, ECHO, LAUNCHED, StopRequest
 
 
 def started(tiny_runs, *words):
@@ -58,7 +58,7 @@ def test_signals_finish_the_update_save_and_exit_and_the_same_command_resumes(ti
 def test_the_second_signal_ends_the_process_at_once():
     code = (
         "import os, signal, time\n"
-        "from fathoms.train.signals import StopRequest\n"
+        "from fathoms.training.distributed import StopRequest\n"
         "with StopRequest() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    assert stop.code == 143\n"
@@ -74,11 +74,11 @@ def test_the_second_signal_ends_the_process_at_once():
 def test_an_echo_of_the_first_signal_does_not_count(monkeypatch):
     """A signal to a whole job reaches its ranks twice: directly, and through torchrun."""
     left = []
-    monkeypatch.setattr("fathoms.train.signals.os._exit", left.append)
+    monkeypatch.setattr("fathoms.training.distributed.os._exit", left.append)
     for late, launched in ((0.0, True), (ECHO + 1, True), (0.0, False)):
         monkeypatch.setenv(LAUNCHED, "run") if launched else monkeypatch.delenv(LAUNCHED)
         now = itertools.chain([100.0], itertools.repeat(100.0 + late))
-        monkeypatch.setattr("fathoms.train.signals.time.monotonic", lambda now=now: next(now))
+        monkeypatch.setattr("fathoms.training.distributed.time.monotonic", lambda now=now: next(now))
         with StopRequest() as stop:
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)

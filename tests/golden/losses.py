@@ -29,20 +29,21 @@ COMMON = (
     *("--image-size", "32", "--patch-size", "8", "--depth", "4", "--dim", "48", "--heads", "4"),
     *("--epochs", str(UPDATES), "--batch-size", "64", "--eval-interval", str(UPDATES), "--seed", "7"),
     *("--crop", "pad", "--crop-pct", "1.0", "--lr", "2e-3"),
+    *("--mean", "0.485", "0.456", "0.406", "--std", "0.229", "0.224", "0.225"),
 )
 SCALER = ("--norm", "learnable_scaler", "--train-feature-decay", "0.1", "--attn-extra-loss", "0.03")
 CAIT = ("--readout", "class_attention", "--attention", "talking_heads", "--residual", "layerscale")
 RUNS = {
     "plain": (),
-    "cait": (*CAIT, "--drop-path", "0.1"),
+    "cait": (*CAIT, "--drop-path", "0.1", "--drop-path-schedule", "uniform"),
     "scaler_penalties": (*SCALER, "--attn-extra-loss-layers", "2"),
     "lamb_mixup_cutmix": ("--opt", "lamb", "--mixup", "0.2", "--cutmix", "1.0", "--aa", "rand-m7-mstd0.5"),
     "muon_ema_bf16": ("--opt", "muon", "--model-ema", "--model-ema-decay", "0.9", "--precision", "bf16"),
 }
 """One update an epoch, so that each row of metrics.jsonl is the loss of one update."""
-FAST = ("--torchcompile", "inductor", "--compile-scope", "blocks", "--launch", "graph", "--precision", "bf16")
-# The penalties look into the blocks, which compiled blocks do not allow; the graph and the kernels stay.
-FAST_BY_RUN = {"scaler_penalties": ("--launch", "graph", "--precision", "bf16")}
+FAST = ("--torchcompile", "inductor", "--precision", "bf16")
+# The penalties look into the blocks, so the whole model would be compiled; the graph and the kernels stay.
+FAST_BY_RUN = {"scaler_penalties": ("--precision", "bf16")}
 
 
 def write_images(path: Path) -> None:
@@ -126,6 +127,11 @@ def stored(device: str) -> Path:
     return HERE / ("losses.json" if device == "cpu" else f"losses_{device}.json")
 
 
+def tolerance(name: str) -> float:
+    """How far losses may move between CPUs and versions of torch, relative; about ten times what was seen."""
+    return 1e-2 if "bf16" in name else 1e-3
+
+
 def farthest(ours: list[float], golden: list[float]) -> float:
     """The largest relative difference of two lists of losses; infinite where one is longer."""
     if len(ours) != len(golden):
@@ -157,7 +163,7 @@ def main() -> int:
     golden = json.loads(stored(args.device).read_text())
     for name, run in ours.items():
         print(f"{name:<20} farthest from the golden losses: {farthest(run['losses'], golden[name]):.1e}")
-    return any(farthest(run["losses"], golden[name]) > 1e-3 for name, run in ours.items())
+    return any(farthest(run["losses"], golden[name]) > tolerance(name) for name, run in ours.items())
 
 
 if __name__ == "__main__":

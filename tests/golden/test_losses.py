@@ -17,8 +17,8 @@ _SPEC.loader.exec_module(losses)
 def check(name, device, folder):
     golden = json.loads(losses.stored(device).read_text())[name]
     run = losses.train(name, device, folder)
-    # CPUs and versions of torch round otherwise; over 20 updates that grows to about 1e-4 at most.
-    assert losses.farthest(run["losses"], golden) < 1e-3
+    # CPUs and versions of torch round otherwise; over 20 updates that grows to 1e-4 in float32, 1e-3 in bfloat16.
+    assert losses.farthest(run["losses"], golden) < losses.tolerance(name)
 
 
 @pytest.mark.parametrize("name", losses.RUNS)
@@ -30,6 +30,9 @@ def test_losses_are_the_golden_ones(name, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.compile
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.xfail(
+    reason="losses_cuda.json is from before the starts of November 2026: write it anew on a GPU", strict=True
+)
 @pytest.mark.parametrize("name", losses.RUNS)
 def test_losses_of_the_fast_path_are_the_golden_ones(name, tmp_path):
     check(name, "cuda", tmp_path)

@@ -12,7 +12,10 @@ import zlib
 import pytest
 import torch
 
+import fathoms
 from fathoms import FathomsError, ViT, ViTConfig
+from fathoms.models.param_groups import layer_of
+from fathoms.models.weight_names import to_timm
 from fathoms.parts import (
     ATTENTIONS,
     GATES,
@@ -24,8 +27,8 @@ from fathoms.parts import (
     STEM_NORMS,
     STEMS,
 )
-from fathoms.parts.residuals.prores import Warmup
-from fathoms.parts.residuals.residual import PLACEMENTS
+from fathoms.parts.residual_updates import Warmup
+from fathoms.parts.residuals import PLACEMENTS
 
 TINY = {
     "image_size": 4,
@@ -36,14 +39,14 @@ TINY = {
     "heads": 2,
     "depth": 4,
 }
-# The switches of a block and of both ends of a model.
+# The switches of a block and of both ends of a model; sorted, so that the sample does not follow the order of imports.
 FIELDS = {
-    "norm": list(NORMS),
-    "attn_placement": list(PLACEMENTS),
-    "mlp_placement": list(PLACEMENTS),
-    "residual": list(RESIDUALS),
-    "stem_norm": list(STEM_NORMS),
-    "readout": list(READOUTS),
+    "norm": sorted(NORMS),
+    "attn_placement": sorted(PLACEMENTS),
+    "mlp_placement": sorted(PLACEMENTS),
+    "residual": sorted(RESIDUALS),
+    "stem_norm": sorted(STEM_NORMS),
+    "readout": sorted(READOUTS),
 }
 # Combinations drawn at random besides the pairs.
 DRAWN = 200
@@ -173,9 +176,9 @@ def test_every_pair_of_values_is_sampled_and_in_a_model_wherever_a_model_can_hav
 
 @pytest.mark.plain
 def test_sampled_combinations_work_or_are_refused_and_none_equals_another():
-    """The pairs and 200 drawn: 307 different ones, of which 55 are refused."""
+    """The pairs and 200 drawn: 311 different ones, of which 55 are refused."""
     combinations = sample()
-    assert (len(combinations), check_all(combinations)) == (307, 252)
+    assert (len(combinations), check_all(combinations)) == (311, 256)
 
 
 # Thousands of models: the run-time type checker, which other tests run under, would double the time.
@@ -245,4 +248,51 @@ def test_each_class_attention_depth_and_drop_path_is_read(readout):
         block.attn_join.drop_path.rate for block in built(drop_path=0.3, drop_path_schedule="linear").blocks
     ]
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3])
-    assert {block.mlp_join.drop_path.rate for block in built(drop_path=0.3).blocks} == {0.3}
+    assert {
+        block.mlp_join.drop_path.rate for block in built(drop_path=0.3, drop_path_schedule="uniform").blocks
+    } == {0.3}
+
+
+@pytest.mark.parametrize("position", ["learned", "learned_rope"])
+def test_an_early_distillation_token_goes_through_all_blocks_of_cait(position):
+    options = {"readout": "class_attention", "distill_token": True, "position": position, "registers": 4}
+    late, early = (built(**options, distill_early=choice).eval() for choice in (False, True))
+    perturb(early)
+    x = torch.randn(2, 1, 4, 4).double()
+    seen = {}
+    for name, vit in (("late", late), ("early", early)):
+        blocks = [*vit.blocks, *vit.readout.blocks]
+        hooks = [
+            b.register_forward_pre_hook(lambda _, x, n=name: seen.setdefault(n, []).append(x)) for b in blocks
+        ]
+        assert [logits.shape for logits in vit.forward_heads(vit.forward_features(x))] == [(2, 3)] * 2
+        assert torch.equal(vit.forward_head(vit.forward_features(x)), vit(x))
+        for hook in hooks:
+            hook.remove()
+    patches = late.grid**2
+    depth = late.config.depth
+    assert {x[0].shape[1] for x in seen["late"][:depth]} == {4 + patches}
+    assert {x[0].shape[1] for x in seen["early"][:depth]} == {1 + 4 + patches}
+    for tokens in seen.values():
+        assert {(q.shape[1], context.shape[1]) for q, context in tokens[depth : depth + 2]} == {(2, patches)}
+    # The distillation token comes into the second stage as the first one leaves it.
+    with torch.no_grad():
+        early.readout.distill.add_(1.0)
+    moved = []
+    early.readout.blocks[0].register_forward_pre_hook(lambda _, x: moved.extend(x))
+    early(x)
+    before = seen["early"][depth]
+    assert torch.equal(moved[0][:, 0], before[0][:, 0])
+    assert not torch.equal(moved[0][:, 1], before[0][:, 1])
+    assert not torch.equal(moved[1], before[1])
+    assert fathoms.param_groups(early, 0.1, layer_decay=0.5)
+    assert layer_of(early, "readout.distill") == layer_of(early, "readout.queries") == 0
+    assert layer_of(early, "readout.blocks.0.mlp.fc1.weight") == max(depth - 1, 1)
+    why = {
+        "learned": "timm's CaiT has neither a distillation token",
+        "learned_rope": "position='learned_rope'",
+    }
+    with pytest.raises(FathomsError, match=why[position]):
+        to_timm(early.state_dict(), early.config)
+    with pytest.raises(FathomsError, match="build it with --no-distill-early"):
+        fathoms.load_weights(early, late.state_dict())

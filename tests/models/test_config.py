@@ -28,7 +28,7 @@ pytestmark = pytest.mark.plain
         ({"mlp_placement": "PRE"}, "did you mean 'pre'"),
         ({"stem_norm": "duel"}, "did you mean 'dual'"),
         ({"stem_init": "fanin"}, "stem_init: no start is called 'fanin'; did you mean 'fan_in'"),
-        ({"stem": "conv", "patch_size": 2, "stem_init": "fan_in"}, "stem 'conv' takes no stem_init"),
+        ({"stem": "conv", "patch_size": 2, "stem_init": "trunc_normal"}, "stem 'conv' takes no stem_init"),
         ({"attention": "talking-heads"}, "did you mean 'talking_heads'"),
         ({"attention": "class_attention"}, "use readout='class_attention'"),
         ({"position": "rotary"}, "position: no position is called 'rotary'"),
@@ -60,7 +60,6 @@ pytestmark = pytest.mark.plain
         ({"position": "sincos", "dim": 6, "heads": 1}, "position 'sincos' needs a width divisible by 4"),
         ({"norm_by_depth": "0-11"}, "'0-11' is not a range"),
         ({"norm_by_depth": ""}, "norm_by_depth is empty; write for example '0-2:dyt'"),
-        ({"drop_path_schedule": "linear"}, "drop_path_schedule 'linear' would not be used: drop_path is 0"),
         ({"norm_by_depth": "0-12:dyt"}, "leaves the blocks 0-11"),
         ({"norm_by_depth": "0-3:dyt,3-4:derf"}, "block 3 has two norms"),
         ({"norm_by_depth": "0-3:dyd"}, "did you mean 'dyt'"),
@@ -96,6 +95,11 @@ pytestmark = pytest.mark.plain
         ({"stem": "conv", "stem_kernel": 4, "patch_size": 2}, "stem_kernel=4 is even"),
         ({"stem_layers": 2}, "stem 'patch' takes no stem_layers; leave it out, or use 'conv'"),
         ({"readout": "seqpool", "distill_token": True}, "distill_token needs a read-out with query tokens"),
+        ({"distill_early": True}, "distill_early needs a distillation token that could come late"),
+        (
+            {"distill_early": True, "readout": "class_attention"},
+            "distill_early needs a distillation token that could come late",
+        ),
         ({"class_token_block": 12}, "class_token_block=12 leaves the blocks 0-11"),
         ({"class_token_block": -1}, "class_token_block=-1 leaves the blocks 0-11"),
         ({"class_token_block": 2, "readout": "mean"}, "readout 'mean' takes no class_token_block"),
@@ -204,11 +208,3 @@ def test_any_config_builds_and_runs_or_is_refused_in_one_line(options):
     size = options["image_size"]
     outputs = options["num_classes"] or options["dim"]
     assert vit(torch.randn(2, 1, size, size)).shape == (2, outputs)
-
-
-def test_a_drop_path_that_is_switched_off_takes_its_schedule_with_it():
-    config = ViTConfig(drop_path=0.2, drop_path_schedule="linear")
-    assert config.replace(drop_path=0.0).drop_path_schedule == "uniform"
-    assert config.replace(drop_path=0.1).drop_path_schedule == "linear"
-    with pytest.raises(FathomsError, match="would not be used"):
-        config.replace(drop_path=0.0, drop_path_schedule="linear")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fathoms.models.hooks import hooked
+from fathoms.parts.modes import hooked
 
 
 def test_every_hook_is_removed_also_when_the_block_raises():

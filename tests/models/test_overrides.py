@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import fathoms
-from fathoms.models.config import ViTConfig
-from fathoms.models.overrides import AllFields, Overrides
+from fathoms.models.config import AllFields, Overrides, ViTConfig
 
 
 def test_the_overrides_are_the_fields_of_the_config():

@@ -8,9 +8,9 @@ import pytest
 
 import fathoms
 from fathoms import FathomsError
-from fathoms.machine import hub_reach
-from fathoms.models import hub
-from fathoms.models.resolve import resolve, resolve_trained, resolve_weights
+from fathoms import machine as hub_reach
+from fathoms.models import model_sources
+from fathoms.models.model_sources import resolve, resolve_trained, resolve_weights
 
 
 @pytest.fixture(autouse=True)
@@ -97,16 +97,16 @@ def test_a_hub_that_does_not_answer_is_one_line_in_time(monkeypatch):
     monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: time.sleep(5))
     began = time.monotonic()
     with pytest.raises(FathomsError, match="hf-hub:me/mine: the Hub cannot be reached"):
-        hub.fetch("hf-hub:me/mine")
+        model_sources.fetch("hf-hub:me/mine")
     with pytest.raises(FathomsError, match="--push me/mine: the Hub cannot be reached; try again"):
-        hub.push("me/mine", {})
+        model_sources.push("me/mine", {})
     assert time.monotonic() - began < 4
 
 
 def test_a_failing_connection_is_one_line_too():
     pytest.importorskip("huggingface_hub")
     with pytest.raises(FathomsError, match="hf-hub:me/mine: the Hub cannot be reached"):
-        hub.fetch("hf-hub:me/mine")
+        model_sources.fetch("hf-hub:me/mine")
 
 
 def test_out_of_reach_the_clients_are_offline_inside_the_block_only(monkeypatch):

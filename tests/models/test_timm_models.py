@@ -104,6 +104,76 @@ def test_what_timm_calls_to_read_features_is_there():
         timm.create_model("fathoms_vit_tiny_patch16_224", features_only=True)
 
 
+@pytest.mark.parametrize("options", [{}, {"residual": "layerscale", "readout": "mean"}])
+def test_a_model_saved_for_timms_hub_is_built_from_there_with_its_weights(tmp_path, options):
+    from timm.models._hub import save_for_hf
+
+    model = timm.create_model(
+        "fathoms_vit_tiny_patch16_224", **SMALL, **options, pretrained_cfg_overlay={"mean": (0.1, 0.2, 0.3)}
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    save_for_hf(model, str(tmp_path), model_args={**SMALL, **options})
+    images = torch.randn(2, 3, 32, 32)
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    assert torch.equal(again(images), model(images))
+    assert tuple(again.pretrained_cfg["mean"]) == (0.1, 0.2, 0.3)
+    # As timm fine-tunes: another classifier on the same features.
+    other = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=4).eval()
+    assert torch.equal(other.forward_features(images), model.forward_features(images))
+    assert (other.pretrained_cfg["num_classes"], other(images).shape) == (4, (2, 4))
+    assert not torch.equal(timm.create_model(f"local-dir:{tmp_path}").eval()(images), model(images))
+
+
+def test_pretrained_path_reads_weights_of_timm_itself(tmp_path):
+    from safetensors.torch import save_file
+
+    sizes = {"img_size": 32, "depth": 2, "num_classes": 7}
+    theirs = timm.create_model("vit_tiny_patch16_224", **sizes).eval()
+    save_file(theirs.state_dict(), tmp_path / "w.safetensors")
+    model = timm.create_model(
+        "fathoms_vit_tiny_patch16_224",
+        pretrained=True,
+        pretrained_cfg_overlay={"file": str(tmp_path / "w.safetensors"), "num_classes": 7},
+        **sizes,
+    ).eval()
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.allclose(model(images), theirs(images), atol=1e-5)
+
+
+def test_a_configuration_sets_classes_and_images_as_in_timm():
+    cfg = {"num_classes": 3, "input_size": (1, 32, 32)}
+    model = timm.create_model("fathoms_vit_tiny_patch16_224", depth=1, pretrained_cfg=cfg)
+    assert model(torch.randn(2, 1, 32, 32)).shape == (2, 3)
+    own = {"image_size": 48, "in_channels": 2, "num_classes": 4}
+    model = timm.create_model("fathoms_vit_tiny_patch16_224", depth=1, pretrained_cfg_overlay=cfg, **own)
+    assert model(torch.randn(2, 2, 48, 48)).shape == (2, 4)
+
+
+def test_the_names_that_timms_own_tests_ask_for_are_there():
+    model = timm.create_model("fathoms_cct_2_3x2_32", num_classes=5)
+    assert (model.global_pool, model.embed_dim, model.head_hidden_size) == ("seqpool", 128, 128)
+    assert model.feature_info[1] == {"module": "blocks.1", "num_chs": 128, "reduction": 4}
+    cfg = model.pretrained_cfg
+    assert (cfg["fixed_input_size"], cfg["num_classes"]) == (True, 5)
+    assert {f"{cfg['first_conv']}.weight", f"{cfg['classifier']}.weight"} <= model.state_dict().keys()
+    assert timm.get_pretrained_cfg("fathoms_vit_scaler_192x36_16").mean == (0.5, 0.5, 0.5)
+    with pytest.raises(FathomsError, match="global_pool='avg' is not its read-out 'cls'; set readout="):
+        timm.create_model("fathoms_vit_tiny_patch16_224", global_pool="avg")
+
+
+@pytest.mark.plain
+def test_timm_extracts_features_from_a_graph_of_blocks():
+    from timm.models._features_fx import FeatureGraphNet
+
+    model = timm.create_model("fathoms_vit_tiny_patch16_224", **SMALL).eval()
+    images = torch.randn(2, 3, 32, 32)
+    (tokens,) = FeatureGraphNet(model, out_indices=(1,), out_map=None)(images)
+    _, sequences = model.forward_intermediates(images, output_fmt="NLC", return_prefix_tokens=True)
+    assert torch.equal(tokens[:, 1:], sequences[1][0])
+
+
 def test_a_classifier_is_replaced_and_the_pooling_stays():
     model = timm.create_model("fathoms_vit_tiny_patch16_224", **SMALL)
     model.reset_classifier(3, "token")
@@ -111,3 +181,17 @@ def test_a_classifier_is_replaced_and_the_pooling_stays():
     with pytest.raises(FathomsError, match="global_pool='avg' is not the read-out 'cls' of this model"):
         model.reset_classifier(5, "avg")
     assert model.default_cfg["architecture"] == "fathoms_vit_tiny_patch16_224"
+
+
+def test_device_and_dtype_are_obeyed_and_an_unknown_argument_is_a_type_error():
+    model = timm.create_model("fathoms_vit_digits", device="meta", dtype=torch.float64)
+    assert {(p.device.type, p.dtype) for p in model.parameters()} == {("meta", torch.float64)}
+    assert model.in_chans == model.config.in_channels
+    with pytest.raises(TypeError, match="not_a_model_arg"):
+        timm.create_model("fathoms_vit_digits", not_a_model_arg=1)
+
+
+def test_a_new_head_is_in_the_mode_of_its_model():
+    model = timm.create_model("fathoms_deit_tiny_distilled_patch16_224", device="meta").eval()
+    model.reset_classifier(2)
+    assert not any(module.training for module in model.modules())

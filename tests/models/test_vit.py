@@ -149,10 +149,10 @@ def test_images_of_another_shape_are_refused_with_what_is_wrong(shape, words):
 
 
 @pytest.mark.compile
-def test_compiles_in_one_graph_forward_and_backward(variant):
-    """One graph for every variant; machine code, which takes half a minute each, for the two that differ most."""
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+def test_compiles_in_one_graph_forward_and_backward(variant, backend):
+    """Machine code takes a minute or more for each variant; one of several parts is in test_parts_everywhere.py."""
     vit, twin = built(variant), built(variant)
-    backend = "inductor" if variant in ("cait", "vit5") else "aot_eager"
     compiled = torch.compile(twin, fullgraph=True, backend=backend)
     for model in (vit, compiled):
         model(images()).square().sum().backward()

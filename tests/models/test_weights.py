@@ -9,14 +9,16 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import fathoms
-from fathoms import FathomsError, ViT, ViTConfig
-from fathoms.models import hub
-from fathoms.models.timm_names import resize_positions, to_timm
+from fathoms import FathomsError, ViT, ViTConfig, load_weights
+from fathoms.errors import ShapeError
+from fathoms.models import model_sources
+from fathoms.models.weight_names import resize_positions, to_timm
 
 TINY = {"image_size": 32, "patch_size": 8, "dim": 32, "heads": 2, "depth": 2, "num_classes": 5}
 CAIT = {"attention": "talking_heads", "residual": "layerscale", "readout": "class_attention"}
@@ -88,6 +90,20 @@ def test_positions_are_resized_when_the_image_size_differs(tmp_path):
     assert report.resized == (4, 8)
     assert torch.equal(larger.position.table, resize_positions(model.position.table, 8))
     assert larger(images(64)).isfinite().all()
+
+
+def test_a_class_token_and_its_position_are_two_parameters_or_their_sum():
+    apart, summed = (
+        fathoms.create_model("vit_digits", depth=1, class_position=placed) for placed in (None, False)
+    )
+    assert len(list(apart.parameters())) == len(list(summed.parameters())) + 1
+    fathoms.load_weights(summed, apart.state_dict())
+    images = torch.randn(2, 1, 8, 8)
+    assert torch.equal(summed(images), apart(images))
+    other = fathoms.create_model("vit_digits", depth=1)
+    fathoms.load_weights(other, summed.state_dict())
+    assert not other.readout.positions.any()
+    assert torch.equal(other(images), apart(images))
 
 
 def test_resizing_keeps_a_constant_and_the_same_grid():
@@ -280,8 +296,8 @@ def test_hub_weights_are_read_at_one_commit(hub_server, monkeypatch, revision):
     model = built(**CAIT)
     (Hub.folder / "tiny").mkdir(parents=True)
     fathoms.save_weights(model, Hub.folder / "tiny" / "model.safetensors", layout="timm")
-    fetch = hub.fetch
-    monkeypatch.setattr(hub, "fetch", lambda hub_id: fetch(hub_id, endpoint=hub_server))
+    fetch = model_sources.fetch
+    monkeypatch.setattr(model_sources, "fetch", lambda hub_id: fetch(hub_id, endpoint=hub_server))
     twin = other(model)
     report = fathoms.load_weights(twin, f"timm/tiny{revision}")
     assert report.source == f"hf-hub:timm/tiny@{COMMIT}"
@@ -295,7 +311,7 @@ def test_a_hub_repository_without_safetensors_is_refused(hub_server):
     (Hub.folder / "tiny").mkdir(parents=True)
     (Hub.folder / "tiny" / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(FathomsError, match="holds no model.safetensors, and nothing else is opened"):
-        hub.fetch("timm/tiny", endpoint=hub_server)
+        model_sources.fetch("timm/tiny", endpoint=hub_server)
     assert not any("pytorch_model" in path for path in Hub.asked)
 
 
@@ -348,3 +364,26 @@ def test_a_class_token_beside_a_pooled_mean_is_timm_s_fc_norm(tmp_path):
     for readout in ("cls", "mean"):
         with pytest.raises(FathomsError, match="build the model with readout='mean_cls'"):
             fathoms.load_weights(built(readout=readout), theirs.state_dict())
+
+
+VALUELESS = {
+    "NoneType holds none": None,
+    "1 is no name of a parameter": {1: torch.ones(1)},
+    "on the meta device": {"stem.proj.weight": torch.ones(1, device="meta")},
+    "is sparse or": {"stem.proj.weight": torch.ones(1).to_sparse()},
+}
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize("says", VALUELESS)
+def test_a_state_without_values_is_refused_in_one_line(says):
+    with pytest.raises(FathomsError, match=says):
+        load_weights(fathoms.create_model("vit_digits", depth=1), VALUELESS[says])
+
+
+@pytest.mark.plain
+def test_images_that_are_no_floats_are_refused_in_one_line():
+    model = fathoms.create_model("vit_digits", depth=1)
+    for images in (torch.zeros(1, 1, 8, 8, dtype=torch.uint8), np.zeros((1, 1, 8, 8), np.float32)):
+        with pytest.raises(ShapeError, match=r"give a tensor of floats"):
+            model.embed(images)

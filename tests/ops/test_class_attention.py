@@ -7,8 +7,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fathoms import FathomsError
-from fathoms.ops import class_attention as op
-from fathoms.ops.class_attention import class_attention, class_attention_reference, pays
+from fathoms.ops import attention_ops as op
+from fathoms.ops.attention_ops import class_attention, class_attention_reference, pays
 from fathoms.parts import ClassAttention
 
 # torch says this once, in the thread that runs the first backward pass of a process on a GPU.

@@ -159,7 +159,7 @@ def allowed(name, plain, dtype):
 # opcheck reads the gradient of a view.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_custom_ops_pass_opcheck(device):
-    from fathoms.ops.triton.gelu import gelu_backward, gelu_forward
+    from fathoms.ops.triton_gelu import gelu_backward, gelu_forward
 
     x, bias, grad = make_inputs((3, 5, 17), torch.float32, torch.float32, device=device)
     x, bias = x.requires_grad_(), bias.requires_grad_()

@@ -7,8 +7,7 @@ import contextlib
 import pytest
 import torch
 
-from fathoms.ops.dispatch import MAX_PROGRAMS
-from fathoms.ops.triton.launch import launch
+from fathoms.ops.dispatch import MAX_PROGRAMS, launch
 
 
 class Kernel:
@@ -43,11 +42,11 @@ def test_a_grid_without_programs_is_not_started():
 
 
 # The run-time type checker changes the signatures that torch makes its custom ops of.
-@pytest.mark.plain
+@pytest.mark.kernels
 def test_an_image_beyond_32_bits_is_copied():
     """On the meta device, for such tensors have 4 GB and more."""
     pytest.importorskip("triton", reason="triton is not installed")
-    from fathoms.ops.triton.talking_heads import rows
+    from fathoms.ops.triton_talking_heads import rows
 
     near = torch.empty_strided((8, 2, 9, 16), (2**31, 16, 96, 1), device="meta")
     assert rows(near) is near
@@ -58,10 +57,10 @@ def test_an_image_beyond_32_bits_is_copied():
     assert rows(near.transpose(2, 3)).is_contiguous()
 
 
-@pytest.mark.plain
+@pytest.mark.kernels
 def test_no_more_images_at_once_than_a_grid_has_room_for():
     pytest.importorskip("triton", reason="triton is not installed")
-    from fathoms.ops.triton.talking_heads import _images, _parts
+    from fathoms.ops.triton_talking_heads import _images, _parts
 
     windows = torch.empty(3 * MAX_PROGRAMS, 1, 4, 16, dtype=torch.bfloat16, device="meta")
     assert _images(windows) == MAX_PROGRAMS

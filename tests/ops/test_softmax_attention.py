@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fathoms.ops.softmax_attention import attend, leave_out_cudnn_attention
+from fathoms.ops.attention_ops import attend, leave_out_cudnn_attention
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fathoms.errors import BackendError, ShapeError, UnknownNameError
-from fathoms.ops import talking_heads as op
-from fathoms.ops.talking_heads import talking_heads, talking_heads_reference, why_not_fused
+from fathoms.ops import attention_ops as op
+from fathoms.ops.attention_ops import talking_heads, talking_heads_reference, why_not_fused
 
 # torch says this once, in the thread that runs the first backward pass of a process on a GPU.
 pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
@@ -92,7 +92,7 @@ def relative_errors(results, exact):
 @pytest.fixture
 def small_scratch(monkeypatch):
     """Room for two images at a time at most, so that batches are processed in parts."""
-    kernel = importlib.import_module("fathoms.ops.triton.talking_heads")
+    kernel = importlib.import_module("fathoms.ops.triton_talking_heads")
     monkeypatch.setattr(kernel, "SCRATCH", 2 * 3 * 13 * 16 * 4)
 
 
@@ -119,7 +119,7 @@ def test_the_kernels_match_float64_and_keep_the_dtype(device, name):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_custom_ops_pass_opcheck(device):
     """The backward pass with transposed weights: the fake tensors of torch.compile must have the real strides."""
-    from fathoms.ops.triton.talking_heads import talking_heads_backward, talking_heads_forward
+    from fathoms.ops.triton_talking_heads import talking_heads_backward, talking_heads_forward
 
     leaves = make_inputs((1, 2, 9, 16), torch.float32, device=device)
     q, k, v, logit_weight, _, prob_weight, bias = (x.detach() for x in leaves)

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from fathoms import FathomsError, create_model
-from fathoms.probes.attention_maps import attention_maps
-from fathoms.probes.pictures.attention import attention_by_head
+from fathoms.probes.attention_maps import attention_by_head, attention_maps
 
 DIGITS = {"num_classes": 10, "depth": 2}
 
@@ -36,15 +35,19 @@ def test_maps_are_shares_of_the_patches(switches):
     assert torch.allclose(maps.sum((1, 2)), torch.ones(3))
 
 
-def test_rollout_of_one_block_is_its_map_with_the_skip_left_out():
-    """One block: the class token's row of (A + I) / 2, over the patches, as shares."""
-    vit = model(depth=1)
-    seen = []
-    vit.blocks[0].attn.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+@pytest.mark.parametrize("depth", [1, 3])
+def test_rollout_multiplies_the_maps_with_their_skips_from_the_last_block_to_the_first(depth):
+    """The class token's row of the product of (A + I) / 2, over the patches, as shares; the maps do not commute."""
+    vit, seen, product = model(depth=depth), [], torch.eye(17)
+    for block in vit.blocks:
+        with torch.no_grad():
+            block.attn.qkv.weight.mul_(20)
+        block.attn.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     maps = attention_maps(vit, torch.randn(2, 1, 8, 8))
-    q, k, _ = vit.blocks[0].attn.project(seen[0], None)
-    expected = (q @ k.transpose(-2, -1) * 16**-0.5).softmax(-1).mean(1)[:, 0, 1:]
-    expected = expected / expected.sum(-1, keepdim=True)
+    for block, tokens in zip(vit.blocks, seen, strict=True):
+        q, k, _ = block.attn.project(tokens, None)
+        product = ((q @ k.transpose(-2, -1) * 16**-0.5).softmax(-1).mean(1) + torch.eye(17)) / 2 @ product
+    expected = product[:, 0, 1:] / product[:, 0, 1:].sum(-1, keepdim=True)
     assert torch.allclose(maps.flatten(1), expected, atol=1e-5)
 
 

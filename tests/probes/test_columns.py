@@ -13,8 +13,8 @@ from torch import nn
 
 import fathoms
 from fathoms import ViT, ViTConfig
-from fathoms.probes.attention_statistics import attention_statistics
 from fathoms.probes.signal import COLUMNS, Site
+from fathoms.probes.tensor_statistics import attention_statistics
 
 SIZES = {
     "image_size": 8,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fathoms import FathomsError, ViT, ViTConfig
-from fathoms.data.sources.digits import digits
+from fathoms.data.sources.arrays import digits
 from fathoms.probes.coordinates import Slope, Trajectory, _fit, coordinate_check
 
 SHAPE = ViTConfig(image_size=8, patch_size=4, in_channels=1, dim=64, heads=4, num_classes=10)
@@ -47,7 +47,7 @@ def check(power, **options):
 
 def test_branches_over_depth_are_flat_and_plain_branches_grow():
     """The negative control: without scaling, and with the square root but not its learning rate, the rise grows."""
-    right, none, half = (check(power, seeds=(0, 1, 2)) for power in (1.0, 0.0, 0.5))
+    right, none, half = (check(power) for power in (1.0, 0.0, 0.5))
     assert (right.verdict, none.verdict, half.verdict) == ("flat", "growing", "growing")
     assert abs(right.stream.value) < 0.15
     assert none.stream.value > 0.6

@@ -9,8 +9,8 @@ import torch
 
 from fathoms import ViT, ViTConfig
 from fathoms.cli.main import main
-from fathoms.names.optimizers import takes_muon
-from fathoms.probes.cost import matrix_speed, measure_cost, part_of, training_memory, update_memory
+from fathoms.optimizer_facts import takes_muon
+from fathoms.probes.part_costs import matrix_speed, measure_cost, part_of, training_memory, update_memory
 
 CONFIG = ViTConfig(image_size=16, patch_size=4, dim=32, heads=2, depth=3, num_classes=5)
 

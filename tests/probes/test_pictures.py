@@ -1,10 +1,10 @@
-"""Pictures show the numbers that they were given, in both formats."""
+"""Figures show the numbers that they were given, as files and inside a page."""
 
 from __future__ import annotations
 
-import io
-import json
 import re
+import xml.etree.ElementTree as ET
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 
 from fathoms import FathomsError, ViT, ViTConfig
-from fathoms.drawing.colours import PALETTE
-from fathoms.probes.pictures.attention import attention_by_head
-from fathoms.probes.pictures.depth_profile import depth_profile
-from fathoms.probes.pictures.plot import Panel, Series, grid_of
-from fathoms.probes.pictures.weights import centre_and_corners, filter_picture, scale_picture
+from fathoms.plotting.panels import Line, Panel, line_panels
+from fathoms.plotting.style import PALETTE, VARIABLES, save_figure, to_svg
+from fathoms.probes.attention_maps import attention_by_head
+from fathoms.probes.blocks import centre_and_corners, patch_filters, residual_scales
+from fathoms.probes.probe_figures import profile_data, profile_figure, scale_figure
 from fathoms.probes.signal import probe
 
 CONFIG = ViTConfig(image_size=8, patch_size=2, in_channels=1, dim=12, heads=3, depth=3, num_classes=4)
@@ -27,43 +27,69 @@ def model(**options):
     return ViT(CONFIG.replace(**options)).eval()
 
 
-def test_a_line_is_at_the_same_place_in_svg_and_png():
-    panel = Panel("title <&>", "x", [Series("a", [(0, 1.0), (1, 10.0)])], log_y=True)
-    picture = grid_of([panel], "whole", columns=1)
-    svg = picture.svg()
-    assert "title &lt;&amp;&gt;" in svg
-    x, y = (
-        float(v)
-        for v in re.findall(rf'polyline points="([\d.,]+) [^"]*" fill="none" stroke="{PALETTE[0]}"', svg)[
-            0
-        ].split(",")
-    )
-    image = np.asarray(Image.open(io.BytesIO(picture.png())).convert("RGB"), int)
-    wanted = [int(PALETTE[0][k : k + 2], 16) for k in (1, 3, 5)]
-    near = image[int(2 * y) - 3 : int(2 * y) + 4, int(2 * x) - 3 : int(2 * x) + 4]
-    assert np.abs(near - wanted).sum(-1).min() < 40
-    assert image.shape == (2 * picture.height, 2 * picture.width, 3)
-
-
 def test_a_value_of_zero_on_a_logarithmic_axis_breaks_the_line():
-    panel = Panel("t", "x", [Series("", [(0, 1.0), (1, 2.0), (2, 0.0), (3, 3.0), (4, 4.0)])], log_y=True)
-    assert grid_of([panel], "w").svg().count(f'stroke="{PALETTE[0]}"') == 2
-    empty = Panel("t", "x", [Series("", [(0, 0.0)])], log_y=True)
-    assert "nothing to show" in grid_of([empty], "w").svg()
+    broken = Panel("t", "x", [Line("", [(0, 1.0), (1, 2.0), (2, 0.0), (3, 3.0), (4, None)])], log_y=True)
+    heights = line_panels([broken], "w", 1).axes[0].lines[0].get_ydata()
+    np.testing.assert_equal(heights, [1.0, 2.0, np.nan, 3.0, np.nan])
+    empty = Panel("t", "x", [Line("", [(0, 0.0)])], log_y=True)
+    assert "nothing to show" in to_svg(line_panels([empty], "w", 1))
 
 
-def test_the_data_of_a_profile_are_those_of_the_probe(tmp_path):
+def test_a_notebook_shows_a_figure_without_pyplot():
+    figure = line_panels([Panel("t", "x", [Line("", [(0, 1.0), (1, 2.0)])])], "w", 1)
+    assert figure._repr_svg_().startswith("<svg")
+
+
+def test_what_hardly_changes_looks_as_if_it_did_not():
+    flat = Panel("t", "x", [Line("", [(0, 0.970), (1, 0.972)])], log_y=True)
+    low, high = line_panels([flat], "w", 1).axes[0].get_ylim()
+    assert high / low == pytest.approx(2.0)
+
+
+def test_the_figure_of_a_probe_shows_its_numbers_and_is_saved_by_ending(tmp_path):
     signal = probe(model(), torch.randn(2, 1, 8, 8))
-    signal.figure(tmp_path / "a.png")
-    stored = json.loads(signal.figure(tmp_path / "a.json").read_text())[""]
+    figure = signal.plot()
+    attn, mlp = figure.axes[1].lines[:2]
+    assert attn.get_ydata().tolist() == signal.column("ratio", "attn")
+    assert mlp.get_ydata().tolist() == signal.column("ratio", "mlp")
+    stored = profile_data(signal.to_json()["sites"])[""]
     assert [site["ratio"] for site in stored] == [site.ratio for site in signal]
-    with pytest.raises(FathomsError, match=r"pictures are written as \.svg, \.png or \.json"):
-        signal.figure(tmp_path / "a.pdf")
+    with Image.open(save_figure(figure, tmp_path / "a.png")) as image:
+        assert image.size == tuple((figure.get_size_inches() * 144).round())
+    with pytest.raises(FathomsError, match=r"pictures are written as \.svg or \.png"):
+        save_figure(figure, tmp_path / "a.pdf")
+
+
+def test_names_are_text_in_a_picture_and_a_page_styles_it_by_its_own_colours():
+    hostile = '<script>"$x&\x00\x1b\u202e漢'
+    panel = Panel(hostile, "x", [Line(hostile, [(0, 1.0), (1, 2.0)]), Line("b", [(0, 1.0), (1, 3.0)], 1)])
+    figure = line_panels([panel], hostile, 1)
+    root = ET.fromstring(to_svg(figure))
+    shown = [text.strip() for text in root.itertext() if "script" in text]
+    assert shown == ['<script>"$x&   漢'] * 4, "suptitle, its title element, panel and legend"
+    inside = to_svg(figure, page="key-")
+    assert 'style="' not in inside
+    assert f"var(--c1, {PALETTE[1]})" in inside
+    assert set(re.findall(r"url\(#(.{4})", inside)) == {"key-"}
+
+
+def test_the_pages_have_the_colours_of_the_figures():
+    style = (files("fathoms.report") / "templates" / "page.css").read_text()
+    light = dict(re.findall(r"(--[a-z]+\d?): light-dark\((#\w+),", style))
+    assert {colour: light[name] for colour, name in VARIABLES.items()} == {name: name for name in VARIABLES}
+
+
+def test_drawing_leaves_the_callers_settings_alone():
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    to_svg(profile_figure({"": probe(model(), torch.randn(2, 1, 8, 8)).to_json()["sites"]}))
+    assert dict(matplotlib.rcParams) == before
 
 
 def test_a_profile_of_several_models_has_a_line_for_each():
     sites = probe(model(), torch.randn(2, 1, 8, 8)).to_json()["sites"]
-    svg = depth_profile({"one": sites, "two": sites}).svg()
+    svg = to_svg(profile_figure({"one": sites, "two": sites}))
     assert svg.count(">one<") == svg.count(">two<") == 1
 
 
@@ -74,10 +100,11 @@ def test_centre_and_corners_of_a_patch():
     assert centre_and_corners(values) == (3.0, 0.5)
 
 
-def test_the_scale_picture_holds_every_gamma_and_models_without_one_have_none():
-    made = scale_picture(model(residual="layerscale", residual_init=0.5))
-    assert made.data["mlp"]["blocks.2"] == [0.5] * 12
-    assert scale_picture(model()) is None
+def test_every_gamma_is_read_and_models_without_one_have_none():
+    found = residual_scales(model(residual="layerscale", residual_init=0.5))
+    assert found["mlp"]["blocks.2"] == [0.5] * 12
+    assert scale_figure(found).axes[1].images[0].get_array().tolist() == [[0.5] * 12] * 3
+    assert residual_scales(model()) == {}
 
 
 def test_filters_are_laid_out_as_the_patch_is():
@@ -85,9 +112,9 @@ def test_filters_are_laid_out_as_the_patch_is():
     with torch.no_grad():
         vit.stem.proj.weight.zero_()
         vit.stem.proj.weight[3] = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    made = filter_picture(vit)
-    assert made.data["order"][0] == 3
-    assert made.data["filters"][0] == [[[1.0, 2.0], [3.0, 4.0]]]
+    found = patch_filters(vit)
+    assert found["order"][0] == 3
+    assert found["filters"][0] == [[[1.0, 2.0], [3.0, 4.0]]]
 
 
 def test_attention_by_head_is_that_of_the_class_token():
@@ -110,9 +137,7 @@ def test_class_attention_is_drawn_by_head_too():
 
 
 def test_few_blocks_have_whole_numbers_on_their_axis():
-    line = Series("", [(0, 0.5), (1, 0.6), (2, 0.7)])
-    labels = re.findall(
-        r">([\d.,]+)</text>", grid_of([Panel("", "block", [line], y_range=(0.5, 0.7))], "").svg()
-    )
-    assert [text for text in labels if "." not in text] == ["0", "1", "2"]
-    assert "1.5" not in labels
+    line = Line("", [(0, 0.5), (1, 0.6), (2, 0.7)])
+    axes = line_panels([Panel("", "block", [line])], "", 1).axes[0]
+    axes.figure.draw_without_rendering()
+    assert [text.get_text() for text in axes.get_xticklabels()][1:-1] == ["0", "1", "2"]

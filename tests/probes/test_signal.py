@@ -10,8 +10,8 @@ import torch
 
 import fathoms
 from fathoms import FathomsError, ViT, ViTConfig
-from fathoms.data.sources.digits import digits
-from fathoms.probes.verdicts.start_features import depth_features
+from fathoms.data.sources.arrays import digits
+from fathoms.probes.thresholds import depth_features
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,6 +34,17 @@ def test_rows_come_block_by_block_with_both_branches():
     assert names == [(name, branch) for name in expected for branch in ("attn", "mlp")]
     assert len(signal.table().splitlines()) == 1 + len(signal)
     assert json.loads(json.dumps(signal.to_json()))["sites"][0]["block"] == "blocks.0"
+
+
+def test_growth_and_gradient_ratio_are_taken_over_the_blocks_without_the_readout():
+    signal = fathoms.probe(vit(readout="class_attention", norm="none"), *batch())
+    first, last = (
+        next(site for site in signal if (site.block, site.branch) == place)
+        for place in (("blocks.0", "attn"), ("blocks.3", "mlp"))
+    )
+    assert signal.growth == pytest.approx(last.stream / first.stream)
+    assert signal.gradient_ratio == pytest.approx(first.gradient / last.gradient)
+    assert signal.growth != pytest.approx(signal[-1].stream / first.stream, rel=1e-3)
 
 
 def test_numbers_agree_with_a_measure_by_hand():

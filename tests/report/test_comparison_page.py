@@ -17,14 +17,14 @@ import pytest
 import fathoms.report
 from fathoms.cli.main import main
 from fathoms.models.zoo import model_config
-from fathoms.report.comparison.arms import arms_of, leading
-from fathoms.report.comparison.files import BESIDE, read_comparison, read_runs
-from fathoms.report.comparison.strips import score_strips
+from fathoms.report.arm_views import arms_of, leading
+from fathoms.report.comparison_page import headline, made_by
 from fathoms.report.html import soft
 from fathoms.report.page import write_report
-from fathoms.train.job import Job, RunOptions
-from fathoms.train.recipe.recipe import Recipe
-from fathoms.train.record.toml import to_toml
+from fathoms.report.records import BESIDE, read_comparison, read_runs
+from fathoms.training.job import Job, RunOptions
+from fathoms.training.recipe import Recipe
+from fathoms.training.run_folder import to_toml
 from planted_comparison import GRID, write_comparison, write_run
 
 HOSTILE = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'{{7*7}}&"
@@ -64,7 +64,6 @@ def test_the_page_says_the_answer_the_command_and_every_cell(folder):
     assert "first in the output of blocks.1.mlp" in page.text
     text = (folder / "report.html").read_text()
     assert text.count('data-status="done"') == 10
-    assert text.count('class="seed"') == 10, "a dot for every run that has a score"
     for heading in (
         "Accuracy by seed",
         "Differences between arms",
@@ -90,8 +89,12 @@ def test_means_leave_diverged_runs_out_and_intervals_need_three_seeds(folder):
     # t of 2 degrees of freedom at 97.5 %.
     assert (high - low) / 2 == pytest.approx(4.302653 * full.sd / 3**0.5, rel=1e-5)
     assert leading(list(arms.values()), comparison) is full
-    strips = score_strips(list(arms.values()), "top1")
-    assert [row.remark for row in strips.rows] == ["", "", "1 failed", "1 diverged"]
+    figure = comparison.plot()
+    told = [text.get_text() for text in figure.axes[0].texts]
+    assert all(text.endswith(")") for text in told[:2]), "an interval, and no run lost"
+    assert [text.rpartition("  ")[2] for text in told[2:]] == ["1 failed", "1 diverged"]
+    dots = [points for points in figure.axes[0].collections if len(points.get_offsets())]
+    assert sum(len(points.get_offsets()) for points in dots) == 10, "a dot for every run that has a score"
 
 
 def test_a_mean_of_zero_is_a_mean(folder):
@@ -110,7 +113,7 @@ def test_tuned_values_are_drawn_used_and_marked_at_the_edge(tmp_path):
     arm = {"name": "norm=ln, depth=24", "best": {"lr": "0.003"}, "edge": ["lr"], "trials": trials}
     tuning = {"grid": {"lr": ["1e-4", "1e-3", "3e-3"]}, "arms": [arm]}
     page = seen(write_comparison(tmp_path / "t", GRID, tuning=tuning))
-    assert "Tuning of lr" in page.text
+    assert "Tuning" in page.text
     assert (
         "norm=ln, depth=24: the best lr, 0.003, is at the edge of the grid; a wider one may do better"
         in page.text
@@ -126,7 +129,7 @@ def test_a_best_value_inside_the_grid_is_not_at_its_edge_though_a_trial_beyond_i
     arm = {"name": "norm=ln, depth=24", "best": {"lr": "0.01"}, "edge": [], "trials": trials}
     tuning = {"grid": {"lr": ["0.003", "0.01", "1e9"]}, "arms": [arm]}
     page = seen(write_comparison(tmp_path / "t", GRID, tuning=tuning))
-    assert "Tuning of lr" in page.text
+    assert "Tuning" in page.text
     assert "edge of the grid" not in page.text
 
 
@@ -170,7 +173,8 @@ def test_a_row_cannot_point_outside_its_folder(folder, tmp_path):
     assert not read_comparison(folder).cells[0].record.metrics
 
 
-def test_values_of_the_wrong_kind_are_left_out(folder):
+def test_values_of_the_wrong_kind_are_left_out(folder, monkeypatch):
+    monkeypatch.setattr("fathoms.plotting.style._drawn", lambda _figure: "<svg></svg>")
     odd = [None, 3, "x", [], {}, True]
     for name in ("results.json", "plan.json", "timings.json"):
         whole = json.loads((folder / name).read_text())
@@ -178,6 +182,8 @@ def test_values_of_the_wrong_kind_are_left_out(folder):
             for value in odd:
                 (folder / name).write_text(json.dumps({**whole, key: value}))
                 assert shown(folder) == ((0, 0) if key == "cells" else (12, 10)), (name, key, value)
+        (folder / name).write_text(json.dumps(dict.fromkeys(whole, "x")))
+        assert write_report(folder).is_file()
         (folder / name).write_text(json.dumps(whole))
     results = json.loads((folder / "results.json").read_text())
     for key in results["cells"][0]:
@@ -191,8 +197,11 @@ def test_values_of_the_wrong_kind_are_left_out(folder):
 
 def shown(folder):
     """How many runs the page lists, and how many of them it has a score of."""
-    text = write_report(folder).read_text()
-    return text.count("data-status="), text.count('class="seed"')
+    comparison = read_comparison(folder)
+    arms = arms_of(comparison)
+    assert made_by(comparison) is not None
+    assert headline(arms, comparison)
+    return sum(len(arm.cells) for arm in arms), sum(len(arm.scores) for arm in arms)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +209,8 @@ def shown(folder):
 )
 def test_hostile_names_stay_text(tmp_path, name):
     arms = {name: ({"norm": name, name: "1"}, 80.0), f"{name}2": ({"norm": "b", name: "2"}, 70.0)}
-    page = seen(write_comparison(tmp_path / "h", {"plain": ({"norm": "a", "depth": "1"}, 60.0), **GRID}))
+    planted = {"plain": ({"norm": "a", "depth": "1"}, 60.0), **GRID}
+    page = seen(write_comparison(tmp_path / "h", planted, probes=0))
     results = json.loads((tmp_path / "h" / "results.json").read_text())
     for row, (arm, (options, _)) in zip(results["cells"], [*arms.items()] * 3, strict=False):
         row |= {
@@ -301,6 +311,7 @@ def test_the_policy_fits_the_page_and_nothing_is_loaded(folder):
 
 @pytest.mark.clock
 @pytest.mark.slow
+@pytest.mark.plain
 def test_two_hundred_runs_of_three_hundred_epochs_make_a_page_in_time(tmp_path):
     arms = {
         f"norm={norm}, depth={depth}": ({"norm": f"n{norm}", "depth": str(depth)}, 60.0 + norm)

@@ -5,8 +5,10 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from fathoms.report.comparison.figures import OURS
+from fathoms.report.arm_views import arms_of
+from fathoms.report.figures import OURS, differences_figure
 from fathoms.report.page import write_report
+from fathoms.report.records import read_comparison
 from planted_comparison import GRID, write_comparison
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -39,22 +41,33 @@ def test_every_figure_of_the_page_is_a_file(folder):
         *(f"curves-{name}.svg" for name in ("val-top1", "val-loss", "train-loss", "train-top1")),
         *(["differences.svg"] if "verdicts" in json.loads((folder / "results.json").read_text()) else []),
     }
-    dots = found["scores.svg"].findall(f"{SVG}circle")
-    assert len(dots) == 11, "a dot for every run that has a score"
-    assert len(found["curves-val-top1.svg"].findall(f"{SVG}polygon")) == len(GRID), "a band for each arm"
-    assert len(found["tuning.svg"].findall(f"{SVG}circle")) == 2 * len(GRID)
-    assert len(found["axes-1-norm-depth.svg"].findall(f"{SVG}rect")) == 1 + 4
 
 
-def test_every_shape_lies_on_its_canvas(folder):
-    for name, root in drawn(folder).items():
-        width, height = float(root.get("width")), float(root.get("height"))
-        places = [(float(shape.get("cx")), float(shape.get("cy"))) for shape in root.iter(f"{SVG}circle")]
-        places += [(float(shape.get("x")), float(shape.get("y"))) for shape in root.iter(f"{SVG}text")]
-        for shape in root.iter(f"{SVG}polyline"):
-            places += [tuple(map(float, point.split(","))) for point in shape.get("points").split()]
-        assert places
-        assert all(0 <= x <= width and 0 <= y <= height for x, y in places), name
+def test_figures_show_the_numbers_of_the_comparison(folder):
+    comparison = read_comparison(folder)
+    made = comparison.figures
+    bands = made["curves-val-top1"].axes[0].collections
+    assert len(bands) == len(GRID), "a band for each arm"
+    lines = made["tuning"].axes[0].lines
+    assert [line.get_ydata().tolist() for line in lines] == [[60.0, 80.0]] * len(GRID)
+    squares = made["axes-1-norm-depth"].axes[0]
+    means = {arm.name: f"{arm.mean:.2f}" for arm in arms_of(comparison)}
+    assert [text.get_text() for text in squares.texts] == list(means.values())
+
+
+def test_a_difference_is_told_with_the_better_arm_first(folder):
+    results = json.loads((folder / "results.json").read_text())
+    row = {"a": "norm=dyt, depth=12", "b": "norm=ln, depth=24", "difference": -7.0, "low": -9.0, "high": -5.0}
+    row |= {"verdict": "b better", "p": 0.01, "win_share": 0.1}
+    (folder / "results.json").write_text(json.dumps({**results, "verdicts": [row]}))
+    comparison = read_comparison(folder)
+    axes = differences_figure(arms_of(comparison), comparison).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "norm=ln, depth=24 − norm=dyt, depth=12"
+    ]
+    assert axes.texts[0].get_text() == (
+        "+7.00 (+5.00 to +9.00)   the first is better, p = 0.01, ahead in 90% of pairs of ru…"
+    )
 
 
 def test_hostile_names_are_text_and_old_figures_go(tmp_path):
@@ -65,10 +78,9 @@ def test_hostile_names_are_text_and_old_figures_go(tmp_path):
     found = drawn(folder)
     assert "axes-9-old-old.svg" not in found
     assert "scores.svg" in found
+    drawn_by_us = {"svg", "title", "g", "path", "text", "defs", "use", "clipPath", "rect", "image"}
     for root in found.values():
-        assert {shape.tag.removeprefix(SVG) for shape in root.iter()} <= {
-            *("svg", "title", "rect", "line", "text", "circle", "polyline", "polygon")
-        }
+        assert {shape.tag.removeprefix(SVG) for shape in root.iter()} <= drawn_by_us
 
 
 @pytest.mark.parametrize("epochs", [0, 4], ids=["nothing to draw", "figures"])

@@ -9,8 +9,9 @@ import pytest
 
 from fathoms import FathomsError
 from fathoms.cli.main import main
-from fathoms.evaluate.training_record import record_of_run
-from fathoms.report.page import write_report
+from fathoms.models.training_record import record_of_run
+from fathoms.report.arm_views import packed
+from fathoms.report.page import follow, write_report
 
 CONFIG = 'data = "x"\nclasses = ["a", "b"]\n[model]\nname = "vit_digits"\n'
 
@@ -108,3 +109,22 @@ def test_a_damaged_plan_is_not_said_to_be_of_a_training_command(two_runs, capsys
     (two_runs / "plan.json").write_text("{")
     assert main(["report", "."]) == 2
     assert "; remove the file, and the command of the comparison writes it again" in capsys.readouterr().err
+
+
+def test_a_followed_page_is_written_as_a_run_goes_on_and_stops_with_it(folder, monkeypatch):
+    seen = []
+
+    def go_on(_seconds):
+        seen.append((folder / "report.html").read_text())
+        if len(seen) == 2:
+            (folder / "summary.json").write_text('{"status": "done"}')
+        else:
+            (folder / "metrics.jsonl").write_text(
+                '{"epoch": 1, "split": "val", "top1": 37.25, "version": 4}\n'
+            )
+
+    monkeypatch.setattr("fathoms.report.page.time.sleep", go_on)
+    last = follow([folder]).read_text()
+    assert [packed([37.25]) in page for page in seen] == [False, True]
+    assert all("data-reload" in page.partition("<body")[2].partition(">")[0] for page in seen)
+    assert "<body>" in last

@@ -10,17 +10,17 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from fathoms import FathomsError
 from fathoms.cli.main import main
-from fathoms.drawing.colours import RAMP
+from fathoms.plotting.style import to_svg
+from fathoms.report.figures import MOST_COLUMNS, norm_map, norms_figure
 from fathoms.report.html import embedded
 from fathoms.report.page import write_report
-from fathoms.report.quantities import count, duration, file_size
-from fathoms.report.run import chart, heatmap
-from fathoms.report.run.files import read_run
-from fathoms.train.record.toml import to_toml
+from fathoms.report.records import count, duration, file_size, read_run
+from fathoms.training.run_folder import to_toml
 
 HOSTILE = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'{{7*7}}&"
 
@@ -85,9 +85,11 @@ def folder(tmp_path):
     )
     rows = []
     for epoch in range(5):
-        rows.append({"epoch": epoch, "step": 10 * epoch, "split": "train", "loss": 2.0 / (epoch + 1)})
+        rows.append({"epoch": epoch + 1, "step": 10 * epoch, "split": "train", "loss": 2.0 / (epoch + 1)})
         rows[-1] |= {"top1": 10.0 * epoch, "top5": 50.0, "lr": 1e-3, "images_per_second": 900.0}
-        rows.append({"epoch": epoch, "step": 10 * epoch, "split": "val", "loss": 1.8, "top1": 12.0 * epoch})
+        rows.append(
+            {"epoch": epoch + 1, "step": 10 * epoch, "split": "val", "loss": 1.8, "top1": 12.0 * epoch}
+        )
         rows[-1] |= {"top5": 60.0}
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     probes = [{"epoch": 0, "step": step, "sites": sites(step)} for step in range(1, 5)]
@@ -115,17 +117,27 @@ def test_the_page_shows_the_numbers_the_settings_and_the_files(folder):
     assert not made.open
 
 
+def floats(text):
+    return np.frombuffer(base64.b64decode(text), "<f4").tolist()
+
+
 def test_curves_pass_through_the_metrics(folder):
-    made = page(folder)
-    assert [svg["data-chart"] for svg in made.named("svg") if "data-chart" in svg] == [
-        "loss",
-        "accuracy",
-        "lr",
-        "speed",
+    group = json.loads("".join(page(folder).texts["script"][:1]))["epoch"]
+    assert [arm["name"] for arm in group["arms"]] == ["train", "val", "val top-5"]
+    titles = [chart["title"] for chart in group["charts"]]
+    assert titles == ["Loss", "Accuracy", "Learning rate", "Images per second"]
+    assert group["epochs"] == [1, 2, 3, 4, 5]
+    accuracy = group["charts"][1]["lines"]
+    assert floats(accuracy[1]) == [12.0 * epoch for epoch in range(5)]
+    assert [line is None for line in group["charts"][2]["lines"]] == [False, True, True]
+
+
+def test_the_figure_of_a_run_has_the_curves_of_its_page(folder):
+    figure = read_run(folder).plot()
+    assert [axes.get_title("left") for axes in figure.axes] == [
+        *("Loss", "Accuracy, %", "Learning rate", "Images per second")
     ]
-    data = json.loads("".join(made.texts["script"][:1]))
-    assert data["accuracy"]["series"][1]["points"] == [[epoch + 1, 12.0 * epoch] for epoch in range(5)]
-    assert "val top-1, epoch 5: 48 %" in made.texts["title"]
+    assert figure.axes[1].lines[1].get_ydata().tolist() == [12.0 * epoch for epoch in range(5)]
 
 
 @pytest.mark.parametrize("losses", [(0, 5e-324), (-1e300, 1e300), (10**16, 10**16 + 2), (10**400, 1), (3, 3)])
@@ -133,24 +145,19 @@ def test_numbers_at_the_ends_of_arithmetic_are_drawn_or_left_out(folder, losses)
     rows = [{"epoch": epoch, "split": "train", "loss": loss} for epoch, loss in enumerate(losses)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert not page(folder).open
-    made = chart.draw("loss", "Loss", {"train": ("train", read_run(folder).series("train", "loss"))})
-    assert made is not None
-    assert 2 <= len(made.y_ticks) <= 8
-    assert all(len(text) <= 20 for _, text in made.y_ticks)
+    assert to_svg(read_run(folder).plot()).startswith("<svg")
 
 
 def test_the_heat_map_has_a_cell_for_every_site_and_measurement(folder):
     run = read_run(folder)
-    made = heatmap.draw("gradients", "gradient", run.probes)
-    assert made is not None
-    assert len(made.cells) == 4 * 6
-    assert made.cells[0].colour == RAMP[-1]
-    assert made.cells[5].colour == RAMP[0]
-    assert (made.low, made.high) == ("1e-05", "1")
-    assert [cell.colour for cell in heatmap.draw("w", "weights", run.probes).cells].count(None) == 4
-    many = heatmap.draw("g", "gradient", run.probes * 100)
-    assert many is not None
-    assert len(many.cells) == heatmap.COLUMNS * 6
+    made = norm_map("gradients", run.probes, "gradient")
+    np.testing.assert_allclose(made.values, np.tile(10.0 ** -np.arange(6.0)[:, None], 4))
+    assert (made.rows[1], made.columns) == ("0 mlp", ["1", "2", "3", "4"])
+    image = norms_figure([made]).axes[0].images[0]
+    assert (image.norm.vmin, image.norm.vmax) == pytest.approx((1e-5, 1.0))
+    assert np.isnan(norm_map("w", run.probes, "weights").values).sum() == 4
+    assert norm_map("g", run.probes * 100, "gradient").values.shape == (6, MOST_COLUMNS)
+    assert norm_map("g", run.probes, "dead") is None
     assert page(folder).text("h2").startswith("Curves Norms by layer")
 
 
@@ -178,7 +185,7 @@ def test_hostile_names_stay_text(folder):
 def test_nothing_is_loaded_from_anywhere_and_the_policy_fits_the_page(folder):
     text = write_report(folder).read_text()
     made = Page(text)
-    assert not re.search(r"https?:|url\(|@import", text)
+    assert not re.search(r"https?:|url\((?!#)|@import", text.replace("https://github.com/leeoniya/uPlot", ""))
     assert not [attributes for _, attributes in made.elements if "src" in attributes]
     assert all(link["href"].startswith("./") for link in made.named("a"))
     policy = made.named("meta")[1]["content"]
@@ -212,7 +219,8 @@ def test_a_run_that_has_just_begun_has_a_page(folder):
         (folder / name).unlink()
     made = page(folder)
     assert {"class": "status open"} in made.named("p")
-    assert not [svg for svg in made.named("svg") if "data-chart" in svg]
+    assert not made.named("svg")
+    assert "Curves" not in made.text("h2")
 
 
 def test_a_line_being_written_is_left_out_and_a_damaged_one_is_named(folder, capsys):
@@ -288,6 +296,6 @@ def test_a_browser_runs_our_script_and_not_an_untrusted_one(folder):
     target = write_report(named, folder.parent / "page.html")
     words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", target.as_uri()]
     seen = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert seen.stdout.count("data-live") == 4
+    assert len(re.findall(r"data-ready=\"\"", seen.stdout)) == 5, "the page and its four charts"
     assert "<title>pwned" not in seen.stdout
     assert "Content Security Policy" not in seen.stderr

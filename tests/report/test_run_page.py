@@ -9,12 +9,11 @@ import json
 import pytest
 from PIL import Image
 
+from fathoms.report.confusions import MATRIX, evaluated, examples
 from fathoms.report.page import write_report
-from fathoms.report.run.evaluation import MATRIX, evaluated, examples
-from fathoms.report.run.files import RunRecord, read_run
-from fathoms.report.run.origin import command, model_words, origin
-from fathoms.report.run.updates import MOST_POINTS, by_update, guard_events
-from fathoms.train.record.toml import to_toml
+from fathoms.report.records import RunRecord, read_run
+from fathoms.report.run_page import MOST_POINTS, by_update, command, guard_events, model_words, origin
+from fathoms.training.run_folder import to_toml
 from planted_comparison import write_run
 
 HOSTILE = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'"
@@ -81,7 +80,7 @@ def test_losses_are_drawn_by_update_and_many_are_averaged(folder):
     assert by_update([{"update": "x", "loss": [1.0]}, {"update": 2, "loss": "y"}], "loss") == []
 
 
-def test_events_name_place_action_and_cause_and_old_rows_count_from_zero(folder):
+def test_events_name_place_action_and_cause(folder):
     (event,), count = guard_events(read_run(folder).guard)
     assert count == 1
     assert (event.place, event.kind, event.act) == (
@@ -91,8 +90,6 @@ def test_events_name_place_action_and_cause_and_old_rows_count_from_zero(folder)
     )
     assert event.cause.startswith("blocks.1.mlp; images a.jpg, ")
     assert event.cause.endswith("c and 1 more")
-    (old,), _ = guard_events([{"kind": "spike", "act": "log", "epoch": 0, "update": 2, "score": 12.0}])
-    assert (old.place, old.numbers) == ("epoch 1, update 3", "deviations 12")
 
 
 def test_classes_come_hardest_first_with_their_mistakes(folder):
@@ -139,15 +136,6 @@ def test_a_run_without_norms_says_how_to_get_them(tmp_path):
     text = write_report(write_run(tmp_path / "plain")).read_text()
     assert "--probe-interval 100" in text
     assert "img-src" not in text
-
-
-def test_epochs_of_old_rows_and_new_ones_are_the_same_on_the_page(folder):
-    old = read_run(folder).series("val", "top1")
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    new = [row | {"version": 2, "epoch": row["epoch"] + 1} for row in rows]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in new))
-    assert read_run(folder).series("val", "top1") == old
-    assert [epoch for epoch, _ in old] == [1, 2, 3, 4]
 
 
 def test_files_of_the_wrong_kind_are_left_out(folder):

@@ -15,9 +15,9 @@ from transformers import ViTConfig as TransformersConfig
 
 from fathoms import FathomsError, ViT, ViTConfig, load_weights, save_weights
 from fathoms.parts import NORMS, RESIDUALS, LayerScale, LearnableScaler, NoNorm
-from fathoms.surgery.fold.fold import fold
-from fathoms.surgery.swap.sites import find_sites
-from fathoms.surgery.swap.swap import swap_norms
+from fathoms.surgery.fold import fold
+from fathoms.surgery.norm_sites import find_sites
+from fathoms.surgery.swap import swap_norms
 
 SMALL = {"image_size": 16, "patch_size": 8, "dim": 24, "heads": 3, "depth": 1, "num_classes": 5}
 CAIT = {"attention": "talking_heads", "residual": "layerscale", "readout": "class_attention"}
@@ -225,6 +225,43 @@ def test_convolutions_take_scales_on_either_side_but_no_shift_under_padding():
     assert "pads with zeros" in report.left[0][1]
 
 
+@pytest.mark.parametrize("groups", [1, 2, 8], ids=["plain", "grouped", "depthwise"])
+def test_convolutions_in_groups_take_scales_and_shifts_on_either_side(groups):
+    parts = [nn.Conv2d(8, 16, 3, groups=groups), nn.BatchNorm2d(16), nn.ReLU()]
+    parts += [nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3, groups=groups, bias=False)]
+    model, x = moved(nn.Sequential(*parts)).eval(), torch.randn(2, 8, 9, 9)
+    swapped = copy.deepcopy(model)
+    swap_norms(swapped, "learnable_scaler")
+    folded, report = fold(swapped, images=x)
+    assert [row.into for row in report] == [("0.weight",), ("4.weight",)]
+    assert torch.allclose(folded(x), model(x), atol=1e-4)
+
+
+def test_batchnorms_that_stay_are_said_to_fold_after_a_swap():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    _, report = fold(model, images=images())
+    assert report.left[0][0] == "1.weight, bias"
+    assert report.notes[0].startswith(
+        '1 BatchNorms stay; fathoms.swap_norms(model, "learnable_scaler") makes'
+    )
+
+
+def test_a_shift_before_a_scale_is_not_called_computed():
+    class Backwards(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift, self.scale, self.fc = (
+                nn.Parameter(torch.ones(4)),
+                nn.Parameter(torch.ones(4)),
+                nn.Linear(4, 2),
+            )
+
+        def forward(self, x):
+            return self.fc((x + self.shift) * self.scale)
+
+    assert fold(moved(Backwards()), images=torch.randn(2, 4))[1].left == ()
+
+
 class Branching(nn.LayerNorm):
     def forward(self, x):
         return super().forward(x if float(x.sum()) > 0 else -x)
@@ -251,7 +288,7 @@ def test_a_model_that_cannot_be_folded_is_an_error(model, given, message):
 
 
 def test_a_wrong_fold_is_never_returned(monkeypatch):
-    monkeypatch.setattr("fathoms.surgery.fold.arithmetic._absorb_into", lambda *_: None)
+    monkeypatch.setattr("fathoms.surgery.fold_absorb._absorb_into", lambda *_: None)
     with pytest.raises(FathomsError, match="the folded model differs by"):
         fold(vit())
     _, report = fold(vit(), verify=False)
@@ -324,3 +361,51 @@ def test_a_folded_model_compiles_and_exports():
     assert torch.allclose(compiled(images()), folded(images()), atol=1e-5)
     program = torch.export.export(folded, (images(),))
     assert torch.allclose(program.module()(images()), folded(images()), atol=1e-5)
+
+
+class Normed(nn.Module):
+    """A norm with a shift, then an attention without biases."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = nn.LayerNorm(8), nn.Linear(8, 3)
+        self.attention = nn.MultiheadAttention(8, 2, bias=False, batch_first=True)
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return self.fc(x + self.attention(y, y, y, need_weights=False)[0])
+
+
+def test_an_attention_without_biases_gets_none():
+    _, report = fold(Normed().eval(), images=torch.randn(2, 4, 8))
+    ((name, why),) = report.left
+    assert name == "norm.weight, bias"
+    assert "has no bias, and no place for one" in why
+
+
+class Scales(nn.Module):
+    """Two scales and shifts of maps in a row."""
+
+    def __init__(self):
+        super().__init__()
+        self.values = nn.ParameterList(torch.randn(4, 1, 1) for _ in range(4))
+
+    def forward(self, x):
+        a, b, c, d = self.values
+        return ((x * a + b) * c + d).relu()
+
+
+def test_scales_of_maps_fold_into_each_other():
+    model, x = Scales(), torch.randn(2, 4, 5, 5)
+    folded, report = fold(model, images=x)
+    assert len(report) == 1
+    assert torch.allclose(folded(x), model(x), atol=1e-5)
+
+
+def test_a_fold_leaves_the_random_state_as_it_was():
+    model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3))
+    nn.init.normal_(model[1].weight)
+    state = torch.get_rng_state()
+    fold(model, images=torch.ones(2, 6))
+    assert torch.equal(torch.get_rng_state(), state)

@@ -12,12 +12,11 @@ from torch import nn
 
 from fathoms import FathomsError
 from fathoms.parts import Derf, DyT, LayerNorm, LayerScale, LearnableScaler, ReZero, RMSNorm
-from fathoms.surgery.fold.affine_parts import find_parts
-from fathoms.surgery.fold.fold import fold
-from fathoms.surgery.fold.graph import trace
+from fathoms.surgery.fold import fold
+from fathoms.surgery.fold_graph import find_parts, trace
 from fathoms.surgery.inputs import difference, run
-from fathoms.surgery.swap.sites import find_sites
-from fathoms.surgery.swap.swap import swap_norms
+from fathoms.surgery.norm_sites import find_sites
+from fathoms.surgery.swap import swap_norms
 
 WIDTH = 6
 

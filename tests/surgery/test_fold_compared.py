@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import timm
 import torch
@@ -9,9 +11,9 @@ from torch import nn
 from transformers import ViTMAEConfig, ViTMAEModel
 
 from fathoms import FathomsError
-from fathoms.surgery.accelerate.accelerate import accelerate
-from fathoms.surgery.fold.fold import fold
-from fathoms.surgery.swap.swap import swap_norms
+from fathoms.surgery.accelerate import accelerate
+from fathoms.surgery.fold import fold
+from fathoms.surgery.swap import swap_norms
 from tiny_models import random_images as images
 
 
@@ -84,6 +86,74 @@ def test_a_model_that_takes_some_batch_sizes_only_is_compared_at_those():
     _, report = fold(Pairs(), images=rows(4))
     assert len(report) == 1
     assert report.difference < 1e-5
+
+
+class PadsWhereItMust(Scaled):
+    """Windows of four tokens; zeros are added behind the norm where they do not come out even."""
+
+    def forward(self, x):
+        y = self.norm(x)
+        more = -x.shape[1] % 4
+        return self.fc(nn.functional.pad(y, (0, 0, 0, more)) if more else y).mean(1)
+
+
+def test_a_fold_that_holds_at_some_sizes_only_says_at_which():
+    model, x = PadsWhereItMust(), torch.randn(2, 8, 8)
+    nn.init.ones_(model.norm.bias)
+    folded, report = fold(model, images=x)
+    assert report.difference < 1e-5
+    assert not torch.allclose(folded(x[:, :6]), model(x[:, :6]), atol=1e-3)
+    (said,) = report.notes
+    assert re.findall(r"\(.*?\)", said) == ["(1, 9, 8)", "(1, 10, 8)", "(1, 7, 8)"]
+    assert said.startswith("differs at inputs of (1, 9, 8) by 0.")
+    assert report.sizes == ("(1, 4, 8)",)
+    assert said in report.table()
+
+
+def test_other_sizes_are_tried_on_copies():
+    class Remembers(Scaled):
+        """Its window shrinks with the shortest sequence that it has seen."""
+
+        def __init__(self):
+            super().__init__()
+            self.window = 8
+
+        def forward(self, x):
+            self.window = min(self.window, x.shape[1])
+            return super().forward(x)[:, : self.window]
+
+    model = Remembers()
+    folded, report = fold(model, images=torch.randn(2, 8, 8))
+    assert "(1, 4, 8)" in report.sizes
+    assert (model.window, folded.window) == (8, 8)
+
+
+def test_a_fold_that_holds_everywhere_says_where_it_was_tried():
+    _, report = fold(Scaled(), images=torch.randn(2, 8, 8))
+    assert report.sizes == ("(1, 9, 8)", "(1, 10, 8)", "(1, 7, 8)", "(1, 4, 8)")
+    assert f"agrees at inputs of {', '.join(report.sizes)}" in report.table()
+    assert report.notes == ()
+
+
+def test_a_model_of_two_dtypes_is_held_to_the_coarser():
+    class Mixed(Scaled):
+        def forward(self, x):
+            return self.fc(self.norm(x.float()).bfloat16())
+
+    model = Mixed()
+    model.fc.bfloat16()
+    _, report = fold(model, images=torch.randn(4, 8))
+    assert 1e-4 < report.difference < 5e-2
+
+
+def test_a_folded_module_keeps_its_hooks():
+    model, seen = Scaled(), []
+    model.norm.register_forward_hook(lambda *_: seen.append(1))
+    folded, report = fold(model, images=rows(4))
+    assert len(report) == 1
+    seen.clear()
+    folded(rows(4))
+    assert seen == [1]
 
 
 def test_the_rounding_of_a_model_is_not_called_a_fault_of_the_fold():

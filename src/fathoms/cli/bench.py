@@ -17,15 +17,15 @@ import tyro
 
 from fathoms.cli.flags.early_checks import check_counts
 from fathoms.cli.flags.parse import Switches, given
-from fathoms.cli.terminal.progress import announced, progress_bar
+from fathoms.cli.terminal.live_output import announced, progress_bar
 from fathoms.errors import ConfigError
-from fathoms.machine.devices import check_device
+from fathoms.machine import check_device
 from fathoms.models.zoo import model_config
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fathoms.bench.race import Contender
+    from fathoms.bench import Contender
 
 EXAMPLES = """
 fathoms bench cait_s24_224 --batch-size 256 --against timm
@@ -88,11 +88,9 @@ def run(args: Args) -> int:
         raise ConfigError("--against timm: timm has no model with these switches; leave one of the two out")
     import torch
 
-    from fathoms.bench.beside_timm import quicker
-    from fathoms.bench.race import Setting, prepare, race
+    from fathoms.bench import Setting, prepare, quicker, race
     from fathoms.models.vit import ViT
-    from fathoms.surgery.accelerate.accelerate import fuse_mlps
-    from fathoms.train.distributed import choose_device
+    from fathoms.training.distributed import choose_device
 
     device = choose_device(args.device)
     launch = args.launch or ("graph" if device.type == "cuda" else "eager")
@@ -105,8 +103,6 @@ def run(args: Args) -> int:
     if args.against is not None:
         contenders, failed = timms_side(args, config.num_classes, (images, labels), launch)
     model = ViT(config).to(device)
-    if args.mode == "infer":
-        fuse_mlps(model)
     with announced("fathoms: compiling and warming up"):
         contenders.append(prepare("fathoms", model, images, labels, args.mode, setting))
     with progress_bar("measuring", args.turns) as advance:
@@ -133,8 +129,7 @@ def timms_side(
     args: Args, classes: int, batch: tuple[Tensor, Tensor], launch: str
 ) -> tuple[list[Contender], dict[str, str]]:
     """The model of timm in each mode and, if asked for, accelerated; and why a mode could not run."""
-    from fathoms.bench.accelerated import accelerated_setting, prepare_accelerated
-    from fathoms.bench.beside_timm import TIMM_SETTINGS, prepare_modes
+    from fathoms.bench import TIMM_SETTINGS, accelerated_setting, prepare_accelerated, prepare_modes
     from fathoms.models.build_timm import build_timm
 
     make = functools.partial(build_timm, args.model, classes, flag="--against timm", cudnn_attention=True)

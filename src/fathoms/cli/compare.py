@@ -20,24 +20,34 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from fathoms.cli import train as train_command
-from fathoms.cli.flags.early_checks import check_run, path_or_digits
+from fathoms.cli.flags.early_checks import check_data, check_run, named_data, path_or_digits
 from fathoms.cli.flags.parse import Switches, given, merged, parse_setting, parse_settings
-from fathoms.cli.flags.plan_file import PlanFile, read_plan_file
-from fathoms.cli.terminal.live_table import live_table
-from fathoms.compare.plan import PRESETS, Plan, parse_arms, parse_axes
-from fathoms.compare.slurm.submit import SlurmOptions, check_installed, parse_slurm
-from fathoms.compare.void_flags import refuse_void_flags
+from fathoms.cli.flags.plan_flags import (
+    PlanFile,
+    parse_arms,
+    parse_axes,
+    parse_budget,
+    parse_shard,
+    read_plans,
+    refuse_void_flags,
+)
+from fathoms.cli.scores import print_verdicts
+from fathoms.cli.terminal.live_output import live_table
+from fathoms.comparing.plan import Plan, parse_keep, parse_seeds, still_there
+from fathoms.comparing.presets import PUBLISHED
+from fathoms.comparing.slurm import SlurmOptions, check_installed, parse_slurm
 from fathoms.errors import ConfigError, FathomsError
-from fathoms.machine.command import command_words
-from fathoms.machine.devices import visible_gpus
+from fathoms.machine import command_words, visible_gpus
 from fathoms.models.config import FIELDS
-from fathoms.names.registry import check_name
+from fathoms.registry import check_name
 from fathoms.text_table import plural
-from fathoms.train.job import Job, RunOptions
-from fathoms.train.recipe.recipe import RECIPE_FIELDS
+from fathoms.training.job import Job, RunOptions
+from fathoms.training.job import job_of as job_of_settings
+from fathoms.training.recipe import RECIPE_FIELDS
 
 if TYPE_CHECKING:
-    from fathoms.compare.comparison import Comparison
+    from fathoms.comparing.comparison import Comparison
+    from fathoms.comparing.in_process import Modules
 
 EXAMPLES = """
 fathoms compare
@@ -48,11 +58,7 @@ fathoms compare photos/ --arm "ln: norm=layernorm" --arm "ones: norm=learnable_s
 """
 ALIASES = train_command.ALIASES
 DEMO = Plan({"norm": ["layernorm", "rmsnorm"], "residual": ["none", "rezero"]}, seeds=3)
-DEMO_EPOCHS = 8
-DEMO_PROBES = 24
-"""Updates between measurements of the norms over depth, which the demonstration's page shows."""
-DEMO_JOBS = 2
-"""Models this small do not gain from a second thread."""
+DEMO_EPOCHS, DEMO_PROBES, DEMO_JOBS = 8, 24, 2
 
 
 @dataclass(frozen=True)
@@ -66,18 +72,23 @@ class Args:
     arm: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """"NAME: OPTION=VALUE,OPTION=VALUE": settings that go together; may be given several times."""
     preset: str | None = None
-    """A comparison that the field argues about: norms, scaler, residual, placements, stem, cait, optimizers."""
+    """A comparison that the field argues about: norms, scaler, residual, placements, stem, cait, optimizers; those of
+    the four documents: learnable_scaler, residual_by_depth, dual_patch_norm, cait_ablation."""
     plan: str | None = None
     """A TOML file with [axes], [arms], [tune], seeds, baseline, and the settings of all runs under [train]."""
-    seeds: int | None = None
-    """Seeds of each arm. Default: 5; where nothing says what to compare, 3."""
+    seeds: str | None = None
+    """Seeds of each arm, such as 5; or the numbers of seeds at which the comparison is looked at and ends if every pair
+    is decided, such as 3,5,10. Default: 5; where nothing says what to compare, 3."""
+    keep_arms: str | None = None
+    """ARMS@SEEDS: after so many seeds go on with so many of the best arms and the baseline, such as 3@3."""
     baseline: str | None = None
     """Compare every arm with this one, by its name; or, given a value of one axis such as norm=layernorm, with the arm
     that differs only in that. Without it, all pairs."""
-    metric: Literal["top1", "loss"] = "top1"
-    """The measure that decides."""
+    metric: str = "top1"
+    """The measure that decides: top1, loss, or seconds-to=90, the seconds of training until val is at 90 %."""
     smallest_difference: float | None = None
-    """Smallest difference that matters, in points or loss. Default: twice the noise floor of the held-out set."""
+    """Smallest difference that matters, in points, loss or seconds. Default, of points: twice the noise floor of the
+    held-out set."""
     paired: bool = False
     """Pair runs by seed. Only for arms that start from the same weights, such as swaps of one checkpoint."""
     budget: str | None = None
@@ -99,6 +110,12 @@ class Args:
     """NAME=VALUE,VALUE: try these values for each arm first, on val and on a seed apart; may be given several times."""
     tune_epochs: int | None = None
     """Epochs of each such trial. Default: those of a run."""
+    robustness: tuple[str, ...] = ()
+    """Further image sets, such as ImageNet-V2, that finished runs are measured on; no verdict or choice uses them."""
+    scores: str | None = None
+    """Judge runs trained elsewhere: a CSV file with the columns arm, seed, score and, where needed, status."""
+    page: str | None = None
+    """With --scores: write a page with the verdicts and the picture to this file."""
     dry_run: bool = False
     """Print the plan, with its expected time and disk, and run nothing."""
     no_pilot: bool = False
@@ -118,15 +135,8 @@ def make_plan(args: Args, file: PlanFile | None = None) -> Plan:
     """The plan that flags, preset and file describe together."""
     if is_demo(args):
         tune = parse_axes(args.tune, "--tune")
-        seeds = DEMO.seeds if args.seeds is None else args.seeds
-        return dataclasses.replace(DEMO, seeds=seeds, tune=tune, tune_epochs=args.tune_epochs)
-    table: dict[str, Any] = {}
-    if args.preset is not None:
-        table = dict(PRESETS[check_name(args.preset, PRESETS, "preset", "--preset")])
-    for key, value in ({} if file is None else file.plan).items():
-        both = isinstance(value, Mapping) and isinstance(table.get(key), Mapping)
-        table[key] = {**table[key], **value} if both else value
-    base = Plan.from_dict(table, args.plan or "--preset")
+        return with_seeds(args, dataclasses.replace(DEMO, tune=tune, tune_epochs=args.tune_epochs))
+    base = Plan.from_dict({} if file is None else file.plan, args.plan or "--preset")
     axes = {**base.axes, **parse_axes(args.axis)}
     arms = {**base.arms, **parse_arms(args.arm)}
     tune = {**base.tune, **parse_axes(args.tune, "--tune")}
@@ -140,8 +150,15 @@ def make_plan(args: Args, file: PlanFile | None = None) -> Plan:
             check_name(name, (*FIELDS, *RECIPE_FIELDS, "model", "swap_norms"), "option", flag)
             if name == "val_share":
                 raise ConfigError(f"{flag} val_share: all arms share one val split; give --val-share instead")
-    seeds = base.seeds if args.seeds is None else args.seeds
-    return Plan(axes, arms, seeds, tune, base.tune_epochs if args.tune_epochs is None else args.tune_epochs)
+    epochs = base.tune_epochs if args.tune_epochs is None else args.tune_epochs
+    return with_seeds(args, Plan(axes, arms, base.seeds, base.looks, base.keep, tune, epochs))
+
+
+def with_seeds(args: Args, plan: Plan) -> Plan:
+    """The plan with the seeds, the looks and the arms to keep of the flags."""
+    looks = (plan.looks or (plan.seeds,)) if args.seeds is None else parse_seeds(args.seeds)
+    keep = plan.keep if args.keep_arms is None else parse_keep(args.keep_arms, looks)
+    return dataclasses.replace(plan, seeds=looks[-1], looks=looks if len(looks) > 1 else (), keep=keep)
 
 
 def with_plan_file(args: Args, file: PlanFile) -> Args:
@@ -173,23 +190,25 @@ def job_of(args: Args, settings: Mapping[str, str]) -> Job:
         run = dataclasses.replace(run, probe_interval=DEMO_PROBES)
     if own.run.swap_norms is not None:
         run = dataclasses.replace(run, swap_norms=own.run.swap_norms)
-    return train_command.make_job(
-        train_command.Args(args.data, model, args.recipe, False, run, training, switches)
-    )
+    return job_of_settings(args.data, model, args.recipe, given(training), given(switches), run)
 
 
-def make_jobs(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> dict[str, tuple[dict[str, str], Job]]:
+def make_jobs(
+    args: Args, plan: Plan, earlier: Mapping[str, Any], modules: Modules | None = None
+) -> dict[str, tuple[dict[str, str], Job]]:
     """The settings and the run of every arm, earlier commands' first; two arms that are one run are an error."""
     arms = {**earlier.get("arms", {}), **{arm.name: arm.table() for arm in plan.variants()}}
-    jobs: dict[str, tuple[dict[str, str], Job]] = {}
+    own = () if modules is None else modules.makers
+    # The switches of all arms are those of named models; of a module they say the side of its images alone.
+    bare = dataclasses.replace(args, switches=Switches())
+    made = {name: (dict(s), job_of_arm(bare if name in own else args, name, s)) for name, s in arms.items()}
+    made = made if modules is None else modules.put_into(made, given(args.switches))
     seen: dict[str, str] = {}
-    for name, settings in arms.items():
-        job = job_of_arm(args, name, settings)
+    for name, (_, job) in made.items():
         same = seen.setdefault(json_format.dumps(job.identity(), sort_keys=True), name)
         if same != name:
             raise ConfigError(f"arm {name!r}: the same run as {same!r}; leave one of them out")
-        jobs[name] = (dict(settings), job)
-    return jobs
+    return made
 
 
 def job_of_arm(args: Args, name: str, settings: Mapping[str, str]) -> Job:
@@ -210,7 +229,7 @@ def check_values(plan: Plan) -> None:
 
 def make_tuning(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> Any:
     """The grid of --tune, with the values of earlier commands; None without one."""
-    from fathoms.compare.tuning import Tuning
+    from fathoms.comparing.tuning import Tuning
 
     before = earlier.get("tune", {})
     if not plan.tune and not before:
@@ -224,9 +243,9 @@ def make_tuning(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> Any:
 def default_name(args: Args, plan: Plan) -> str:
     """A folder name that stays when seeds, values and arms are added, and when the data have moved."""
     shared = [args.model, args.recipe, given(args.training), given(args.switches), args.run.swap_norms]
-    kept = json_format.dumps(
-        [*shared, args.run.initial_checkpoint, sorted(plan.axes), bool(plan.arms)], sort_keys=True
-    )
+    # Two presets of arms are two comparisons.
+    arms = args.preset or bool(plan.arms)
+    kept = json_format.dumps([*shared, args.run.initial_checkpoint, sorted(plan.axes), arms], sort_keys=True)
     stem = Path(args.data).name if args.data else "digits"
     return re.sub(r"[^\w.-]+", "_", f"compare-{stem}-{hashlib.sha256(kept.encode()).hexdigest()[:8]}")
 
@@ -241,8 +260,13 @@ def refuse_unused(args: Args) -> None:
     for flag, count, least in (("--jobs", args.jobs, 0), ("--per-gpu", args.per_gpu, 1)):
         if count < least:
             raise ConfigError(f"{flag} {count}: use {least} or more")
-    if args.no_pilot and not args.dry_run:
-        raise ConfigError("--no-pilot would not be used: it belongs to --dry-run; leave it out")
+    alone = {
+        "--no-pilot": args.no_pilot and not args.dry_run and "--dry-run",
+        "--page": args.page and "--scores",
+    }
+    for flag, other in alone.items():
+        if other:
+            raise ConfigError(f"{flag} would not be used: it belongs to {other}; leave it out")
     if args.json and args.dry_run:
         raise ConfigError("--json would not be used: --dry-run has no results; leave it out")
 
@@ -275,72 +299,81 @@ def with_val_share(args: Args) -> Args:
     return dataclasses.replace(args, training=training)
 
 
-def make_comparison(args: Args) -> Comparison:
-    """The comparison that the flags describe, with the arms and seeds that are in its folder already."""
+def make_comparison(args: Args, modules: Modules | None = None) -> Comparison:
+    """The comparison that the flags describe, with the arms and seeds that are in its folder already.
+
+    `modules` makes the models of arms that Python code gives, which have no name.
+    """
     args = dataclasses.replace(args, data=path_or_digits(args.data))
     refuse_unused(args)
     typed = flags_of_all(args)
-    file = None if args.plan is None else read_plan_file(args.plan)
+    file = read_plans(args.preset, args.plan)
     args = args if file is None else with_plan_file(args, file)
+    for place in args.robustness:
+        check_data(place, "--robustness")
     check_run(args.run, args.data, given(args.training).get("teacher"))
     slurm, shard, seconds = slurm_options(args), parse_shard(args.shard), parse_budget(args.budget)
     refuse_idle_workers(args, slurm)
     plan = make_plan(args, file)
     flags = flags_of_all(args)
-    written = {name: f"{name} under [train] of {args.plan}" for name in flags if name not in typed}
+    written = {
+        name: f"{name} under [train] of {args.plan or args.preset}" for name in flags if name not in typed
+    }
     refuse_void_flags(plan, flags, parse_axes(args.axis), written)
     check_values(plan)
-    from fathoms.compare.comparison import Comparison, Options
-    from fathoms.compare.folder import ComparisonFolder
+    from fathoms.comparing.comparison import Comparison, Options
+    from fathoms.comparing.folder import ComparisonFolder
 
     args = with_val_share(args)
     folder = Path(args.run.output) / (args.run.experiment or default_name(args, plan))
     earlier = ComparisonFolder(folder).plan() or {}
-    names = ("metric", "smallest_difference", "baseline", "paired", "keep", "jobs", "per_gpu")
+    names = ("metric", "smallest_difference", "baseline", "paired", "keep", "per_gpu")
     chosen = {name: getattr(args, name) for name in names}
-    chosen["jobs"] = args.jobs or (DEMO_JOBS if args.data is None else 0)
-    options = Options(command=command_words(), shard=shard, seconds=seconds, slurm=slurm, **chosen)
-    seeds, notes = seeds_of(args, plan, earlier)
-    tuning = make_tuning(args, plan, earlier)
-    notes += still_there(plan, earlier)
-    return Comparison(make_jobs(args, plan, earlier), seeds, folder, options, tuning, notes)
-
-
-def still_there(plan: Plan, earlier: Mapping[str, Any]) -> list[str]:
-    """Lines on arms and values of earlier commands that this one leaves out, and that stay."""
-    ours = {arm.name for arm in plan.variants()}
-    left = [repr(name) for name in earlier.get("arms", {}) if ours and name not in ours]
-    lines = [f"arms of earlier commands stay: {', '.join(left)}"] if left else []
-    values = [name for name in earlier.get("tune", {}) if name not in plan.tune]
-    lines += (
-        [f"values of earlier commands are still tried for each arm: {', '.join(values)}"] if values else []
+    seeds, looks, notes = seeds_of(args, plan, earlier)
+    kept = earlier.get("keep_arms")
+    options = Options(
+        command=command_words(),
+        jobs=args.jobs or (DEMO_JOBS if args.data is None else 0),
+        shard=shard,
+        seconds=seconds,
+        slurm=slurm,
+        looks=looks,
+        keep_arms=plan.keep or (kept and (kept[0], kept[1])),
+        robustness=tuple(map(named_data, args.robustness)),
+        **chosen,
     )
-    return [f"{line}; another --experiment does without them" for line in lines]
+    tuning = make_tuning(args, plan, earlier)
+    if tuning is not None and modules is not None:
+        raise ConfigError(f"tune: arm {min(modules.makers)!r} is a module: those are not tuned; leave it out")
+    notes += [*still_there(plan, earlier), *PUBLISHED.get(str(args.preset), ())]
+    return Comparison(make_jobs(args, plan, earlier, modules), seeds, folder, options, tuning, notes, modules)
 
 
-def seeds_of(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """The seeds of each arm, which a later command never lowers, and a line where it asks for fewer."""
-    there = earlier.get("seeds", 0)
+def seeds_of(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> tuple[int, tuple[int, ...], list[str]]:
+    """The seeds of each arm, which a later command never lowers, the looks, and lines on what it asks for otherwise."""
+    there, looks = earlier.get("seeds", 0), tuple(earlier.get("looks") or ())
     if args.seeds is None and args.plan is None and there:
-        return there, []
+        return there, looks, []
     if plan.seeds < there:
-        what = f"--seeds {plan.seeds}" if args.seeds is not None else f"seeds = {plan.seeds} of {args.plan}"
-        return there, [f"the plan has {plural(there, 'seed')} of each arm: {what} takes none of them away"]
-    return plan.seeds, []
+        what = f"--seeds {args.seeds}" if args.seeds is not None else f"seeds = {plan.seeds} of {args.plan}"
+        said = f"the plan has {plural(there, 'seed')} of each arm: {what} takes none of them away"
+        return there, looks, [said]
+    return plan.seeds, plan.looks, []
 
 
 def run(args: Args) -> int:
     """Run what is missing, and say what the results support."""
+    if args.scores is not None:
+        return print_verdicts(args)
     comparison = make_comparison(args)
-    from fathoms.compare.comparison import UNFINISHED
-    from fathoms.compare.plan_text import describe, estimate
+    from fathoms.comparing.comparison import UNFINISHED
+    from fathoms.comparing.dry_run import describe, estimate
     from fathoms.report.page import write_report
 
     comparison.check()
-    print(describe(comparison), flush=True)
+    print(describe(comparison, hours=args.dry_run), flush=True)
     if args.dry_run:
-        if not args.no_pilot:
-            print(estimate(comparison, lambda line: print(line, file=sys.stderr, flush=True)))
+        print(estimate(comparison, lambda line: print(line, file=sys.stderr), not args.no_pilot))
         return 0
     with live_table(sys.stdout.isatty() and args.slurm is None) as (say, show):
         results, code = comparison.run(say, show)
@@ -355,9 +388,9 @@ def run(args: Args) -> int:
 
 def slurm_options(args: Args) -> SlurmOptions | None:
     """The options of --slurm; flags that it leaves without effect are errors."""
+    if args.slurm is None and args.wait:
+        raise ConfigError("--wait would not be used: it needs --slurm; leave it out")
     if args.slurm is None:
-        if args.wait:
-            raise ConfigError("--wait would not be used: it needs --slurm; leave it out")
         return None
     if args.budget is not None:
         raise ConfigError("--budget would not be used with --slurm; write the time limit there: time=4h")
@@ -365,27 +398,3 @@ def slurm_options(args: Args) -> SlurmOptions | None:
     if not args.dry_run:
         check_installed()
     return options
-
-
-def parse_budget(text: str | None) -> float | None:
-    """Seconds of a time such as 90s, 25m or 8h.
-
-    >>> parse_budget("25m")
-    1500.0
-    """
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", text.strip())
-    if not found or float(found[1]) <= 0:
-        raise ConfigError(f"--budget {text!r}: write a time, such as 90s, 25m or 8h")
-    return float(found[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[found[2]]
-
-
-def parse_shard(text: str | None) -> tuple[int, int]:
-    """The share K of N; (1, 1) is everything."""
-    if text is None:
-        return 1, 1
-    found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
-        raise ConfigError(f"--shard {text!r}: write K/N with K from 1 to N, such as 3/16")
-    return int(found[1]), int(found[2])

@@ -14,7 +14,7 @@ import tyro
 
 from fathoms.cli.flags.early_checks import check_data
 from fathoms.errors import printable
-from fathoms.files.atomic import check_absent
+from fathoms.files import check_absent
 
 EXAMPLES = """
 fathoms convert S24_224.pth cait_s24_224.safetensors
@@ -45,7 +45,7 @@ class Args:
 def run(args: Args) -> int:
     """Convert, and print the contents."""
     check_data(args.source, "SOURCE", "give a .pth, .pt or .bin file")
-    from fathoms.export.convert import convert
+    from fathoms.models.pickled_weights import convert
 
     check_absent([args.target], args.overwrite)
     converted = convert(args.source, args.target, key=args.key, max_gb=args.max_gb, seconds=args.seconds)
@@ -57,6 +57,11 @@ def run(args: Args) -> int:
     lines = [f"{args.source}: {counts}, {', '.join(converted.dtypes)}"]
     lines += [f"  holds {line}" for line in converted.top]
     lines += [f"  left out {line}" for line in converted.left_out]
+    if converted.told:
+        told = ", ".join(f"{name} {value}" for name, value in converted.told.items())
+        lines.append(
+            f"  says of its model and pixels: {told}; {args.target} alone does not, so give these as flags"
+        )
     for line in [*lines, f"written to {converted.target}"]:
         print(printable(line))
     return 0

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json as json_format
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from fathoms.cli.flags.parse import Switches, given
 from fathoms.errors import ConfigError, flag_of
+
+if TYPE_CHECKING:
+    from fathoms.evaluating.load import LoadedModel
 
 EXAMPLES = """
 fathoms cost vit_small_patch16_224
@@ -52,35 +55,37 @@ class Args:
 
 def run(args: Args) -> int:
     """Measure, and print the tables."""
+    found = measure(args)
+    print(json_format.dumps(found) if args.json else "\n".join(describe(found)))
+    return 0
+
+
+def check(args: Args) -> dict[str, Any] | None:
+    """The recipe that is asked for, after a look at the other flags."""
     for name in ("batch_size", "measured_batch", "images"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ConfigError(f"{flag_of(name)} {value}: use 1 or more")
     if args.images is not None and args.recipe is None:
         raise ConfigError("--images would not be used: it goes with --recipe; add that")
-    from fathoms.train.recipe.files import read_recipe
+    from fathoms.training.recipe import read_recipe
 
-    recipe = None if args.recipe is None else read_recipe(args.recipe)
-    found = measure(args, recipe)
-    if args.json:
-        print(json_format.dumps(found))
-        return 0
-    print("\n".join(describe(found)))
-    return 0
+    return None if args.recipe is None else read_recipe(args.recipe)
 
 
-def measure(args: Args, recipe: dict[str, Any] | None) -> dict[str, Any]:
-    """Everything as plain values."""
+def measure(args: Args, target: LoadedModel | None = None) -> dict[str, Any]:
+    """Everything as plain values; `target` is the model where it is loaded already."""
+    recipe = check(args)
     import torch
 
     from fathoms.cli.targets import load_target
     from fathoms.models.param_groups import state_bytes
     from fathoms.models.vit import ViT
-    from fathoms.probes.cost import measure_cost, training_memory
-    from fathoms.train.distributed import choose_device
+    from fathoms.probes.part_costs import measure_cost, training_memory
+    from fathoms.training.distributed import choose_device
 
     device = choose_device(args.device)
-    target = load_target(args.target, args.model, given(args.switches))
+    target = target or load_target(args.target, args.model, given(args.switches))
     model = target.model.to(device)
     shape = (args.measured_batch, target.in_channels, target.image_size, target.image_size)
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
@@ -115,14 +120,12 @@ def expected(args: Args, table: dict[str, Any], target: Any, device: Any) -> dic
     """Updates and hours of a recipe, from the measured time of its update as `fathoms train` would run it here."""
     import torch
 
-    from fathoms.bench.race import Setting, prepare, race
+    from fathoms.bench import Setting, prepare, race
     from fathoms.data.sampler import Sampler
-    from fathoms.train.distributed import World
-    from fathoms.train.job import Job
-    from fathoms.train.precision.machine import machine_of
-    from fathoms.train.precision.speed import choose
-    from fathoms.train.recipe.files import recipe_options
-    from fathoms.train.recipe.recipe import Recipe
+    from fathoms.training.distributed import World
+    from fathoms.training.job import Job
+    from fathoms.training.recipe import Recipe, recipe_options
+    from fathoms.training.speed import choose, machine_of
 
     # A teacher's forward passes are not counted.
     recipe = Recipe.join(

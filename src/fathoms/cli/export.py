@@ -7,7 +7,6 @@ differs is not kept. A card is written next to it: config, recipe, metrics, prep
 from __future__ import annotations
 
 import json as json_format
-import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,20 +15,19 @@ import tyro
 
 from fathoms.cli.flags.early_checks import check_data, check_trained, named_data
 from fathoms.cli.flags.parse import Switches, given
-from fathoms.cli.terminal.weights_taken import say_assumed, say_weights
+from fathoms.cli.targets import prepared_as, say_taken
 from fathoms.errors import FathomsError, flag_of, printable
-from fathoms.files.atomic import check_absent
+from fathoms.files import check_absent
 
 if TYPE_CHECKING:
-    from fathoms.evaluate.load import LoadedModel
-    from fathoms.export.export import Exported
-    from fathoms.export.quantise import Judge
+    from fathoms.evaluating.load import LoadedModel
+    from fathoms.exporting.export import Exported, Judge
 
 EXAMPLES = """
 fathoms export runs/NAME --fold --output model.onnx
 fathoms export runs/NAME --int8 photos/
 fathoms export weights.safetensors --model cait_xxs24_224 --format torch-export --json
-fathoms export checkpoint.pth --convert --model timm/cait_xxs24_224 --accelerate --fold
+fathoms export checkpoint.pth --model timm/cait_xxs24_224 --accelerate --fold
 fathoms export runs/NAME --format safetensors --push OWNER/NAME
 """
 
@@ -39,10 +37,10 @@ class Args:
     """Model and format."""
 
     checkpoint: tyro.conf.Positional[str]
-    """A run folder, a checkpoint folder, a weights file, or hf-hub:OWNER/NAME[@REVISION]. Of a run folder it is
-    checkpoints/best, else checkpoints/last."""
+    """A run folder, a checkpoint folder, a weights file (.safetensors, .pth, .pth.tar), or
+    hf-hub:OWNER/NAME[@REVISION]. Of a run folder it is checkpoints/best, else checkpoints/last."""
     model: str | None = None
-    """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
+    """Name of the model, timm/NAME for a timm model; default: the recorded one, which a name must not contradict."""
     format: Literal["onnx", "torch-export", "safetensors", "timm"] = "onnx"
     """Format of the file; timm: safetensors with timm's parameter names."""
     output: Path | None = None
@@ -50,8 +48,14 @@ class Args:
     next to the weights."""
     overwrite: bool = False
     """Replace a file, and its card, that is there already."""
-    convert: bool = False
-    """CHECKPOINT is a .pth, .pt or .bin file: read it as `fathoms convert` does, in a process of its own."""
+    mean: tuple[float, float, float] | None = None
+    """Mean of each channel, from 0 to 1, for the card; default: as recorded, else as the model's name has it."""
+    std: tuple[float, float, float] | None = None
+    """Standard deviation of each channel; default: likewise."""
+    crop_pct: float | None = None
+    """Share of each side that the centre crop keeps; default: likewise."""
+    interpolation: Literal["bilinear", "bicubic"] | None = None
+    """Filter of the resize; default: likewise."""
     accelerate: bool = False
     """Replace talking heads and class attention of timm's and DeiT's models by faster forms first."""
     fold: bool = False
@@ -80,10 +84,9 @@ def run(args: Args) -> int:
         raise FathomsError(f"--max-drop {args.max_drop}: use 0 to 100 percentage points")
     check_data(args.int8, "--int8")
     checkpoint = check_trained(args.checkpoint, args.model, where="CHECKPOINT")
-    from fathoms.evaluate.exported_file import file_of_card
-    from fathoms.export.card import card_files
-    from fathoms.export.export import FORMATS, export_model
-    from fathoms.export.publish import publish
+    from fathoms.evaluating.onnx_model import file_of_card
+    from fathoms.exporting.card import card_entries, card_files
+    from fathoms.exporting.export import FORMATS, export_model, publish
 
     loaded = load(args, checkpoint)
     ending = f".int8{FORMATS[args.format]}" if args.int8 is not None else FORMATS[args.format]
@@ -100,12 +103,9 @@ def run(args: Args) -> int:
         opset=args.opset,
         int8=None if args.int8 is None else judge(args, loaded),
         name=loaded.name,
-        about=about(loaded),
+        about=card_entries(loaded),
     )
-    say_weights(checkpoint, loaded.source)
-    if loaded.assumed:
-        remedy = "these are in the card; correct it if it was trained otherwise"
-        say_assumed(checkpoint, loaded.preprocessing, remedy)
+    say_taken(args, loaded, loaded.preprocessing)
     pushed = None
     if args.push is not None:
         pushed = publish(exported, args.push, public=args.visibility == "public")
@@ -118,23 +118,14 @@ def run(args: Args) -> int:
 
 
 def load(args: Args, checkpoint: str) -> LoadedModel:
-    """The model of a checkpoint, which is a pickle with --convert."""
-    from fathoms.evaluate.exported_file import exported_file
-    from fathoms.evaluate.load import load_run
+    """The model of a checkpoint, prepared as the flags say."""
+    from fathoms.evaluating.load import load_run
+    from fathoms.evaluating.onnx_model import exported_file
 
     if exported_file(checkpoint) is not None:
         raise FathomsError(f"{checkpoint}: is an exported file already; give the run or the weights")
-    switches = given(args.switches)
-    if not args.convert:
-        return load_run(checkpoint, args.model, **switches)
-    if not Path(checkpoint).is_file():
-        raise FathomsError(f"--convert: {checkpoint} is not a .pth, .pt or .bin file; leave it out")
-    from fathoms.export.convert import convert
-
-    with tempfile.TemporaryDirectory(prefix="fathoms-convert-") as folder:
-        weights = Path(folder) / f"{Path(checkpoint).stem}.safetensors"
-        convert(checkpoint, weights)
-        return replace(load_run(weights, args.model, **switches), source=checkpoint)
+    loaded = load_run(checkpoint, args.model, **given(args.switches))
+    return replace(loaded, preprocessing=prepared_as(args, loaded))
 
 
 def default_output(checkpoint: str, loaded: LoadedModel, ending: str) -> Path:
@@ -147,28 +138,13 @@ def default_output(checkpoint: str, loaded: LoadedModel, ending: str) -> Path:
     return Path(f"{Path(checkpoint.partition('@')[0]).name}{ending}")
 
 
-def about(loaded: LoadedModel) -> dict[str, object]:
-    """Entries of the card beyond the config."""
-    from fathoms.export.card import preprocessing_facts
-    from fathoms.surgery.inputs import image_shape
-
-    return {
-        "weights": loaded.source,
-        "classes": loaded.classes,
-        "preprocessing": preprocessing_facts(loaded.preprocessing, image_shape(loaded.model)),
-        "data": loaded.data,
-        "recipe": loaded.recipe,
-        "metrics": loaded.metrics,
-    }
-
-
 def judge(args: Args, loaded: LoadedModel) -> Judge:
     """The images on which int8 is measured, preprocessed as in the model's recipe."""
     from fathoms.data import LoaderOptions
     from fathoms.data.sources.splits import open_held_out
-    from fathoms.evaluate.loader import eval_loader
-    from fathoms.evaluate.robustness import match_classes
-    from fathoms.export.quantise import Judge
+    from fathoms.evaluating.preprocessing import eval_loader
+    from fathoms.evaluating.results import match_classes
+    from fathoms.exporting.export import Judge
 
     assert args.int8 is not None
     source = open_held_out(named_data(args.int8))

@@ -14,9 +14,8 @@ from typing import Any, NoReturn
 
 from fathoms.cli.terminal.streams import lost_output, make_safe
 from fathoms.errors import FathomsError, printable
-from fathoms.machine.command import running
-from fathoms.machine.cores import set_openmp
-from fathoms.names.registry import nearest
+from fathoms.machine import running, set_openmp
+from fathoms.registry import nearest
 from fathoms.version import __version__
 
 COMMANDS = {
@@ -24,7 +23,6 @@ COMMANDS = {
     "compare": "train variants over seeds and say which differences hold",
     "validate": "evaluate a trained model: accuracy, calibration, robustness",
     "report": "write the report page of a run, a comparison or several runs",
-    "watch": "serve that page on this machine while runs go on",
     "recipes": "list the training recipes, or show one",
     "data check": "decode a whole data set and list every bad file",
     "data pack": "re-encode a data set once into shards that load faster",
@@ -37,7 +35,6 @@ COMMANDS = {
     "bench": "measure training and inference throughput, also against timm",
     "probe": "see inside a model before, during or after training: verdict, table, pictures",
     "cost": "parameters, multiplications, memory and time of a model, by part",
-    "completion": "print a completion script for bash or zsh",
 }
 
 USAGE_ERROR = 2
@@ -79,9 +76,15 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     raise FathomsError(f"no command is called {typed!r}; {advice}")
 
 
+LISTS = {"models": "Models", "parts": "Parts", "recipes": "Recipes", "data info": "DataInfo"}
+"""Commands that share a module, and their classes there."""
+
+
 def module_of(command: str) -> Any:
-    """The module of a command: EXAMPLES, Args and run."""
-    return importlib.import_module(f"fathoms.cli.{command.replace(' ', '.')}")
+    """The module or class of a command: EXAMPLES, Args and run."""
+    if command in LISTS:
+        return getattr(importlib.import_module("fathoms.cli.lists"), LISTS[command])
+    return importlib.import_module(f"fathoms.cli.{command.replace(' ', '_')}")
 
 
 def front_page(words: Sequence[str]) -> str | None:
@@ -174,7 +177,7 @@ def command() -> NoReturn:
         code = code or 1
     # Ranks can have been joined only if the module has been imported. A single process, too, would spend seconds on
     # taking torch's modules apart after its last line.
-    distributed = sys.modules.get("fathoms.train.distributed")
+    distributed = sys.modules.get("fathoms.training.distributed")
     if distributed is not None:
         distributed.exit_rank(code)
     sys.exit(code)

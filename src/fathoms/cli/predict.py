@@ -20,14 +20,15 @@ from fathoms.cli.flags.early_checks import (
     check_trained,
     without_switches,
 )
-from fathoms.cli.terminal.weights_taken import say_assumed, say_weights
+from fathoms.cli.targets import prepared_as, say_taken
 from fathoms.errors import FathomsError, printable
-from fathoms.files.atomic import check_absent
+from fathoms.files import check_absent
 
 if TYPE_CHECKING:
-    from fathoms.evaluate.load import LoadedModel
-    from fathoms.evaluate.predict import Prediction
-    from fathoms.evaluate.preprocessing import Preprocessing
+    from fathoms.evaluating.load import LoadedModel
+    from fathoms.evaluating.predict import Prediction
+    from fathoms.evaluating.preprocessing import Preprocessing
+    from fathoms.models.config import AllFields
 
 EXAMPLES = """
 fathoms predict cat.jpg --checkpoint runs/NAME
@@ -44,10 +45,10 @@ class Args:
     images: tyro.conf.Positional[tuple[Path, ...]]
     """Images, or folders of images."""
     checkpoint: str
-    """A run folder, a checkpoint folder, a weights file, an exported file (.onnx, .pt2), or
+    """A run folder, a checkpoint folder, a weights file (.safetensors, .pth, .pth.tar), an .onnx file, or
     hf-hub:OWNER/NAME[@REVISION]. Of a run folder it is checkpoints/best, else checkpoints/last."""
     model: str | None = None
-    """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
+    """Name of the model, timm/NAME for a timm model; default: the recorded one, which a name must not contradict."""
     classes: Path | None = None
     """File of class names, one per line; default: those of the run or the card, else their numbers."""
     top: int = 5
@@ -56,19 +57,18 @@ class Args:
     """Images per batch."""
     device: str = "auto"
     """auto, cpu or cuda."""
-    crop_pct: float | None = None
-    """Share of each side that the centre crop keeps; default: as the run recorded it, else 0.9 of images larger than
-    128 pixels and all of smaller ones."""
-    interpolation: Literal["bilinear", "bicubic"] | None = None
-    """Filter of the resize; default: the recipe's."""
+    image_size: int | None = None
+    """Image size other than the model's; position embeddings are resized."""
     mean: tuple[float, float, float] | None = None
-    """Per-channel mean used in training; default: the recipe's."""
+    """Mean of each channel, from 0 to 1; default: as recorded, else as the model's name has it."""
     std: tuple[float, float, float] | None = None
-    """Per-channel standard deviation used in training; default: the recipe's."""
+    """Standard deviation of each channel; default: likewise."""
+    crop_pct: float | None = None
+    """Share of each side that the centre crop keeps; default: likewise."""
+    interpolation: Literal["bilinear", "bicubic"] | None = None
+    """Filter of the resize; default: likewise."""
     attention: Path | None = None
     """Folder for attention maps, drawn over the images; fathoms models only."""
-    trust_program: bool = False
-    """Open a torch.export program (.pt2), which can run code: for programs of your own only."""
     overwrite: bool = False
     """Replace attention maps that are there already."""
     json: bool = False
@@ -78,21 +78,18 @@ class Args:
 def run(args: Args) -> int:
     """Classify every image; 1 if some could not be read."""
     checkpoint = _checked(args)
-    from fathoms.evaluate.load import load_run
-    from fathoms.evaluate.predict import class_names, list_images
+    from fathoms.evaluating.load import load_run
+    from fathoms.evaluating.predict import class_names, list_images
 
     files = list_images(args.images)
-    with without_switches(args.model):
-        loaded = load_run(checkpoint, args.model, trust_program=args.trust_program)
-    changes = {name: getattr(args, name) for name in ("crop_pct", "interpolation", "mean", "std")}
-    preprocessing = loaded.preprocessing.changed(**changes)
+    size: AllFields = {} if args.image_size is None else {"image_size": args.image_size}
+    with without_switches():
+        loaded = load_run(checkpoint, args.model, **size)
+    preprocessing = prepared_as(args, loaded)
     classes = class_names(args.classes, loaded.classes, loaded.num_classes)
     _make_map_folder(args, loaded, files)
     rows = _predicted(args, loaded, files, classes, preprocessing)
-    say_weights(checkpoint, loaded.source)
-    if loaded.assumed and None in (args.mean, args.std):
-        remedy = "if it was trained otherwise, give --mean and --std"
-        say_assumed(checkpoint, preprocessing, remedy)
+    say_taken(args, loaded, preprocessing)
     bad = sum(bool(row.problem) for row in rows)
     if args.json:
         found = [row.to_json() for row in rows]
@@ -134,9 +131,9 @@ def _predicted(
     preprocessing: Preprocessing,
 ) -> list[Prediction]:
     """The classes of each image, with a bar; attention maps are written as they come."""
-    from fathoms.cli.terminal.progress import progress_bar
-    from fathoms.evaluate.predict import overlay, predict
-    from fathoms.train.distributed import choose_device
+    from fathoms.cli.terminal.live_output import progress_bar
+    from fathoms.evaluating.predict import overlay, predict
+    from fathoms.training.distributed import choose_device
 
     rows: list[Prediction] = []
     predictions = predict(

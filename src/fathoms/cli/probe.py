@@ -9,17 +9,19 @@ from __future__ import annotations
 import json as json_format
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from fathoms.cli.flags.early_checks import check_folder
 from fathoms.cli.flags.parse import Switches, given
-from fathoms.cli.terminal.probe_words import default_note, say_written, summary, words
-from fathoms.errors import ConfigError
-from fathoms.files.atomic import check_absent
-from fathoms.files.strict_json import finite
-from fathoms.names.optimizers import OptimizerName
+from fathoms.errors import ConfigError, flag_of
+from fathoms.files import check_absent, finite
+from fathoms.optimizer_facts import OptimizerName
+from fathoms.text_table import aligned, plural
+
+if TYPE_CHECKING:
+    from fathoms.probes.signal import Signal
 
 EXAMPLES = """
 fathoms probe --depth 96 --residual layerscale
@@ -59,7 +61,7 @@ class Args:
     axis: str | None = None
     """Option to sweep with --depths, such as residual=none,layerscale,rezero."""
     coordinates: str | None = None
-    """Coordinate check over sizes, such as depth=6,12,24,48 or dim=64,128,256: ten steps at each, three seeds."""
+    """Coordinate check over sizes, such as depth=6,12,24,48 or dim=64,128,256: ten steps at each, five seeds."""
     full: bool = False
     """Print every block and every column."""
     figures: str | None = None
@@ -73,7 +75,7 @@ class Args:
 
 def run(args: Args) -> int:
     """Measure, and print the summary, the sweep or the coordinate check."""
-    _check(args)
+    check(args)
     if args.figures is not None:
         _check_figures(args, Path(args.figures))
     if args.coordinates is not None:
@@ -87,7 +89,8 @@ def run(args: Args) -> int:
     return _run_one(args)
 
 
-def _check(args: Args) -> None:
+def check(args: Args) -> None:
+    """Refuse flags that contradict each other, and values out of range."""
     if args.axis is not None and args.depths is None:
         raise ConfigError("--axis would not be used: it goes with --depths; add that")
     if args.depths is not None and args.coordinates is not None:
@@ -126,7 +129,7 @@ def _check_trained(args: Args) -> None:
 
 def _check_figures(args: Args, folder: Path) -> None:
     """Refuse a folder in which pictures would be replaced, before anything is measured."""
-    from fathoms.probes.pictures.names import OF_A_MODEL, PAGE, picture_files
+    from fathoms.probes.probe_figures import OF_A_MODEL, PAGE, picture_files
 
     check_folder("--figures", folder)
     sizes = [name for name in ("coordinates", "depths") if getattr(args, name) is not None]
@@ -134,11 +137,21 @@ def _check_figures(args: Args, folder: Path) -> None:
     check_absent([*picture_files(folder, names), *([] if sizes else [folder / PAGE])], args.overwrite)
 
 
-def _run_one(args: Args) -> int:
-    from fathoms.cli.targets import check_head, load_images, load_target
+def measured(args: Args, target: Any = None) -> tuple[Any, Any, Signal, dict[str, Any]]:
+    """The model, its images, the signal with what it is judged by, and the verdict as plain values.
+
+    `target` is the model where it is loaded already.
+    """
+    from fathoms.cli.targets import check_head, classes_of, load_images, load_target
     from fathoms.probes.signal import probe
 
-    target = load_target(args.target, args.model, given(args.switches), args.seed)
+    if target is None:
+        switches = given(args.switches)
+        target = load_target(args.target, args.model, switches, args.seed)
+        # A new head has an output for each class of the data, as in training.
+        number = target.num_classes if target.trained or "num_classes" in switches else classes_of(args.data)
+        if number != target.num_classes:
+            target = load_target(args.target, args.model, {**switches, "num_classes": number}, args.seed)
     if target.trained:
         _check_trained(args)
     elif args.steps:
@@ -148,12 +161,16 @@ def _run_one(args: Args) -> int:
     spare = 0 if target.trained else size * max(args.steps - 1, 0)
     images, labels = load_images(target, args.data, size, spare)
     signal = probe(target.model, images[:size], None if labels is None else labels[:size])
-    verdict = judge(args, target, signal, images, labels)
+    return target, images, signal, judge(args, target, signal, images, labels)
+
+
+def _run_one(args: Args) -> int:
+    target, images, signal, verdict = measured(args)
     found: dict[str, Any] = {
         "model": args.target or target.name,
         "config": None if target.config is None else target.config.to_dict(),
     }
-    found |= {"blocks": signal.depth, "images": size, **verdict, **signal.to_json()}
+    found |= {"blocks": signal.depth, "images": batch_of(args, target), **verdict, **signal.to_json()}
     if args.figures is not None:
         found["figures"] = _draw(Path(args.figures), target, images, found)
     if args.json:
@@ -165,7 +182,8 @@ def _run_one(args: Args) -> int:
     if (args.target, args.model, args.data) == (None, None, None):
         lines += default_note(found["config"], given(args.switches))
     print("\n".join(lines))
-    say_written(found.get("figures", []))
+    if "figures" in found:
+        print(f"written: {', '.join(found['figures'])}")
     return 0
 
 
@@ -174,52 +192,47 @@ def batch_of(args: Args, target: Any) -> int:
     return args.batch_size or (64 if target.image_size <= SMALL else 8)
 
 
-def judge(args: Args, target: Any, signal: Any, images: Any, labels: Any) -> dict[str, Any]:
-    """The verdict on the start of an untrained model, on the drift of a run, or on what a trained one shows."""
-    from fathoms.probes.verdicts.start import Basis, start_verdict
-    from fathoms.probes.verdicts.start_features import start_features
-    from fathoms.probes.verdicts.thresholds import THRESHOLDS
+def judge(args: Args, target: Any, signal: Signal, images: Any, labels: Any) -> dict[str, Any]:
+    """The verdict on the start of an untrained model, or on the drift of a run beside what a trained one shows."""
+    import torch
 
-    sites = signal.to_json()["sites"]
-    config = None if target.config is None else target.config.to_dict()
-    basis = Basis(args.steps, batch_of(args, target), config)
-    state = start_verdict(start_features(signal), sites, basis=basis)
+    from fathoms.probes.coordinates import take_first_steps
+    from fathoms.probes.thresholds import start_features
+    from fathoms.probes.verdict import drift_verdict
+
     if target.trained:
-        from fathoms.probes.verdicts.drift import drift_verdict
-
-        drift = drift_verdict(_run_rows(target), config=config)
-        found = None if drift is None else drift.to_json()
-        return {"trained": True, "drift": found, "start": state.to_json()}
-    if args.steps == 0:
-        return {"trained": False, "start": state.to_json(), "steps": None}
-    steps = _first_steps(args, target, images, labels)
-    features = start_features(signal, steps.after, steps.losses)
-    features["nonfinite"] = float(steps.after is None or bool(features.get("nonfinite")))
-    after = sites if steps.after is None else steps.after.to_json()["sites"]
-    basis = replace(basis, sites_after=0 if steps.after is None else args.steps)
-    start = start_verdict(features, after, THRESHOLDS, basis)
-    taken = {
-        "lr": args.lr,
-        "opt": args.opt,
-        "losses": [finite(loss) for loss in steps.losses],
-        "sites": after,
-    }
-    told = {**start.to_json(), "came_true": _came_true(args, start)}
-    return {"trained": False, "start": told, "steps": taken, "features": features}
-
-
-def _came_true(args: Args, verdict: Any) -> float | None:
-    """The share of such verdicts that came true; None where the calibration has not measured it."""
-    from fathoms.probes.verdicts.thresholds import CALIBRATED_OPTIMIZER, CALIBRATED_STEPS, PRECISION
-
-    measured = (args.steps, args.opt) == (CALIBRATED_STEPS, CALIBRATED_OPTIMIZER)
-    return PRECISION.get(verdict.outcome) if verdict.calibrated and measured else None
+        drift = drift_verdict(_run_rows(target), config=signal.config)
+        said = "Drift: no probe.jsonl with four measurements or more" if drift is None else str(drift)
+        start = signal.verdict()
+        # What would decide a start says nothing of a model that has been trained.
+        beside = replace(start, findings=[finding for finding in start.findings if not finding.bad])
+        words = [*said.splitlines(), *str(beside).splitlines()[1:]]
+        trend, signal.drift = None if drift is None else drift.to_json(), drift
+        return {"trained": True, "drift": trend, "start": start.to_json(), "words": words}
+    steps = None
+    if args.steps:
+        size = batch_of(args, target)
+        if labels is None:
+            generator = torch.Generator().manual_seed(0)
+            labels = torch.randint(target.num_classes, (len(images),), generator=generator)
+        make = {"optimizer": optimizer_of(args), "opt": args.opt, "lr": args.lr}
+        steps = take_first_steps(target.model, images, labels, **make, steps=args.steps, batch_size=size)
+    signal.first_steps = steps
+    start = signal.verdict()
+    told = {"start": start.to_json(), "words": str(start).splitlines()}
+    found: dict[str, Any] = {"trained": False, **told, "steps": None}
+    if steps is None:
+        return found
+    sites = (signal if steps.after is None else steps.after).to_json()["sites"]
+    losses = [finite(loss) for loss in steps.losses]
+    found["steps"] = {"lr": args.lr, "opt": args.opt, "losses": losses, "sites": sites}
+    return {**found, "features": start_features(signal, steps.after, steps.losses)}
 
 
 def _run_rows(target: Any) -> list[dict[str, Any]]:
     """The measurements of a run's probe.jsonl."""
-    from fathoms.files.jsonl import read_lines
-    from fathoms.train.record.run_folder import FORMAT
+    from fathoms.training.run_folder import FORMAT
+    from fathoms.untrusted import read_lines
 
     if target.run is None:
         return []
@@ -235,23 +248,10 @@ def _run_rows(target: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def _first_steps(args: Args, target: Any, images: Any, labels: Any) -> Any:
-    import torch
-
-    from fathoms.probes.first_steps import take_first_steps
-
-    if labels is None:
-        labels = torch.randint(target.num_classes, (len(images),), generator=torch.Generator().manual_seed(0))
-    size = batch_of(args, target)
-    return take_first_steps(
-        target.model, images, labels, optimizer_of(args), steps=args.steps, batch_size=size
-    )
-
-
 def optimizer_of(args: Args) -> Any:
     """A function that makes the optimizer of --opt and --lr for a model."""
     from fathoms.models.param_groups import param_groups
-    from fathoms.train.optim.build import build_optimizer
+    from fathoms.training.optimization import build_optimizer
 
     return lambda model: build_optimizer(param_groups(model, 0.05), args.opt, lr=args.lr)
 
@@ -259,4 +259,44 @@ def optimizer_of(args: Args) -> Any:
 def _draw(folder: Path, target: Any, images: Any, found: dict[str, Any]) -> list[str]:
     from fathoms.report.probe_page import write_probe_page
 
-    return write_probe_page(folder, target.model, images[0], found, _run_rows(target), words(found))
+    return write_probe_page(folder, target.model, images[0], found, _run_rows(target), found["words"])
+
+
+def summary(found: dict[str, Any]) -> list[str]:
+    """Summary that fits a screen: nine sites from the first to the last, and the verdict."""
+    from fathoms.probes.signal import BRIEF
+
+    sites = found["sites"]
+    chosen = sorted({round(i * (len(sites) - 1) / 8) for i in range(9)})
+    columns = [name for name in BRIEF if any(sites[i].get(name) is not None for i in chosen)]
+    rows = [
+        (sites[i]["block"], sites[i]["branch"], *(_number(sites[i].get(name)) for name in columns))
+        for i in chosen
+    ]
+    head = f"{found['model']}: {plural(found['blocks'], 'block')}, {plural(found['images'], 'image')}"
+    every = len(chosen) == len(sites)
+    shown = f"{len(sites)} branches (--full shows every column)"
+    lines = [f"{head}; {shown if every else f'{len(chosen)} of {len(sites)} branches (--full shows all)'}"]
+    lines += aligned(("block", "branch", *columns), rows).splitlines()
+    if found["projection_ratio"] is not None:
+        layer, times = found["projection"]["layer"], _number(found["projection_ratio"])
+        lines.append(f"Gradient on a weight of {layer}: {times} times that of the median branch")
+    lines += [f"Not measured: {sentence}" for sentence in found.get("unseen", ())]
+    return [*lines, "", *found["words"]]
+
+
+def _number(value: float | None) -> str:
+    # Adding zero turns the -0 that rounding leaves into 0.
+    return "-" if value is None else f"{value + 0.0:.3g}"
+
+
+def default_note(config: dict[str, Any], switches: dict[str, Any]) -> list[str]:
+    """A line where `fathoms train` with the same flags trains another model than the default that was probed."""
+    from fathoms.training.recipe import read_recipe
+
+    trained = {**read_recipe("digits")["model"], **switches}
+    differ = [name for name, value in trained.items() if name != "name" and config[name] != value]
+    if not differ:
+        return []
+    flags = " ".join(f"{flag_of(name)} {trained[name]}" for name in differ)
+    return [f"Note: `fathoms train` takes the model of its recipe digits; to probe that, add {flags}"]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.cli.flags.parse import given, parse_setting
-from fathoms.cli.terminal.probe_words import say_written
 from fathoms.errors import ConfigError
 
 SEEDS = 3
@@ -16,11 +15,11 @@ IMAGES = 32
 
 def run_sweep(args: Any) -> int:
     """Probe every depth and value at initialisation, and print one line for each."""
+    from fathoms.cli.flags.plan_flags import parse_axis
     from fathoms.cli.targets import load_images, load_target
-    from fathoms.compare.plan import parse_axis
     from fathoms.models.vit import ViT
     from fathoms.models.zoo import model_config
-    from fathoms.probes.sweep import sweep
+    from fathoms.probes.coordinates import sweep
     from fathoms.text_table import aligned
 
     depths = whole_numbers(args.depths, "--depths")
@@ -37,13 +36,13 @@ def run_sweep(args: Any) -> int:
     rows = sweep(
         lambda **own: ViT(model_config(name, **{**switches, **own})), depths, options, batch, args.seed
     )
+    plain = {value: {str(depth): row for depth, row in found.items()} for value, found in rows.items()}
     written = []
     if args.figures is not None:
-        from fathoms.probes.pictures.over_time import sweep_picture
+        from fathoms.probes.probe_figures import save_picture, sweep_figure
 
-        written = save_all(sweep_picture(rows, axis), Path(args.figures), "sweep")
+        written = save_picture(sweep_figure(rows, axis), plain, Path(args.figures), "sweep")
     if args.json:
-        plain = {value: {str(depth): row for depth, row in found.items()} for value, found in rows.items()}
         print(json_format.dumps({"model": name, "axis": axis, "sweep": plain, "figures": written}))
         return 0
     columns = ("growth", "gradient_ratio", "gradient_factor", "ratio_median", "token_cosine", "largest")
@@ -53,7 +52,8 @@ def run_sweep(args: Any) -> int:
         for depth, row in found.items()
     ]
     print(aligned((axis or "model", "depth", *columns), lines))
-    say_written(written)
+    if written:
+        print(f"written: {', '.join(written)}")
     return 0
 
 
@@ -84,9 +84,9 @@ def run_coordinates(args: Any) -> int:
     )
     written = []
     if args.figures is not None:
-        from fathoms.probes.pictures.over_time import coordinate_picture
+        from fathoms.probes.probe_figures import save_picture
 
-        written = save_all(coordinate_picture(check, axis), Path(args.figures), "coordinates")
+        written = save_picture(check.plot(axis), check.to_json(), Path(args.figures), "coordinates")
     if args.json:
         print(json_format.dumps({"model": name, "axis": axis, **check.to_json(), "figures": written}))
         return 0
@@ -97,7 +97,8 @@ def run_coordinates(args: Any) -> int:
             f"(95 % interval {slope.low:+.2f} to {slope.high:+.2f} over the seeds): {slope.verdict}"
         )
     print(f"Coordinate check: {ADVICE[check.verdict]}")
-    say_written(written)
+    if written:
+        print(f"written: {', '.join(written)}")
     return 0
 
 
@@ -120,7 +121,7 @@ def _sizes(text: str) -> tuple[str, list[int]]:
 def _own_name(args: Any, flag: str) -> str:
     """The name of an architecture of fathoms; others cannot be built at another size."""
     from fathoms.cli.targets import DEFAULT
-    from fathoms.models.resolve import resolve
+    from fathoms.models.model_sources import resolve
 
     name = args.target or args.model or DEFAULT
     if resolve(name, "TARGET").kind != "zoo":
@@ -166,11 +167,3 @@ def settings_of(axis: str, value: str) -> dict[str, Any]:
     if not found:
         raise ConfigError(f"--axis {axis}: is not an option of a model; see `fathoms parts`")
     return found
-
-
-def save_all(picture: Any, folder: Path, name: str) -> list[str]:
-    """Write a picture as SVG, PNG and JSON."""
-    from fathoms.probes.pictures.names import picture_files
-
-    folder.mkdir(parents=True, exist_ok=True)
-    return [str(picture.save(path)) for path in picture_files(folder, [name])]

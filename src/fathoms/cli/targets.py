@@ -1,16 +1,20 @@
-"""The model and the images that `fathoms probe` and `fathoms cost` work on."""
+"""The trained model, its preprocessing and the images that validate, predict, export, probe and cost work on."""
 
 from __future__ import annotations
 
+import shlex
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fathoms.cli.flags.early_checks import path_or_digits
-from fathoms.errors import ConfigError, WeightsError, flag_of
+from fathoms.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fathoms.evaluate.load import LoadedModel
+    from fathoms.evaluating.load import LoadedModel
+    from fathoms.evaluating.preprocessing import Preprocessing
 
 DEFAULT = "vit_digits"
 
@@ -24,18 +28,44 @@ def load_target(text: str | None, model: str | None, switches: dict[str, Any], s
         switches: Fields of ViTConfig that were given.
         seed: Seed of random weights.
     """
-    from fathoms.evaluate.load import new_model
-    from fathoms.models.resolve import resolve
+    from fathoms.evaluating.load import load_run, new_model
+    from fathoms.models.model_sources import resolve
 
     if text is None or text == model:
         text, model = model or DEFAULT, None
     if resolve(text, "TARGET").kind in ("path", "hub"):
-        return _load_trained(text, model, switches)
+        return load_run(text, model, **switches)
     if model is not None:
         raise ConfigError(
             f"--model {model}: TARGET {text} is an architecture already; leave one of the two out"
         )
     return new_model(text, seed, flag="TARGET", **switches)
+
+
+def prepared_as(args: Any, loaded: LoadedModel) -> Preprocessing:
+    """The preprocessing of a model, except for the flags --mean, --std, --crop-pct and --interpolation."""
+    changes = {name: getattr(args, name) for name in ("crop_pct", "interpolation", "mean", "std")}
+    return loaded.preprocessing.changed(**changes)
+
+
+def say_taken(args: Any, loaded: LoadedModel, preprocessing: Preprocessing) -> None:
+    """What a command took that no flag named: weights of a run folder, and a preprocessing that nothing records.
+
+    On standard error, and after the work, so that a refusal is one line.
+    """
+    folder, file, lines = Path(args.checkpoint), Path(loaded.source), list(loaded.notes)
+    if folder.is_dir():
+        last = folder / "checkpoints" / "last"
+        best = file.parent == folder / "checkpoints" / "best"
+        other = f"; for the last, give {shlex.quote(str(last))}" if last.is_dir() else ""
+        lines.append(f"weights: {loaded.source}{f', of the best epoch on val{other}' if best else ''}")
+    if loaded.assumed and None in (args.mean, args.std):
+        lines.append(
+            f"{args.checkpoint}: does not say how its images are prepared; taken {loaded.assumed}: {preprocessing}; "
+            "--mean, --std, --crop-pct and --interpolation change it"
+        )
+    for line in lines:
+        print(printable(line), file=sys.stderr)
 
 
 def check_head(target: LoadedModel, remedy: str) -> None:
@@ -46,27 +76,12 @@ def check_head(target: LoadedModel, remedy: str) -> None:
         )
 
 
-def _load_trained(text: str, model: str | None, switches: dict[str, Any]) -> LoadedModel:
-    """Weights with their model; where switches make it another one, the message names them."""
-    from fathoms.evaluate.load import load_run
-    from fathoms.models.weights import MisfitError, said
-
-    try:
-        return load_run(text, model, **switches)
-    except MisfitError as error:
-        if model is not None or not switches:
-            raise
-        flags = " ".join(map(flag_of, switches))
-        why = said(error.settings) or str(error)
-        raise WeightsError(f"{flags}: {text} was trained as another model ({why}); leave it out") from error
-
-
 def load_images(
     target: LoadedModel, data: str | None, count: int, spare: int = 0
 ) -> tuple[Tensor, Tensor | None]:
     """Images spread evenly over a data set or over the built-in digits, with their labels.
 
-    Labels are None where the model has too few outputs for them.
+    Labels are the model's outputs, by the names of its classes where it has them; None where they do not match.
 
     Args:
         target: The model that takes them.
@@ -80,8 +95,16 @@ def load_images(
     return images, labels if int(labels.max()) < target.num_classes else None
 
 
+def classes_of(data: str | None) -> int:
+    """Number of classes of a data set, or of the built-in digits."""
+    from fathoms.data.sources.splits import open_roles
+
+    data = path_or_digits(data)
+    return 10 if data is None else len(open_roles(data, 0.0).train.classes)
+
+
 def _digits(target: LoadedModel, _data: str, count: int, spare: int) -> tuple[Any, Any]:
-    from fathoms.data.sources.digits import digits
+    from fathoms.data.sources.arrays import digits
 
     images, labels = digits(target.image_size, target.in_channels)
     if not 1 <= count <= len(images):
@@ -94,9 +117,9 @@ def _of_data(target: LoadedModel, data: str, count: int, spare: int) -> tuple[An
     import torch
 
     from fathoms.data import LoaderOptions
-    from fathoms.data.sources.splits import open_held_out, open_roles
-    from fathoms.data.sources.subset import subset
-    from fathoms.evaluate.loader import eval_loader
+    from fathoms.data.sources.splits import open_held_out, open_roles, subset
+    from fathoms.evaluating.preprocessing import eval_loader
+    from fathoms.evaluating.results import match_classes
 
     source = open_held_out(data) if target.trained else open_roles(data, 0.0).train
     if not len(source):
@@ -113,4 +136,11 @@ def _of_data(target: LoadedModel, data: str, count: int, spare: int) -> tuple[An
     loader = eval_loader(chosen, target.image_size, size, target.preprocessing, options=options)
     batches = list(loader.epoch(0))
     images = torch.cat([batch.images for batch in batches])[:, : target.in_channels].float()
-    return images, torch.cat([batch.labels for batch in batches])
+    labels = torch.cat([batch.labels for batch in batches])
+    if target.classes and target.classes != tuple(source.classes):
+        try:
+            labels = torch.tensor(match_classes(source.classes, target.classes, data))[labels]
+        except ConfigError:
+            # Data of other classes: more than any model has outputs.
+            labels = labels + target.num_classes
+    return images, labels

@@ -13,20 +13,20 @@ import shlex
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from fathoms.cli.flags.early_checks import check_run, path_or_digits
+from fathoms.cli.flags.early_checks import check_data, check_run, path_or_digits
 from fathoms.cli.flags.parse import Switches, given, optional
-from fathoms.errors import printable
-from fathoms.models.build_timm import TIMM
-from fathoms.models.resolve import refuse_weights
+from fathoms.errors import ConfigError, printable
 from fathoms.text_table import plural
-from fathoms.train.job import Job, RunOptions
-from fathoms.train.quick_start import import_compiler_for, open_meanwhile, without_collection
-from fathoms.train.recipe.recipe import Recipe
-from fathoms.train.recipe.starting_point import starting_point
+from fathoms.training.job import Job, RunOptions, job_of
+from fathoms.training.recipe import Recipe
+from fathoms.untrusted import read_toml
+
+if TYPE_CHECKING:
+    from fathoms.training.run import Trainer
 
 EXAMPLES = """
 fathoms train
@@ -46,8 +46,10 @@ ALIASES = {
     "--data-dir": "",
     "--data": "",
     "--grad-checkpoint": "--grad-checkpointing",
+    "--compile": "--torchcompile",
 }
 
+RunFlags: Any = optional(RunOptions, "RunFlags", "Options of a run.", shows_defaults=True)
 RecipeFlags: Any = optional(Recipe, "RecipeFlags", "Training options. Default: those of the recipe.")
 
 
@@ -58,78 +60,78 @@ class Args:
     data: tyro.conf.Positional[str | None] = None
     """Path of the data. Default: the built-in handwritten digits."""
     model: str | None = None
-    """A name from `fathoms models`, or timm/NAME. Default: the recipe's model."""
+    """A name from `fathoms models`, or timm/NAME. Default: that of --initial-checkpoint, else the recipe's."""
     recipe: str | None = None
     """A name from `fathoms recipes`, or a TOML file. Default: `digits` without DATA, otherwise the defaults below."""
     json: bool = False
     """Print the summary as one JSON object on the last line."""
-    run: RunOptions = field(default_factory=RunOptions)
+    run: RunFlags = field(default_factory=RunFlags)
     training: RecipeFlags = field(default_factory=RecipeFlags)
     switches: Switches = field(default_factory=Switches)
+    config: str | None = None
+    """Train what this file says, the config.toml of a run or what --dry-run prints; flags override it."""
+    dry_run: bool = False
+    """Print what would be trained as a file for --config, and stop."""
+
+
+def run_options(args: Args) -> RunOptions:
+    """The run options that the flags give."""
+    return args.run if isinstance(args.run, RunOptions) else RunOptions(**given(args.run))
 
 
 def make_job(args: Args) -> Job:
     """The job that the flags describe."""
-    from fathoms.errors import ConfigError, flag_of
-    from fathoms.models.zoo import model_config
+    if args.config is not None:
+        return configured_job(args, args.config)
+    options, switches = given(args.training), given(args.switches)
+    return job_of(args.data, args.model, args.recipe, options, switches, run_options(args))
 
-    name = args.recipe or ("digits" if args.data is None else None)
-    model, options, base = starting_point(name, args.model)
-    recipe = Recipe.join(options, given(args.training))
-    refuse_weights(model, "--model")
-    switches = given(args.switches)
-    if model.startswith(TIMM):
-        if switches:
-            first = flag_of(next(iter(switches)))
-            raise ConfigError(f"{first}: timm models have no such switch; leave it out")
-        return Job(args.data, model, None, recipe, args.run)
-    return Job(args.data, model, model_config(model, **{**base, **switches}), recipe, args.run)
+
+def configured_job(args: Args, path: str) -> Job:
+    """The job of a config file, overridden by flags."""
+    for flag, value in (("--model", args.model), ("--recipe", args.recipe)):
+        if value is not None:
+            raise ConfigError(f"{flag}: --config names the model and has all options; leave one of them out")
+    check_data(path, "--config", "give the config.toml of a run")
+    flags = given(args.training), given(args.run), given(args.switches)
+    job = Job.from_table(read_toml(path, ConfigError), path, *flags)
+    return job if args.data is None else replace(job, data=path_or_digits(args.data))
 
 
 def run(args: Args) -> int:
     """Train, and print the result and its files."""
-    from fathoms.train.record.start_profile import StartProfile
-
-    start = StartProfile()
-    args = replace(args, data=path_or_digits(args.data))
+    if args.config is None:
+        args = replace(args, data=path_or_digits(args.data))
     # A rank that refuses before it has joined leaves the others waiting.
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    if alone:
-        check_run(args.run, args.data, given(args.training).get("teacher"))
+    if alone and args.config is None:
+        check_run(run_options(args), args.data, given(args.training).get("teacher"))
     job = make_job(args)
-    with without_collection():
-        from fathoms.train.distributed import gather_objects, join_world, leave_world, naming_lost_ranks
-        from fathoms.train.trainer import Trainer
+    if alone and args.config is not None:
+        check_run(job.run, job.data, job.recipe.teacher)
+    from fathoms.verbs import run_job
 
-        roles = open_meanwhile(job)
-        start.mark("imports")
-    world = join_world(job.run.device)
-    start.mark("device")
-    if job.run.profile_start:
-        start.wait_for(world.device)
-    try:
-        with naming_lost_ranks(world):
-            if not alone:
-                check_run(args.run, args.data, given(args.training).get("teacher"))
-            with without_collection():
-                import_compiler_for(job, world)
-            start.mark("compiler")
-            outcome = Trainer(job, world, roles=roles(), start=start).run()
-            if world.is_main:
-                from fathoms.report.page import write_report
+    def check() -> None:
+        if not alone:
+            check_run(job.run, job.data, job.recipe.teacher)
 
-                start.mark("training")
-                write_report(job.folder)
-                start.mark("report")
-                # A run that was done already has made no update; its start.json stays.
-                if job.run.profile_start and "first update" in start.rows:
-                    start.write(job.folder)
-                print_safely(json_format.dumps(outcome.summary) if args.json else closing(outcome.summary))
-            # torchrun ends all ranks when one has left after a signal: none leaves while rank 0 still writes.
-            gather_objects(world, None)
-    finally:
-        leave_world()
-    return outcome.code
+    def say(summary: dict[str, Any]) -> None:
+        print_safely(json_format.dumps(summary) if args.json else closing(summary))
+
+    def plan(trainer: Trainer) -> None:
+        print_safely(planned(job, trainer.about(), args.json))
+
+    outcome = run_job(job, show=not args.dry_run, check=check, say=say, plan=plan if args.dry_run else None)
+    return 0 if outcome is None else outcome.code
+
+
+def planned(job: Job, about: list[str], json: bool) -> str:
+    """What would be trained: a config file, under the lines that a run would begin with."""
+    from fathoms.training.run_folder import to_toml
+
+    if json:
+        return json_format.dumps({**job.table(), "folder": str(job.folder)})
+    return "\n".join([*(f"# {printable(line)}" for line in about), to_toml(job.table()).rstrip()])
 
 
 def print_safely(text: str) -> None:
@@ -150,24 +152,28 @@ FILES = (
 )
 
 
+def scored(evaluation: dict[str, Any]) -> str:
+    """An accuracy, and of how many images."""
+    return f"{evaluation['top1']:.2f} % of {plural(evaluation['images'], 'image')}"
+
+
 def closing(summary: dict[str, Any]) -> str:
     """The last printed lines: status, accuracy, files and the next command."""
     done = plural(summary["epoch"], "epoch")
     lines = [f"{summary['status']} after {done}, {summary['seconds']:.0f} s of training"]
     last, best, test, folder = (summary[key] for key in ("last", "best", "test", "folder"))
     if last is not None:
-        # If no evaluation was finite, there is no best one.
-        at_best = "" if best is None else f" (best {best['top1']:.2f} % in epoch {best['epoch']})"
-        lines.append(f"val accuracy {last['top1']:.2f} %{at_best}")
+        lines.append(f"val accuracy {scored(last)}, last weights")
+    if best is not None and best["epoch"] != summary["epoch"]:
+        lines.append(f"val accuracy {scored(best)}, weights of epoch {best['epoch']}: checkpoints/best")
     if test is not None:
-        lines.append(f"test accuracy {test['top1']:.2f} % of the last weights")
+        lines.append(f"test accuracy {scored(test)}, last weights")
     if summary["reason"]:
         lines.append(summary["reason"])
     there = ", ".join(name for name in FILES if (Path(folder) / name).exists())
     lines.append(f"run folder {folder}: {there}")
     if summary["status"] == "done":
-        of_best = ", of checkpoints/best" if (Path(folder) / "checkpoints" / "best").exists() else ""
-        lines.append(f"next{of_best}: fathoms validate --checkpoint {shlex.quote(folder)}")
+        lines.append(f"next: fathoms validate --checkpoint {shlex.quote(folder)}")
     elif summary["status"] == "interrupted":
         place = f"in epoch {summary['epoch'] + 1}, after update {summary['updates']}"
         lines.append(f"next: give the same command again; it resumes {place}")

@@ -21,12 +21,12 @@ from fathoms.cli.flags.early_checks import (
     named_data,
     without_switches,
 )
-from fathoms.cli.terminal.weights_taken import say_assumed, say_weights
+from fathoms.cli.targets import prepared_as, say_taken
 from fathoms.errors import ConfigError, printable
-from fathoms.files.atomic import check_absent
+from fathoms.files import check_absent
 
 if TYPE_CHECKING:
-    from fathoms.models.overrides import AllFields
+    from fathoms.models.config import AllFields
 
 EXAMPLES = """
 fathoms validate --checkpoint runs/vit_digits-digits-1a2b3c4d
@@ -41,12 +41,12 @@ class Args:
     """Model and data."""
 
     checkpoint: str
-    """A run folder, a checkpoint folder, a weights file, an exported file (.onnx, .pt2), or
+    """A run folder, a checkpoint folder, a weights file (.safetensors, .pth, .pth.tar), an .onnx file, or
     hf-hub:OWNER/NAME[@REVISION]. Of a run folder it is checkpoints/best, else checkpoints/last."""
     data: tyro.conf.Positional[str | None] = None
     """The data set; default: the one the model was trained on."""
     model: str | None = None
-    """Name of the model, timm/NAME for a timm model; default: the name in the run or the card of the weights."""
+    """Name of the model, timm/NAME for a timm model; default: the recorded one, which a name must not contradict."""
     split: str | None = None
     """The split to evaluate; default: test, else val or validation, or all of a folder without splits."""
     batch_size: int = 256
@@ -65,13 +65,16 @@ class Args:
     """Compile with this backend of torch, such as inductor."""
     image_size: int | None = None
     """Image size other than the model's; position embeddings are resized."""
+    mean: tuple[float, float, float] | None = None
+    """Mean of each channel, from 0 to 1; default: as recorded, else as the model's name has it."""
+    std: tuple[float, float, float] | None = None
+    """Standard deviation of each channel; default: likewise."""
     crop_pct: float | None = None
-    """Share of each side that the centre crop keeps; default: as the run recorded it, else 0.9 of images larger than
-    128 pixels and all of smaller ones."""
+    """Share of each side that the centre crop keeps; default: likewise."""
     interpolation: Literal["bilinear", "bicubic"] | None = None
-    """Filter of the resize; default: the recipe's."""
-    use_ema: bool = True
-    """Take the plain weights where averaged (EMA) ones, which are the default, exist too."""
+    """Filter of the resize; default: likewise."""
+    use_ema: tyro.conf.FlagConversionOff[bool | None] = None
+    """Averaged (EMA) or plain weights; default: a run's averaged ones where it has them, a .pth file's plain ones."""
     robustness: tuple[str, ...] = ()
     """Further data sets to evaluate."""
     real_labels: str | None = None
@@ -82,8 +85,6 @@ class Args:
     """Write the per-class accuracy to this .csv."""
     results_file: str | None = None
     """Write all metrics to this .json, or a row for each data set to this .csv."""
-    trust_program: bool = False
-    """Open a torch.export program (.pt2), which can run code: for programs of your own only."""
     overwrite: bool = False
     """Replace result files that are there already."""
     json: bool = False
@@ -99,11 +100,10 @@ def run(args: Args) -> int:
     for place in (args.data, args.real_labels, *args.robustness):
         check_data(place)
     checkpoint = check_trained(args.checkpoint, args.model, args.device)
-    from fathoms.evaluate.exported_file import exported_file
-    from fathoms.evaluate.load import load_run
-    from fathoms.evaluate.result_files import check_target
-    from fathoms.evaluate.robustness import read_real
-    from fathoms.train.distributed import join_world, leave_world, naming_lost_ranks
+    from fathoms.evaluating.load import load_run
+    from fathoms.evaluating.onnx_model import exported_file
+    from fathoms.evaluating.results import check_target, read_real
+    from fathoms.training.distributed import join_world, leave_world, naming_lost_ranks
 
     check_target("--confusion", args.confusion, (".csv",))
     check_target("--per-class", args.per_class, (".csv",))
@@ -114,8 +114,8 @@ def run(args: Args) -> int:
     size: AllFields = {} if args.image_size is None else {"image_size": args.image_size}
     if exported_file(checkpoint) is not None:
         refuse_unused(args)
-    with without_switches(args.model):
-        loaded = load_run(checkpoint, args.model, ema=args.use_ema, trust_program=args.trust_program, **size)
+    with without_switches():
+        loaded = load_run(checkpoint, args.model, ema=args.use_ema, **size)
     world = join_world(args.device)
     try:
         with naming_lost_ranks(world):
@@ -123,17 +123,14 @@ def run(args: Args) -> int:
     finally:
         leave_world()
     if world.is_main:
-        say_weights(checkpoint, loaded.source)
-        if loaded.assumed:
-            remedy = "if it was trained otherwise, save it with save_pretrained(preprocessing=...)"
-            say_assumed(args.checkpoint, changed_preprocessing(args, loaded), remedy)
+        say_taken(args, loaded, prepared_as(args, loaded))
         report(args, results, loaded.source)
     return 0
 
 
 def refuse_unused(args: Args) -> None:
     """Refuse flags that would have no effect on an exported file, which has its own runtime."""
-    given = {"--amp": args.amp, "--torchcompile": args.torchcompile, "--no-use-ema": not args.use_ema}
+    given = {"--amp": args.amp, "--torchcompile": args.torchcompile, "--use-ema": args.use_ema is not None}
     for flag in (flag for flag, value in given.items() if value):
         raise ConfigError(f"{flag}: {args.checkpoint} runs as it was exported; leave it out")
 
@@ -145,8 +142,8 @@ def measure_all(
     import torch
 
     from fathoms.data.sources.splits import open_held_out
-    from fathoms.evaluate.metrics import FewerChannels
-    from fathoms.evaluate.robustness import class_note, empty_note, match_classes, real_of
+    from fathoms.evaluating.metrics import FewerChannels
+    from fathoms.evaluating.results import class_note, empty_note, guessed_order, match_classes, real_of
 
     data = named_data(args.data) if args.data is not None else loaded.data
     if data is None:
@@ -166,11 +163,15 @@ def measure_all(
     if loaded.classes is not None:
         maps = {place: match_classes(sources[place].classes, loaded.classes, place) for place in places}
         notes.append(class_note(sources[data].classes, loaded.classes, data))
+    else:
+        notes.append(guessed_order(args.checkpoint, sources[data].classes))
+    if loaded.recipe.get("amp") and not args.amp and loaded.run is not None:
+        notes.append(f"{args.checkpoint}: was measured with --amp in training, here without")
     for note in (note for note in notes if note is not None and world.is_main):
         print(printable(note), file=sys.stderr)
     model = loaded.model.to(world.device)
     if args.torchcompile is not None:
-        from fathoms.train.precision.compile import check_backend
+        from fathoms.training.compiling import check_backend
 
         model = torch.compile(model, backend=check_backend(args.torchcompile))
     seen = FewerChannels(model, loaded.in_channels)
@@ -191,22 +192,17 @@ def check_recorded_data(data: str, checkpoint: str) -> None:
         ) from error
 
 
-def changed_preprocessing(args: Args, loaded: Any) -> Any:
-    """The preprocessing of the checkpoint, except for the flags."""
-    return loaded.preprocessing.changed(crop_pct=args.crop_pct, interpolation=args.interpolation)
-
-
 def make_loader(args: Args, loaded: Any, source: Any, world: Any) -> Any:
     """The images of a data set, preprocessed as in the run except for the flags."""
     from fathoms.data import LoaderOptions
-    from fathoms.evaluate.loader import check_crop, eval_loader
+    from fathoms.evaluating.preprocessing import check_crop, eval_loader
 
     check_crop(args.crop_pct, source)
     return eval_loader(
         source,
         loaded.image_size,
         args.batch_size,
-        changed_preprocessing(args, loaded),
+        prepared_as(args, loaded),
         options=LoaderOptions(args.workers, max_bad=args.max_bad, grey=loaded.in_channels == 1),
         device=world.device,
         share=(world.rank, world.size),
@@ -217,7 +213,7 @@ def measure(args: Args, model: Any, loader: Any, label_map: Any, world: Any, rea
     """Metrics of one data set."""
     import torch
 
-    from fathoms.evaluate.metrics import evaluate
+    from fathoms.evaluating.metrics import evaluate
 
     dtype = getattr(torch, args.amp_dtype or "bfloat16") if args.amp else None
     classes = loader.source.classes
@@ -230,17 +226,17 @@ def measure(args: Args, model: Any, loader: Any, label_map: Any, world: Any, rea
 
 def report(args: Args, results: dict[str, dict[str, Any]], weights: str) -> None:
     """Print the metrics, and write the requested files."""
-    from fathoms.evaluate import result_files
-    from fathoms.evaluate.class_table import class_table
+    from fathoms.evaluating import results as files
+    from fathoms.evaluating.results import class_table
 
     if args.confusion is not None:
-        result_files.write_confusion(args.confusion, results)
+        files.write_confusion(args.confusion, results)
     if args.per_class is not None:
-        result_files.write_per_class(args.per_class, results)
+        files.write_per_class(args.per_class, results)
     if args.results_file is not None:
-        result_files.write_results(args.results_file, results)
+        files.write_results(args.results_file, results)
     if args.json:
-        print(json_format.dumps({"weights": weights, "results": result_files.written_out(results)}))
+        print(json_format.dumps({"weights": weights, "results": files.written_out(results)}))
         return
     for place, result in results.items():
         print(

@@ -14,19 +14,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from fathoms.data.augment.finish import Finish
-from fathoms.data.augment.pipeline import Augment
-from fathoms.data.batch import Batch
-from fathoms.data.counter_rng import sample_keys
-from fathoms.data.crop.pixel_buffer import PixelLayout, as_words, words_to_planes
-from fathoms.data.crop.random_crop import CropOptions, draw_boxes
-from fathoms.data.decode.greyscale import greyscale
-from fathoms.data.device.backend import loader_backend
-from fathoms.data.errors import DataError
-from fathoms.data.sampler import Refs, Sampler
+from fathoms.data.augment.erase_and_mix import Finish
+from fathoms.data.augment.pipeline import Augment, choose_backend
+from fathoms.data.counter_rng import sample_keys, to_device
+from fathoms.data.images.crops import CropOptions, draw_boxes
+from fathoms.data.images.decode import greyscale
+from fathoms.data.images.pixels import PixelLayout, as_words, words_to_planes
+from fathoms.data.sampler import Batch, LoaderStats, Refs, Sampler
 from fathoms.data.sources.arrays import ArraySource
-from fathoms.data.stats import LoaderStats
-from fathoms.data.to_device import to_device
+from fathoms.data.sources.source import DataError
 from fathoms.errors import ConfigError
 
 # Pixels that a GPU prepares at once: 16,384 images of 32 x 32, 201 MB as float32. The host's work is the same for one
@@ -106,7 +102,7 @@ class DeviceLoader:
         self.source, self.sampler, self.size, self.crop, self.augment = source, sampler, size, crop, augment
         self.device, self.grey = torch.device(device), grey
         self._cubic = interpolation == "bicubic"
-        self._backend = loader_backend(augment, self.device)
+        self._backend = augment.backend if augment else choose_backend("auto", self.device)
         self._next: Ahead[list[Batch]] | None = None
         self._pixels, self._labels = self._resident()
         self.stats = LoaderStats()

@@ -6,31 +6,24 @@ import dataclasses
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fathoms.data.augment.pipeline import Augment
-from fathoms.data.batch import Batch
-from fathoms.data.crop.decode_crops import most_bytes
-from fathoms.data.crop.image_transform import ImageTransform
-from fathoms.data.crop.pixel_buffer import as_words, join_layouts
-from fathoms.data.crop.transforms import Chunk, EvalTransform, TrainTransform
-from fathoms.data.decode.decode import DECODERS, choose_decoder
-from fathoms.data.device.backend import loader_backend
-from fathoms.data.device.transfer import Sender
-from fathoms.data.errors import DataError
-from fathoms.data.sampler import Refs, Sampler
-from fathoms.data.sources.base import Source
-from fathoms.data.stats import LoaderStats
-from fathoms.data.workers.processes import Processes
-from fathoms.data.workers.task import Task, TaskRunner
-from fathoms.data.workers.threads import Threads
+from fathoms.data.augment.pipeline import Augment, choose_backend
+from fathoms.data.images.crops import most_bytes
+from fathoms.data.images.decode import DECODERS, choose_decoder
+from fathoms.data.images.pixels import as_words, join_layouts
+from fathoms.data.images.transforms import Chunk, EvalTransform, ImageTransform, TrainTransform
+from fathoms.data.processes import Processes
+from fathoms.data.sampler import Batch, LoaderStats, Refs, Sampler
+from fathoms.data.sources.source import DataError, Source
+from fathoms.data.workers import Task, TaskRunner, Threads
 from fathoms.errors import ConfigError
-from fathoms.machine.cores import usable_cores
-from fathoms.names.registry import check_name
+from fathoms.machine import usable_cores
+from fathoms.registry import check_name
 
 # Samples of one task, at most: the time a task holds the GIL is shared by this many.
 CHUNK = 32
@@ -79,21 +72,37 @@ class LoaderOptions:
         return self.workers or usable_cores()
 
 
-@dataclass
-class _Pending:
-    """A batch whose tasks are with the workers."""
+class Sender:
+    """Copy the parts of a batch to a device and join them; a GPU copies during training, on a stream of its own."""
 
-    refs: Refs
-    chunks: list[Chunk | None]
-    missing: int = field(init=False)
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.sent: torch.cuda.Event | None = None
+        """An event that completes once the device has read everything sent so far; None on a CPU."""
 
-    def __post_init__(self) -> None:
-        self.missing = len(self.chunks)
+    def queued(self) -> torch.cuda.Event | None:
+        """An event that completes once all work queued so far is done; None on a CPU, where work is synchronous."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
 
-    def add(self, place: int, chunk: Chunk) -> None:
-        """Keep the result of one task."""
-        self.chunks[place] = chunk
-        self.missing -= 1
+    def send(self, parts: list[Tensor]) -> Tensor:
+        """The parts as one tensor on the device; on a CPU a copy, too."""
+        if self._stream is None:
+            return torch.cat(parts)
+        with torch.cuda.stream(self._stream):
+            there = [part.to(self.device, non_blocking=True) for part in parts]
+            self.sent = torch.cuda.Event()
+            self.sent.record()
+            joined = torch.cat(there)
+        using = torch.cuda.current_stream(self.device)
+        using.wait_stream(self._stream)
+        # Its memory belongs to the copying stream, which must not use it again too soon.
+        joined.record_stream(using)
+        return joined
 
 
 class Loader:
@@ -130,10 +139,10 @@ class Loader:
         self.decoder = choose_decoder(self.options.decoder, self.options.exif, grey=self.options.grey)
         self.stats, self._sender = LoaderStats(), Sender(self.device)
         self._allowed_bad = int(self.options.max_bad * len(source))
-        self._backend = loader_backend(augment, self.device)
+        self._backend = augment.backend if augment else choose_backend("auto", self.device)
         self._processes: tuple[tuple[int, int], Processes] | None = None
-        # On a CPU the workers do everything that concerns one sample; a GPU takes that over from them.
-        self._augment_in_worker = augment is not None and self.device.type == "cpu"
+        # Workers do everything that concerns one sample, unless a GPU has kernels for it.
+        self._augment_in_worker = augment is not None and self._backend.name != "triton"
 
     @property
     def grey(self) -> bool:
@@ -178,7 +187,7 @@ class Loader:
             raise DataError(
                 f"batch {start}: is outside the epoch of {self.batches} batches; check the checkpoint"
             )
-        pending: dict[int, _Pending] = {}
+        pending: dict[int, Refs] = {}
         # Tasks are numbered batch * parts + part, so that a result finds its place. Small batches make small
         # tasks, so that there is one for every worker.
         chunk_size = min(CHUNK, -(-self.sampler.batch_size * self.options.prefetch // self.options.count))
@@ -188,26 +197,23 @@ class Loader:
         try:
             for number in range(start, self.batches):
                 while submitted < min(self.batches, number + self.options.prefetch):
-                    refs = self.sampler.batch(epoch, submitted)
-                    count = -(-len(refs) // chunk_size)
-                    pending[submitted] = _Pending(refs, [None] * count)
-                    for part in range(count):
+                    refs = pending[submitted] = self.sampler.batch(epoch, submitted)
+                    for part in range(-(-len(refs) // chunk_size)):
                         own = refs.part(part * chunk_size, (part + 1) * chunk_size)
                         workers.submit(submitted * parts + part, Task(own, epoch, transform))
                     submitted += 1
                 began, queued = time.perf_counter(), self._sender.queued()
-                while pending[number].missing:
-                    task, chunk = workers.take()
-                    pending[task // parts].add(task % parts, chunk)
+                refs, chunks = pending.pop(number), []
+                tasks = range(number * parts, number * parts + -(-len(refs) // chunk_size))
+                for task in tasks:
+                    chunks.append(workers.result(task))
                     if queued is not None and not queued.query():
                         # The device still has work, so nothing is lost yet.
                         began = time.perf_counter()
                 self.stats.waited += time.perf_counter() - began
-                done = pending.pop(number)
-                chunks = [chunk for chunk in done.chunks if chunk is not None]
-                batch = self._assemble(chunks, done.refs, epoch, number, transform.size)
-                workers.reuse(range(number * parts, number * parts + len(chunks)), self._sender.sent)
-                self.stats.images += len(done.refs)
+                batch = self._assemble(chunks, refs, epoch, number, transform.size)
+                workers.reuse(tasks, self._sender.sent)
+                self.stats.images += len(refs)
                 yield batch
                 now = time.perf_counter()
                 self.stats.elapsed += now - requested

@@ -1,4 +1,4 @@
-"""Sampler: the order of every epoch, from counters alone.
+"""Sampler: the order of every epoch, from counters alone; the batch, and the statistics of a loader.
 
 Position p of epoch e is a pure function of (seed, e, p). A run resumes in the middle of an epoch by its two counters,
 with any number of workers; ranks divide the positions of each global batch among themselves, so another number of
@@ -7,15 +7,17 @@ ranks with the same global batch sees the same samples in the same update.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
+from torch import Tensor
 
 from fathoms.data.counter_rng import generator
-from fathoms.data.errors import DataError
+from fathoms.data.sources.source import DataError
 from fathoms.errors import ConfigError
-from fathoms.names.registry import check_name
+from fathoms.registry import check_name
 
 ORDERS = ("shuffled", "sequential")
 
@@ -128,3 +130,92 @@ class Sampler:
         return Refs(
             self._permutation(epoch)[position // self.aug_repeats], position % self.aug_repeats, position
         )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The samples of one forward pass, on the device.
+
+    `images` are float, normalised (or uint8 where the loader has no augmentation); `labels` int64, -1 for an image
+    that could not be decoded (evaluation only); `targets` soft labels where samples were mixed; `ids` the data set
+    indices, on the host. `number` counts the batches of an epoch from 0, and `next_position` is the (epoch, number) to
+    resume from after this batch.
+    """
+
+    images: Tensor
+    labels: Tensor
+    ids: Tensor
+    epoch: int
+    number: int
+    targets: Tensor | None = None
+
+    @property
+    def next_position(self) -> tuple[int, int]:
+        """Counters to store with a checkpoint taken after this batch."""
+        return self.epoch, self.number + 1
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+PACK_SHARE = 0.2
+"""Share of waiting from which on re-encoding a whole data set is worth its time."""
+
+
+@dataclass
+class LoaderStats:
+    """Counts and times of one loader, over all epochs so far."""
+
+    images: int = 0
+    waited: float = 0.0
+    """Seconds the consumer waited for data; with a GPU, those in which the GPU was idle."""
+    elapsed: float = 0.0
+    """Seconds since the first batch was requested, waiting and working."""
+    bad: dict[str, str] = field(default_factory=dict)
+    """Name of each bad image and the reason."""
+    replaced: int = 0
+    """Times a bad image was replaced (or marked, in evaluation)."""
+    accidents: list[str] = field(default_factory=list)
+    """Workers that died or hung and were replaced."""
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time spent waiting for data, 0 to 1."""
+        return self.waited / self.elapsed if self.elapsed > 0 else 0.0
+
+    @property
+    def images_per_second(self) -> float:
+        """Images delivered per second of elapsed time."""
+        return self.images / self.elapsed if self.elapsed > 0 else 0.0
+
+    def note_bad(self, name: str, reason: str, allowed: int) -> None:
+        """Count a bad image; too many different ones stop the run, naming the first few."""
+        self.replaced += 1
+        self.bad.setdefault(name, reason)
+        if len(self.bad) <= allowed:
+            return
+        listed = "; ".join(f"{n} ({r})" for n, r in list(self.bad.items())[:3])
+        raise DataError(
+            f"data: {len(self.bad)} bad images are more than the {allowed} allowed: {listed}; "
+            "remove what `fathoms data check` names, or raise --max-bad"
+        )
+
+    def note_accident(self, what: str) -> None:
+        """Keep and report that a worker was replaced."""
+        self.accidents.append(what)
+        warnings.warn(what, RuntimeWarning, stacklevel=2)
+
+    def advice(self, decoder: str = "", kind: str = "", workers: int = 0, cores: int = 0) -> str:
+        """One sentence on what to do when the consumer waits; empty when it does not."""
+        if self.wait_share < 0.05:
+            return ""
+        share = f"{self.wait_share:.0%} of the time is spent waiting for data"
+        if cores and workers < cores:
+            return f"{share}; use more workers (--workers {cores}; now {workers})"
+        if decoder in ("simplejpeg", "pillow"):
+            return f"{share}; install crop decoding (pip install turbojpeg; now {decoder})"
+        if self.wait_share < PACK_SHARE:
+            return ""
+        if kind and kind != "pack":
+            return f"{share}; re-encode once with `fathoms data pack`"
+        return f"{share}; decoding is the limit: pack with --short-side 256, or use more CPU cores"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fathoms.models.config import ViTConfig
-    from fathoms.models.vit import ViT
+    from fathoms.models.vit import ViT, create_model
     from fathoms.models.weights import LoadReport, load_weights, save_weights
-    from fathoms.models.zoo import create_model, list_models, model_config
+    from fathoms.models.zoo import list_models, model_config
 
 __all__ = [
     "LoadReport",
@@ -29,7 +29,7 @@ _HOMES = {
     "LoadReport": "weights",
     "ViT": "vit",
     "ViTConfig": "config",
-    "create_model": "zoo",
+    "create_model": "vit",
     "list_models": "zoo",
     "load_weights": "weights",
     "model_config": "zoo",

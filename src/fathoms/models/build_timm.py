@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fathoms.errors import ConfigError, UnknownNameError, flag_of, reason
-from fathoms.machine.hub_reach import hub_or_cache
-from fathoms.names.registry import check_name
+from fathoms.machine import hub_or_cache
+from fathoms.registry import check_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,7 +67,7 @@ def build_timm(
             benchmarks.
     """
     if not cudnn_attention:
-        from fathoms.ops.softmax_attention import leave_out_cudnn_attention
+        from fathoms.ops.attention_ops import leave_out_cudnn_attention
 
         leave_out_cudnn_attention()
     outputs = {} if classes is None else {"num_classes": classes}
@@ -90,11 +90,11 @@ def timm_size(name: str) -> int:
     return 224 if config is None else int(config.input_size[-1])
 
 
-def timm_preprocessing(model: nn.Module) -> dict[str, Any]:
+def timm_preprocessing(name: str) -> dict[str, Any]:
     """Crop, interpolation, mean and std that timm evaluates a model with; empty where timm does not say."""
-    config = getattr(model, "pretrained_cfg", None) or {}
+    config = _timm(name).get_pretrained_cfg(name.removeprefix(TIMM), allow_unregistered=False)
     known = ("crop_pct", "interpolation", "mean", "std")
-    return {name: config[name] for name in known if config.get(name) is not None}
+    return {key: getattr(config, key) for key in known if getattr(config, key, None) is not None}
 
 
 def timm_teacher(name: str, classes: int) -> tuple[nn.Module, tuple[float, ...], tuple[float, ...]]:

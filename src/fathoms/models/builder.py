@@ -8,16 +8,15 @@ from torch import nn
 
 from fathoms.models.config import ViTConfig
 from fathoms.parts.block import Block
-from fathoms.parts.init import STD
-from fathoms.parts.linear import ScaledLinear
-from fathoms.parts.norms.norm import NORMS
+from fathoms.parts.linears import STD
+from fathoms.parts.norms import NORMS
+from fathoms.parts.placements import drop_path_rates
+from fathoms.parts.position import POSITIONS
 from fathoms.parts.protocols import Part, Position, Readout, Stem
-from fathoms.parts.residuals.drop_path import drop_path_rates
-from fathoms.parts.residuals.residual import RESIDUALS
-from fathoms.parts.residuals.transfer import Transfer, transfer_of
-from fathoms.parts.tokens.position import POSITIONS
-from fathoms.parts.tokens.readout import READOUTS
-from fathoms.parts.tokens.stem import STEMS
+from fathoms.parts.readout import READOUTS
+from fathoms.parts.residuals import RESIDUALS, ConstantScale
+from fathoms.parts.stem import STEMS
+from fathoms.parts.transfer import Transfer, transfer_of
 
 
 def build_stem(config: ViTConfig) -> Stem:
@@ -32,8 +31,7 @@ def build_position(config: ViTConfig) -> Position:
     """The positions: a table that is added, or rotations of q and k."""
     if not POSITIONS.metadata(config.position).rotary:
         return POSITIONS.build(config.position, config.dim, config.grid)
-    queries = config.queries if READOUTS.metadata(config.readout).travels else 0
-    tokens = {"queries": queries, "registers": config.registers}
+    tokens = {"queries": config.travelling, "registers": config.registers}
     return POSITIONS.build(config.position, config.dim, config.grid, config.heads, **tokens)
 
 
@@ -67,18 +65,19 @@ def _block_options(config: ViTConfig) -> dict[str, Any]:
 
 def prefix_tokens(config: ViTConfig, index: int) -> int:
     """Tokens in front of the patches in block `index`."""
-    travels = READOUTS.metadata(config.readout).travels and index >= config.class_token_block
-    return config.registers + (config.queries if travels else 0)
+    return config.registers + (config.travelling if index >= config.class_token_block else 0)
 
 
 def build_readout(config: ViTConfig) -> Readout:
     """The read-out; class attention has blocks of its own, with the options of the main stack."""
     if config.readout != "class_attention":
         late = config.class_token_block or None
-        return READOUTS.build(config.readout, config.dim, queries=config.queries, joins=late)
+        placed = config.places_queries or None
+        return READOUTS.build(config.readout, config.dim, queries=config.queries, joins=late, placed=placed)
     return READOUTS.build(
         config.readout,
         queries=config.queries,
+        early=config.distill_early,
         class_attention_depth=config.class_attention_depth,
         norm=config.norm,
         norm_init=config.norm_init,
@@ -98,11 +97,15 @@ def build_head(config: ViTConfig) -> nn.Module:
     """A classifier; the identity for 0 classes."""
     if not config.num_classes:
         return nn.Identity()
-    scale = config_transfer(config).head
-    sizes = config.dim, config.num_classes
-    head = nn.Linear(*sizes) if scale == 1.0 else ScaledLinear(*sizes, scale)
+    head = nn.Linear(config.dim, config.num_classes)
     reset_head(head, config)
     return head
+
+
+def build_head_scale(config: ViTConfig) -> ConstantScale | None:
+    """The constant factor of what the classifiers read, where transfer over width has one."""
+    factor = config_transfer(config).head
+    return ConstantScale(config.dim, factor) if config.num_classes and factor != 1.0 else None
 
 
 def reset_head(head: nn.Linear, config: ViTConfig) -> None:

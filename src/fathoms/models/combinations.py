@@ -1,37 +1,32 @@
-"""Combinations of a ViTConfig's options that are refused: contradictions, and options that nothing would read."""
+"""Combinations of a ViTConfig's options that are refused: contradictions, and options that nothing would read.
+
+`config` is a ViTConfig, whose file uses this one and not the other way round.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from fathoms.errors import ConfigError
-from fathoms.parts.attentions.attention import ATTENTIONS
+from fathoms.parts.attention import ATTENTIONS
 from fathoms.parts.block import check_residual
-from fathoms.parts.norms.norm import NORMS
-from fathoms.parts.residuals.residual import RESIDUALS
-from fathoms.parts.tokens.position import POSITIONS
-from fathoms.parts.tokens.readout import READOUTS
-from fathoms.parts.tokens.stem import conv_stride
-
-if TYPE_CHECKING:
-    from fathoms.models.config import ViTConfig
+from fathoms.parts.norms import NORMS
+from fathoms.parts.position import POSITIONS
+from fathoms.parts.readout import READOUTS
+from fathoms.parts.residuals import RESIDUALS
+from fathoms.parts.stem import conv_stride
 
 # A base this many times as deep is not one that a learning rate was tuned at: branches would grow as many times.
 MOST_SHALLOW = 16
 
 
-def check_combination(config: ViTConfig) -> None:
+def check_combination(config: Any) -> None:
     """Refuse options that contradict each other, and options that would silently have no effect."""
     for norm, placements in {*zip(config.norms(), config.placements(), strict=True)}:
         check_residual(config.residual, norm, *placements)
     for name, example in (("norm_by_depth", "0-2:dyt"), ("placement_by_depth", "0-2:post")):
         if getattr(config, name) == "":
             raise ConfigError(f"{name} is empty; write for example {example!r}, or leave it out")
-    if not config.drop_path and config.drop_path_schedule != type(config).drop_path_schedule:
-        raise ConfigError(
-            f"drop_path_schedule {config.drop_path_schedule!r} would not be used: drop_path is 0; leave it out, or set "
-            "that"
-        )
     _check_inits(config)
     _check_transfer(config)
     _check_residual_options(config)
@@ -40,7 +35,7 @@ def check_combination(config: ViTConfig) -> None:
     _check_readout(config)
 
 
-def _check_inits(config: ViTConfig) -> None:
+def _check_inits(config: Any) -> None:
     """Inits under the names that the config has for them, which are not those of the parts."""
     if config.residual_init is not None and not RESIDUALS.takes(config.residual, "init_value"):
         raise ConfigError(f"residual {config.residual!r} takes no residual_init; leave it out")
@@ -49,7 +44,7 @@ def _check_inits(config: ViTConfig) -> None:
             raise ConfigError(f"norm {norm!r} takes no norm_init; leave it out")
 
 
-def _check_transfer(config: ViTConfig) -> None:
+def _check_transfer(config: Any) -> None:
     """The base of methods that transfer a learning rate over depth and width."""
     given = {name: getattr(config, name) for name in ("base_depth", "base_dim")}
     for name, value in given.items():
@@ -78,7 +73,7 @@ def _check_transfer(config: ViTConfig) -> None:
         )
 
 
-def _check_residual_options(config: ViTConfig) -> None:
+def _check_residual_options(config: Any) -> None:
     method = RESIDUALS.metadata(config.residual)
     if config.residual_warmup is not None and "warmup" not in method.takes:
         raise ConfigError(
@@ -95,7 +90,7 @@ def _check_residual_options(config: ViTConfig) -> None:
         )
 
 
-def _check_stem(config: ViTConfig) -> None:
+def _check_stem(config: Any) -> None:
     for name in ("stem_layers", "stem_kernel"):
         if config.stem != "conv" and getattr(config, name) != getattr(type(config), name):
             raise ConfigError(f"stem {config.stem!r} takes no {name}; leave it out, or use 'conv'")
@@ -117,7 +112,7 @@ def _check_stem(config: ViTConfig) -> None:
         )
 
 
-def _check_attention(config: ViTConfig) -> None:
+def _check_attention(config: Any) -> None:
     if ATTENTIONS.metadata(config.attention).reads_context:
         raise ConfigError(
             f"attention={config.attention!r} reads a context besides the stream and works in a read-out only; "
@@ -130,12 +125,22 @@ def _check_attention(config: ViTConfig) -> None:
         )
 
 
-def _check_readout(config: ViTConfig) -> None:
+def _check_readout(config: Any) -> None:
     if config.readout != "class_attention" and config.class_attention_depth != 2:
         raise ConfigError(f"readout {config.readout!r} takes no class_attention_depth; leave it out")
     if config.distill_token and not READOUTS.metadata(config.readout).queries:
         raise ConfigError(
             "distill_token needs a read-out with query tokens; use readout 'cls' or 'class_attention'"
+        )
+    if config.distill_early and not (config.distill_token and config.readout == "class_attention"):
+        raise ConfigError(
+            "distill_early needs a distillation token that could come late; use distill_token and readout "
+            "'class_attention'"
+        )
+    if config.class_position and not config.may_place_queries:
+        raise ConfigError(
+            "class_position needs a class token in front of patches that learn their positions; use readout 'cls' "
+            "and position 'learned' from the first block on"
         )
     if config.base_dim is not None and config.readout == "seqpool":
         raise ConfigError(

@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, get_args
 
+from fathoms.config_checks import check_field, check_types
 from fathoms.errors import ConfigError
-from fathoms.names.config_checks import check_field, check_types
-from fathoms.names.registry import check_name
+from fathoms.registry import check_name
 
 Norm = Literal["layernorm", "rmsnorm", "scalenorm", "learnable_scaler", "dyt", "derf", "none"]
 Placement = Literal["pre", "post", "pre_post", "res_post", "keel"]
@@ -33,7 +33,7 @@ Residual = Literal[
 ]
 Stem = Literal["patch", "conv"]
 StemNorm = Literal["none", "pre", "post", "dual", "post_pos"]
-StemInit = Literal["trunc_normal", "fan_in"]
+StemInit = Literal["fan_in", "trunc_normal"]
 Attention = Literal["softmax", "talking_heads"]
 AttnGate = Literal["none", "head", "channel"]
 QKNorm = Literal["none", "rmsnorm", "layernorm"]
@@ -99,14 +99,14 @@ class ViTConfig:
     """Side of its kernels."""
     stem_norm: StemNorm = "none"
     """LayerNorms around the patch projection."""
-    stem_init: StemInit = "trunc_normal"
-    """Init of the patch projection: deviation 0.02, or for any patch size as at 16 x 16, as in timm (fan_in)."""
+    stem_init: StemInit = "fan_in"
+    """Init of the patch projection: that of torch's convolutions, as in timm and DeiT, or deviation 0.02."""
     attention: Attention = "softmax"
     """Attention of every block."""
     qk_norm: QKNorm = "none"
     """Norm of each head's q and k."""
     qkv_bias: bool = True
-    """Whether the q, k, v projection has a bias."""
+    """Whether the q, k, v projection has a bias; under residual fixup it has none."""
     attn_gate: AttnGate = "none"
     """Gate on the output of each head or of each channel, before the attention's last projection."""
     position: Position = "learned"
@@ -117,16 +117,20 @@ class ViTConfig:
     """Read-out: how the classifier's input is pooled from the tokens."""
     class_token_block: int = 0
     """Index of the first block that the class token of readout cls goes through; 0: all of them."""
+    class_position: bool | None = None
+    """Whether the class token has a position besides. None: where patches learn one and it goes through all blocks."""
     class_attention_depth: int = 2
     """Number of blocks of the class-attention read-out."""
     distill_token: bool = False
     """Add a distillation token with a head of its own."""
+    distill_early: bool = False
+    """For readout class_attention: it goes through all blocks, as in DeiT; else it comes with the class token."""
     mlp: MLP = "gelu"
     """MLP of every block."""
     drop_path: float = 0.0
     """Probability of dropping a residual branch in training (stochastic depth)."""
-    drop_path_schedule: Schedule = "uniform"
-    """Drop-path rate by depth: the same in every block, or rising linearly from 0."""
+    drop_path_schedule: Schedule = "linear"
+    """Drop-path rate by depth: rising linearly from 0 as in ViT and DeiT, or uniform as in CaiT, DeiT-III and ViT-5."""
 
     def __post_init__(self) -> None:
         check_types(self, "", ConfigError)
@@ -146,6 +150,24 @@ class ViTConfig:
         """Number of query tokens, each with a head of its own."""
         return 2 if self.distill_token else 1
 
+    @property
+    def travelling(self) -> int:
+        """Number of query tokens that go through blocks in front of the patches."""
+        if self.readout == "class_attention":
+            return int(self.distill_early)
+        return self.queries if self.readout in ("cls", "mean_cls") else 0
+
+    @property
+    def may_place_queries(self) -> bool:
+        """Whether a position of the query tokens has a meaning: patches learn one, and both enter the first block."""
+        travels = self.readout in ("cls", "mean_cls") and not self.class_token_block
+        return travels and self.position in ("learned", "learned_rope")
+
+    @property
+    def places_queries(self) -> bool:
+        """Whether the query tokens have positions."""
+        return self.may_place_queries if self.class_position is None else self.class_position
+
     def norms(self) -> list[str]:
         """The norm of each block."""
         ranges = parse_ranges(self.norm_by_depth, self.depth)
@@ -161,15 +183,13 @@ class ViTConfig:
         """A copy with other values; an unknown field is an error that names the nearest one.
 
         An init belongs to its method: another norm or residual takes its default unless one is given. So do the other
-        options of some methods only, and the schedule of a drop-path that is switched off.
+        options of some methods only.
         """
         for name in changes:
             check_name(name, FIELDS, "option", "ViTConfig")
         for method, options in BELONGING.items():
             if changes.get(method, getattr(self, method)) != getattr(self, method):
                 changes = {option: DEFAULTS[option] for option in options} | changes
-        if changes.get("drop_path") == 0:
-            changes = {"drop_path_schedule": DEFAULTS["drop_path_schedule"]} | changes
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -179,12 +199,29 @@ class ViTConfig:
 
 FIELDS = tuple(field.name for field in dataclasses.fields(ViTConfig))
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(ViTConfig)}
+TOLD_BY_WEIGHTS = ("num_classes", "class_position", "norm_init", "residual_init", "stem_init")
+"""Fields that weights tell by their shapes, or that start what is loaded over."""
+OF_TRAINING = ("drop_path", "drop_path_schedule", "residual_warmup")
+"""Fields that act in training only."""
 # Options that belong to the value of another one.
 BELONGING = {
     "norm": ("norm_init",),
     "residual": ("residual_init", "base_depth", "base_dim", "residual_warmup"),
     "stem": ("stem_layers", "stem_kernel", "stem_init"),
 }
+
+
+def overridden(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The switches of a recipe under those that are given: another method does not take the options of the recipe's.
+
+    >>> overridden({"residual": "layerscale", "residual_init": 0.1}, {"residual": "rezero"})
+    {'residual': 'rezero'}
+    """
+    changed = [
+        method for method in BELONGING if given.get(method, kept := own.get(method, DEFAULTS[method])) != kept
+    ]
+    idle = {option for method in changed for option in BELONGING[method]}
+    return {**{name: value for name, value in own.items() if name not in idle}, **given}
 
 
 # What the ranges of a field choose, and an example.
@@ -262,8 +299,7 @@ def check_early(values: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
 
 def _check_names(config: ViTConfig) -> None:
     from fathoms.parts import families
-    from fathoms.parts.residuals import drop_path
-    from fathoms.parts.tokens.stem import STEM_INITS
+    from fathoms.parts.stem import STEM_INITS
 
     for name, family in families().items():
         family.check(getattr(config, name), name)
@@ -275,6 +311,56 @@ def _check_names(config: ViTConfig) -> None:
         norms.check(name, "norm_by_depth" if config.norm_by_depth else "final_norm")
     for name in parse_ranges(config.placement_by_depth, config.depth, "placement_by_depth").values():
         families()["attn_placement"].check(name, "placement_by_depth")
-    check_name(config.drop_path_schedule, drop_path.SCHEDULES, "schedule", "drop_path_schedule")
+    check_name(config.drop_path_schedule, get_args(Schedule), "schedule", "drop_path_schedule")
     check_name(config.stem_init, STEM_INITS, "start", "stem_init")
     check_name(config.qk_norm, ("none", "rmsnorm", "layernorm"), "qk_norm", "qk_norm")
+
+
+class Overrides(TypedDict, total=False):
+    """Fields of ViTConfig that `create_model` takes besides `num_classes` and `image_size`."""
+
+    patch_size: int
+    in_channels: int
+    dim: int
+    depth: int
+    heads: int
+    mlp_ratio: float
+    norm: Norm
+    norm_init: float | str | None
+    final_norm: Norm | None
+    norm_by_depth: str | None
+    attn_placement: Placement
+    mlp_placement: Placement
+    placement_by_depth: str | None
+    residual: Residual
+    residual_init: float | None
+    base_depth: int | None
+    base_dim: int | None
+    residual_warmup: float | None
+    stem: Stem
+    stem_layers: int
+    stem_kernel: int
+    stem_norm: StemNorm
+    stem_init: StemInit
+    attention: Attention
+    qk_norm: QKNorm
+    qkv_bias: bool
+    attn_gate: AttnGate
+    position: Position
+    registers: int
+    readout: Readout
+    class_token_block: int
+    class_position: bool | None
+    class_attention_depth: int
+    distill_token: bool
+    distill_early: bool
+    mlp: MLP
+    drop_path: float
+    drop_path_schedule: Schedule
+
+
+class AllFields(Overrides, total=False):
+    """Every field of ViTConfig."""
+
+    num_classes: int
+    image_size: int

@@ -4,26 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
+import torch.fx
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fathoms.errors import ConfigError, ShapeError
 from fathoms.models import builder
-from fathoms.models.config import ViTConfig
-from fathoms.names.registry import check_name
+from fathoms.models.config import FIELDS, Overrides, ViTConfig
+from fathoms.models.pretrained import Pretrained
+from fathoms.models.weights import load_weights, refill_tables
+from fathoms.models.zoo import model_config
 from fathoms.parts.block import Block
-from fathoms.parts.init import STD, exempt_from_decay
-from fathoms.parts.linear import linear_flops
-from fathoms.parts.residuals.transfer import Transfer
-from fathoms.parts.tokens.readout import READOUTS
-from fathoms.parts.tokens.rope import Rope2d, Rotation
+from fathoms.parts.linears import STD, linear_flops
+from fathoms.parts.modes import refuse_script
+from fathoms.parts.readout import READOUTS
+from fathoms.parts.residuals import RESIDUALS
+from fathoms.parts.rope import Rope2d, Rotation
+from fathoms.parts.transfer import Transfer
+from fathoms.registry import check_name
 
 
-class ViT(nn.Module):
+def check_images(images: Tensor, size: int, channels: int) -> None:
+    """Refuse images of another shape than (B, channels, size, size)."""
+    if images.ndim != 4:
+        shape = tuple(images.shape)
+        raise ShapeError(f"images have the shape {shape}; give a batch (B, {channels}, {size}, {size})")
+    if not isinstance(images, Tensor) or not images.is_floating_point():
+        kind = getattr(images, "dtype", type(images))
+        raise ShapeError(f"images are {kind}; give a tensor of floats, normalised as in training")
+    height, width = images.shape[-2:]
+    if (height, width) == (size, size):
+        return
+    if images.shape[1] == height == size and width == channels:
+        raise ShapeError(f"images have their {channels} channels last; give (B, {channels}, {size}, {size})")
+    raise ShapeError(
+        f"images are {height}x{width}, the model takes {size}x{size}; resize them or build the model "
+        f"with image_size={height}"
+    )
+
+
+# A step of its own in graphs of torch.fx, which cannot follow it.
+torch.fx.wrap("check_images")
+
+
+class ViT(Pretrained):
     """A Vision Transformer built from its config: images in, logits out.
 
     Tokens are in the order queries (cls, distillation), registers, patches.
@@ -33,26 +61,26 @@ class ViT(nn.Module):
     torch.Size([5, 10])
     """
 
+    exempt_from_decay = ("registers",)
+
     def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.image_size = config.image_size
         self.num_features = config.dim
         self.grad_checkpointing = False
         # The dtype of the residual stream; None keeps that of the stem, which under autocast is autocast's.
         self.stream_dtype: torch.dtype | None = None
-        # What its record or card says beyond the config (name, preprocessing, classes), for the card of
-        # `save_pretrained`; empty for a new model.
-        self.card: dict[str, Any] = {}
         self.stem = builder.build_stem(config)
         self.position = builder.build_position(config)
         self.registers = nn.Parameter(torch.empty(config.registers, config.dim)) if config.registers else None
         self.blocks = builder.build_blocks(config)
         self.readout = builder.build_readout(config)
         self.norm = builder.build_final_norm(config)
+        self.head_scale = builder.build_head_scale(config)
         self.head = builder.build_head(config)
         self.head_dist = builder.build_head(config) if config.distill_token else None
         self.reset_parameters()
+        self.register_load_state_dict_post_hook(refill_tables)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -66,10 +94,20 @@ class ViT(nn.Module):
                 reset()
         if self.registers is not None:
             nn.init.trunc_normal_(self.registers, std=STD)
-            exempt_from_decay(self.registers)
+        embeddings = RESIDUALS.metadata(self.config.residual).embeddings
+        if embeddings is not None:
+            for table in self._embeddings():
+                table.mul_(embeddings(self.config.depth))
         for head in (self.head, self.head_dist):
             if isinstance(head, nn.Linear):
                 builder.reset_head(head, self.config)
+
+    def _embeddings(self) -> Iterator[nn.Parameter]:
+        """Parameters that the first tokens are proportional to."""
+        stem = cast(Any, self.stem)
+        source = stem.ln1 or (stem.proj if self.config.stem == "patch" else stem.convs[-1])
+        for module, deep in ((source, True), (self.position, True), (self.readout, False), (self, False)):
+            yield from cast(nn.Module, module).parameters(recurse=deep)
 
     @property
     def transfer(self) -> Transfer:
@@ -115,46 +153,6 @@ class ViT(nn.Module):
         self.image_size = image_size
         self.position.set_grid(self.grid)
 
-    @classmethod
-    def from_pretrained(cls, source: str | Path, **overrides: Any) -> ViT:
-        """A model from a folder of `save_pretrained` or from the Hub: see `fathoms.models.pretrained`.
-
-        Args:
-            source: The folder, a weights file with its card, or hf-hub:OWNER/NAME[@REVISION].
-            **overrides: Fields of ViTConfig that leave the weights as they are, such as image_size or drop_path.
-        """
-        from fathoms.models.pretrained.save_and_load import from_pretrained
-
-        return from_pretrained(source, **overrides)
-
-    def save_pretrained(
-        self, folder: str | Path, *, preprocessing: Any = None, classes: Sequence[str] | None = None
-    ) -> Path:
-        """Write weights and card to a folder; returns the weights file.
-
-        Args:
-            folder: Made if it is not there; files of an earlier save are replaced.
-            preprocessing: `crop_pct`, `interpolation`, `mean` and `std` of its images, as a table or a
-                `Preprocessing`; None takes those that `load_run` or `from_pretrained` found.
-            classes: Names of the outputs; None takes those that were found.
-        """
-        from fathoms.models.pretrained.save_and_load import save_pretrained
-
-        return save_pretrained(self, folder, preprocessing=preprocessing, classes=classes)
-
-    def push_to_hub(
-        self,
-        repo: str,
-        *,
-        public: bool = False,
-        preprocessing: Any = None,
-        classes: Sequence[str] | None = None,
-    ) -> str:
-        """Upload what `save_pretrained` writes to OWNER/NAME on the Hub; returns hf-hub:OWNER/NAME@COMMIT."""
-        from fathoms.models.pretrained.save_and_load import push_to_hub
-
-        return push_to_hub(self, repo, public=public, preprocessing=preprocessing, classes=classes)
-
     def get_classifier(self) -> nn.Module:
         """The classifier that reads the class token."""
         return self.head
@@ -163,10 +161,13 @@ class ViT(nn.Module):
         """Replace the classifier by a new one of `num_classes` outputs; 0 for none."""
         self.config = self.config.replace(num_classes=num_classes)
         self.card = {name: value for name, value in self.card.items() if name != "classes"}
-        like = self._home()
-        self.head = builder.build_head(self.config).to(**like)
+        self.head_scale = builder.build_head_scale(self.config)
+        self.head = builder.build_head(self.config)
         if self.head_dist is not None:
-            self.head_dist = builder.build_head(self.config).to(**like)
+            self.head_dist = builder.build_head(self.config)
+        for module in (self.head_scale, self.head, self.head_dist):
+            if module is not None:
+                module.to(**self._home()).train(self.training)
 
     def _home(self) -> dict[str, Any]:
         """Device and dtype of the model, for new modules."""
@@ -175,7 +176,7 @@ class ViT(nn.Module):
 
     def embed(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
         """The tokens that enter the first block."""
-        self._check_images(images)
+        check_images(images, self.image_size, self.config.in_channels)
         tokens = self.stem(images)
         if self.stream_dtype is not None:
             tokens = tokens.to(self.stream_dtype)
@@ -185,22 +186,7 @@ class ViT(nn.Module):
             tokens = torch.cat([registers, tokens], dim=1)
         return self.entering(0, tokens)
 
-    def _check_images(self, images: Tensor) -> None:
-        size, channels = self.image_size, self.config.in_channels
-        if images.ndim != 4:
-            shape = tuple(images.shape)
-            raise ShapeError(f"images have the shape {shape}; give a batch (B, {channels}, {size}, {size})")
-        height, width = images.shape[-2:]
-        if (height, width) == (size, size):
-            return
-        if images.shape[1] == height == size and width == channels:
-            raise ShapeError(
-                f"images have their {channels} channels last; give (B, {channels}, {size}, {size})"
-            )
-        raise ShapeError(
-            f"images are {height}x{width}, the model takes {size}x{size}; resize them or build the model "
-            f"with image_size={height}"
-        )
+    __prepare_scriptable__ = refuse_script
 
     def entering(self, index: int, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B M D"]:
         """The tokens that enter block `index`, from those that left the one before: queries join in front of one."""
@@ -234,6 +220,7 @@ class ViT(nn.Module):
     def forward_heads(self, tokens: Float[Tensor, "B N D"]) -> tuple[Tensor, ...]:
         """The logits of each head: one, or with a distillation token two."""
         pooled = self.readout.pool(tokens, self.config.registers)
+        pooled = pooled if self.head_scale is None else self.head_scale(pooled)
         heads = (self.head,) if self.head_dist is None else (self.head, self.head_dist)
         return tuple(head(pooled[:, index]) for index, head in enumerate(heads))
 
@@ -317,6 +304,7 @@ class ViT(nn.Module):
             - late
             + self.readout.flop_count(patches)
             + self.norm.flop_count(read)
+            + (0 if self.head_scale is None else self.head_scale.flop_count(len(heads)))
             + sum(linear_flops(head, 1) for head in heads)
         )
 
@@ -331,3 +319,33 @@ def take_indices(indices: int | Sequence[int] | None, depth: int) -> set[int]:
             f"forward_intermediates: indices={indices} leave the blocks 0-{depth - 1} of this model"
         )
     return {index % depth for index in chosen}
+
+
+def create_model(
+    name: str,
+    *,
+    num_classes: int = 1000,
+    image_size: int | None = None,
+    weights: str | Path | None = None,
+    **overrides: Unpack[Overrides],
+) -> ViT:
+    """Build a model by name.
+
+    Args:
+        name: One of `list_models()`.
+        num_classes: Outputs of the classifier; 0 for none.
+        image_size: Side of the images, if not the one in the name.
+        weights: A safetensors file, "hf-hub:OWNER/NAME[@REVISION]", or "timm/NAME[@REVISION]" for timm's own weights
+            on the Hub.
+        **overrides: Any field of `ViTConfig`.
+
+    >>> create_model("cait_xxs24_224", depth=2, norm="dyt").config.norm
+    'dyt'
+    """
+    for option in overrides:
+        check_name(option, (*FIELDS, "weights"), "option", "create_model")
+    size = {} if image_size is None else {"image_size": image_size}
+    model = ViT(model_config(name, num_classes=num_classes, **size, **overrides))
+    if weights is not None:
+        load_weights(model, weights)
+    return model

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, TypeVar, cast
 
 import safetensors
 import torch
@@ -15,16 +16,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fathoms.errors import WeightsError, flag_of, reason
-from fathoms.files.atomic import replacing
-from fathoms.models import hub
+from fathoms.files import replacing
+from fathoms.models import model_sources
 from fathoms.models.config import ViTConfig
-from fathoms.models.misfit import misfits
-from fathoms.models.recorded_hash import check_recorded_hash
-from fathoms.models.resolve import resolve_weights
-from fathoms.models.safetensors_header import check_header
-from fathoms.models.timm_names import State, from_timm, layout_of, resize_positions, to_timm, unwrap
-from fathoms.models.vit import ViT
-from fathoms.names.registry import check_name
+from fathoms.models.model_sources import resolve_weights
+from fathoms.models.weight_names import (
+    State,
+    from_timm,
+    layout_of,
+    misfits,
+    resize_positions,
+    to_timm,
+    unwrap,
+)
+from fathoms.models.weights_file import check_header, check_recorded_hash
+from fathoms.registry import check_name
 
 # Parameters that an error lists by name.
 SHOWN = 6
@@ -60,6 +66,33 @@ class LoadReport:
     skipped: tuple[str, ...]
 
 
+class Described(nn.Module):
+    """A module that its config describes: weights are loaded into it, saved from it, and it is built for a file."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        # What its record or card says beyond the config (name, preprocessing, classes), for the card of
+        # `save_pretrained`; empty for a new model.
+        self.card: dict[str, Any] = {}
+
+
+M = TypeVar("M", bound=Described)
+
+
+@torch.no_grad()
+def refill_tables(model: nn.Module, _keys: Any = None) -> None:
+    """Fill the tables that are not saved: a model from the meta device or `to_empty` holds none, or anything."""
+    home = next(model.parameters()).device
+    for module in model.modules():
+        tables = module._buffers
+        if tables and not module._parameters and tables.keys() <= module._non_persistent_buffers_set:
+            for name, table in tables.items():
+                if table is not None and table.is_meta:
+                    tables[name] = torch.empty_like(table, device=home)
+            cast(Any, module).reset_parameters()
+
+
 def read_tensors(path: Path, name: str) -> State:
     """The tensors of a safetensors file, called `name` in errors; it must be what was saved."""
     check_header(path, name)
@@ -75,13 +108,18 @@ def read_tensors(path: Path, name: str) -> State:
 def _read(source: str | Path | Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
     """The name of a source and its tensors."""
     if isinstance(source, Mapping):
+        odd = next((key for key in source if not isinstance(key, str)), None)
+        if odd is not None:
+            raise WeightsError(f"state_dict: {odd!r} is no name of a parameter; give a state_dict")
         return "state_dict", source
+    if not isinstance(source, str | Path):
+        raise WeightsError(f"weights: {type(source).__name__} holds none; give a path or a state_dict")
     if isinstance(source, Path) or (named := resolve_weights(source)).kind != "hub":
         path = Path(source)
         # The folder of `save_pretrained`.
-        path = path / hub.FILE if (path / hub.FILE).is_file() else path
+        path = path / model_sources.FILE if (path / model_sources.FILE).is_file() else path
         return str(path), read_tensors(path, str(path))
-    path, name = hub.fetch(named.text)
+    path, name = model_sources.fetch(named.text)
     return name, read_tensors(path, name)
 
 
@@ -97,6 +135,13 @@ def _check_kinds(state: State, name: str) -> None:
         kind = str(state[odd].dtype).removeprefix("torch.")
         raise WeightsError(
             f"{name}: {odd[:80]!r} holds {kind} values, not weights; it is not a checkpoint of a ViT"
+        )
+    empty = next(
+        (key for key, value in state.items() if value.is_meta or value.layout != torch.strided), None
+    )
+    if empty is not None:
+        raise WeightsError(
+            f"{name}: {empty[:80]!r} is sparse or on the meta device; give dense tensors with values"
         )
 
 
@@ -153,9 +198,20 @@ def _other_grid(table: Tensor, target: Tensor) -> bool:
     return table.ndim == 2 and table.shape[1:] == target.shape[1:] and table.shape[0] != target.shape[0]
 
 
+def settle_class_token(own: State, given: State) -> None:
+    """Add a class token and its position where the model has only their sum; a token without a position gets zeros."""
+    token, position = "readout.queries", "readout.positions"
+    if token not in given or (position in given) == (position in own):
+        return
+    if position in own:
+        given[position] = torch.zeros_like(given[token])
+    elif given[token].shape == given[position].shape:
+        given[token] = given[token] + given.pop(position)
+
+
 @torch.no_grad()
 def load_weights(
-    model: ViT,
+    model: Described,
     source: str | Path | Mapping[str, object],
     *,
     skip: Sequence[str] = (),
@@ -164,8 +220,10 @@ def load_weights(
     """Load the weights of a file, a Hub repository or a state_dict into a model, strictly.
 
     timm's, DeiT's, CaiT's, LearnableScaler's and fathoms' names are recognised, and a convolution as
-    patch projection. Learned positions are resized when the grid differs. A missing, extra or mis-shaped
-    tensor is an error, and the model is then unchanged.
+    patch projection. Learned positions are resized when the grid differs; a class token with a position of its own
+    and one without are the same function, and either fills the other. A missing, extra or mis-shaped tensor is an
+    error, and so is a run or a card beside the file that tells of another function of the same tensors, such as
+    other heads; the model is then unchanged.
 
     Args:
         model: The model to fill.
@@ -175,7 +233,7 @@ def load_weights(
         antialias: Whether positions are resized with antialiasing, as in timm; DeiT's own code, which fine-tuned its
             384-pixel models, does without.
 
-    >>> from fathoms.models.zoo import create_model
+    >>> from fathoms import create_model
     >>> old = create_model("vit_digits", depth=2)
     >>> new = create_model("vit_digits", depth=2, image_size=16)
     >>> report = load_weights(new, old.state_dict())
@@ -183,6 +241,11 @@ def load_weights(
     (torch.Size([16, 64]), torch.Size([64, 64]))
     """
     name, raw = _read(source)
+    if not isinstance(source, Mapping) and Path(name).is_file():
+        # Weights that fit by their shapes may be of other heads, norms or placements.
+        from fathoms.models.training_record import record_beside
+
+        record_beside(Path(name)).check_model(model.config, name)
     state = unwrap(raw)
     layout = layout_of(state)
     _check_kinds(state, name)
@@ -197,6 +260,7 @@ def load_weights(
         )
     given = from_timm(state) if layout == "timm" else state
     own: State = dict(model.named_parameters())
+    settle_class_token(own, given)
     skipped = tuple(key for key in own if any(fnmatch.fnmatch(key, pattern) for pattern in skip))
     for pattern in skip:
         if not fnmatch.filter(own, pattern):
@@ -210,8 +274,11 @@ def load_weights(
         resized = (round(table.shape[0] ** 0.5), model.config.grid)
     shapes = {key: tuple(value.shape) for key, value in given.items()}
     _check(own, given, name, misfits(model.config, shapes, skipped))
+    if any(parameter.is_meta for parameter in own.values()):
+        raise WeightsError("load_weights: the model is on the meta device; model.to_empty(device=...) first")
     for key, parameter in own.items():
         parameter.copy_(given[key])
+    refill_tables(model)
     return LoadReport(name, layout, resized, skipped)
 
 
@@ -254,7 +321,7 @@ def put_weights(
         tensor.copy_(spread_like(given[name], tensor))
 
 
-def build_for(config: ViTConfig, path: str | Path) -> ViT:
+def build_for(kind: type[M], config: ViTConfig, path: str | Path) -> M:
     """Build the model of a weights file, after checking that the file can fill it; the weights are not loaded.
 
     An untrusted config may describe a model that fills the machine, so its size is computed on the meta device,
@@ -266,9 +333,9 @@ def build_for(config: ViTConfig, path: str | Path) -> ViT:
     if blocks > len(shapes):
         raise WeightsError(f"{path}: holds {len(shapes)} tensors, too few for a model of {blocks} blocks")
     with torch.device("meta"):
-        described = ViT(config)
+        described = kind(config)
     check_size(described, held, path)
-    return ViT(config)
+    return kind(config)
 
 
 def check_size(described: nn.Module, held: int, path: str | Path) -> None:
@@ -281,7 +348,7 @@ def check_size(described: nn.Module, held: int, path: str | Path) -> None:
         )
 
 
-def save_weights(model: ViT, path: str | Path, layout: str = "fathoms") -> None:
+def save_weights(model: Described, path: str | Path, layout: str = "fathoms") -> None:
     """Write a model's weights to a safetensors file, atomically.
 
     Args:
@@ -290,7 +357,7 @@ def save_weights(model: ViT, path: str | Path, layout: str = "fathoms") -> None:
         layout: "fathoms", or "timm" for a file that loads strictly into timm's model of that kind.
 
     >>> import tempfile
-    >>> from fathoms.models.zoo import create_model
+    >>> from fathoms import create_model
     >>> model = create_model("vit_tiny_patch16_224", depth=1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_weights(model, f"{folder}/for_timm.safetensors", layout="timm")

@@ -1,17 +1,22 @@
-"""Named models: a name is a ViTConfig, and any field of it can be overridden."""
+"""Named models: a name is a ViTConfig, of which any field can be overridden, and the data configuration of its authors.
+
+A name brings its crop share, filter, mean and standard deviation to training, evaluation, prediction and export
+alike; a recipe, a flag or the record of a run overrides it. Importing this file imports neither torch nor timm.
+"""
 
 from __future__ import annotations
 
 import fnmatch
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
-from fathoms.models.config import FIELDS, ViTConfig, check_early
-from fathoms.models.overrides import Overrides
-from fathoms.names.registry import check_name
+from fathoms.errors import ConfigError
+from fathoms.models.build_timm import TIMM, timm_preprocessing
+from fathoms.models.config import ViTConfig, check_early
+from fathoms.registry import check_name
 
 if TYPE_CHECKING:
-    from fathoms.models.vit import ViT
+    pass
+
 
 Shape = dict[str, Any]
 
@@ -28,17 +33,27 @@ _PLAIN = {
 _CAIT = {"xxs": 192, "xs": 288, "s": 384, "m": 768}
 _CAIT_DEPTHS = {"xxs": (24, 36), "xs": (24, 36), "s": (24, 36, 48), "m": (24, 36, 48)}
 
-# Dim, patch, depth of LearnableScaler's models, all with three heads. Each has a LayerNorm twin here,
-# also 192/16/36, which its authors report and do not register.
+# Dim, patch, heads, depth of the models in LearnableScaler's fork. Its authors register some of them for one norm
+# or two; here each has a twin with LayerNorm, and one with LayerScale, which starts at 1e-5 at any depth.
 _SCALER = [
-    (192, 16, 12),
-    (192, 16, 24),
-    (192, 16, 36),
-    (288, 16, 24),
-    (288, 32, 24),
-    (288, 32, 36),
-    (384, 32, 24),
+    *(
+        (120, 16, 3, 24),
+        (192, 16, 3, 12),
+        (192, 16, 3, 24),
+        (192, 16, 3, 36),
+        (198, 16, 6, 24),
+        (198, 16, 6, 36),
+    ),
+    *((288, 16, 3, 24), (288, 32, 3, 24), (288, 32, 3, 36), (384, 16, 3, 12), (384, 28, 3, 12)),
+    *((384, 32, 3, 12), (384, 32, 3, 24), (384, 32, 6, 24)),
 ]
+# LayerScale's models that the authors' names end in the size of the images.
+_SIZED = ("embed_dim192_patch16_head3_depth24", "embed_dim384_patch32_head3_depth24")
+_TWINS: dict[str, Shape] = {
+    "learnable_scaler": {"norm": "learnable_scaler"},
+    "layernorm": {},
+    "layer_scale": {"residual": "layerscale", "residual_init": 1e-5},
+}
 
 
 def _plain() -> dict[str, Shape]:
@@ -49,6 +64,7 @@ def _plain() -> dict[str, Shape]:
         "deit3": {"small": (16,), "medium": (16,), "base": (16,), "large": (16,)},
     }
     extra = {"vit": {}, "deit": {}, "deit3": {"residual": "layerscale", "residual_init": 1e-4}}
+    extra["deit3"] |= {"class_position": False, "drop_path_schedule": "uniform"}
     models: dict[str, Shape] = {}
     for family, patches_by_size in sizes.items():
         for size, patches in patches_by_size.items():
@@ -78,6 +94,7 @@ def _cait() -> dict[str, Shape]:
                     "attention": "talking_heads",
                     "residual": "layerscale",
                     "readout": "class_attention",
+                    "drop_path_schedule": "uniform",
                 }
     # The released XXS-36 starts at 1e-5, against the rule of its own paper.
     for image in (224, 384, 448):
@@ -94,21 +111,35 @@ def _vit5() -> dict[str, Shape]:
         "qk_norm": "rmsnorm",
         "qkv_bias": False,
         "position": "learned_rope",
+        "class_position": False,
         "registers": 4,
+        "drop_path_schedule": "uniform",
     }
     return {
         f"vit5_{size}_patch16_224": {**_PLAIN[size], **ingredients} for size in ("small", "base", "large")
     }
 
 
-def _scaler() -> dict[str, Shape]:
-    """LearnableScaler's models and their LayerNorm twins, under the authors' long names."""
+def _scaler() -> tuple[dict[str, Shape], dict[str, str]]:
+    """LearnableScaler's models and their twins under the authors' long names, and the other names that lead to them."""
     models: dict[str, Shape] = {}
-    for norm in ("learnable_scaler", "layernorm"):
-        for dim, patch, depth in _SCALER:
-            shape = {"dim": dim, "depth": depth, "heads": 3, "patch_size": patch, "norm": norm}
-            models[f"vit_{norm}_embed_dim{dim}_patch{patch}_head3_depth{depth}"] = shape
-    return models
+    aliases: dict[str, str] = {}
+    for dim, patch, heads, depth in _SCALER:
+        body = f"embed_dim{dim}_patch{patch}_head{heads}"
+        for twin, options in _TWINS.items():
+            name = f"vit_{twin}_{body}_depth{depth}"
+            models[name] = {"dim": dim, "depth": depth, "heads": heads, "patch_size": patch, **options}
+            if twin == "layernorm":
+                # The authors' names of these say no norm.
+                aliases[name.replace("_layernorm", "")] = name
+            if heads == 3 and twin != "layer_scale":
+                aliases[f"vit_{twin.removeprefix('learnable_')}_{dim}x{depth}_{patch}"] = name
+    for name in ("vit_embed_dim384_patch32_head3_depth24", *(f"vit_layer_scale_{body}" for body in _SIZED)):
+        aliases[f"{name}_224"] = aliases.get(name, name)
+    for patch in (16, 28, 32):
+        short = f"vit_embed_dim384_patch{patch}_head3"
+        aliases[f"{short}_224"] = aliases[f"{short}_depth12"]
+    return models, aliases
 
 
 def _dual_patch_norm() -> dict[str, Shape]:
@@ -156,17 +187,22 @@ def _cct() -> dict[str, Shape]:
 
 
 # The default model of the commands: deep and narrow, for scikit-learn's 8x8 handwritten digits.
-_DIGITS = {"vit_digits": {"image_size": 8, "patch_size": 2, "in_channels": 1, "num_classes": 10}}
-_DIGITS["vit_digits"] |= {"dim": 64, "depth": 24, "heads": 4}
+_DIGITS: dict[str, Shape] = {
+    "vit_digits": {"image_size": 8, "patch_size": 2, "in_channels": 1, "num_classes": 10}
+}
+_DIGITS["vit_digits"] |= {"dim": 64, "depth": 24, "heads": 4, "drop_path_schedule": "uniform"}
 
-MODELS: dict[str, Shape] = _DIGITS | _plain() | _cait() | _vit5() | _scaler() | _dual_patch_norm() | _cct()
-
-ALIASES: dict[str, str] = {f"vit5_{size}": f"vit5_{size}_patch16_224" for size in ("small", "base", "large")}
-for _dim, _patch, _depth in _SCALER:
-    for _short, _norm in (("scaler", "learnable_scaler"), ("layernorm", "layernorm")):
-        ALIASES[f"vit_{_short}_{_dim}x{_depth}_{_patch}"] = (
-            f"vit_{_norm}_embed_dim{_dim}_patch{_patch}_head3_depth{_depth}"
-        )
+_SCALER_MODELS, ALIASES = _scaler()
+MODELS: dict[str, Shape] = {
+    **_DIGITS,
+    **_plain(),
+    **_cait(),
+    **_vit5(),
+    **_SCALER_MODELS,
+    **_dual_patch_norm(),
+    **_cct(),
+}
+ALIASES |= {f"vit5_{size}": f"vit5_{size}_patch16_224" for size in ("small", "base", "large")}
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -182,38 +218,32 @@ def model_config(name: str, **overrides: Any) -> ViTConfig:
     """The config of a named model, with any field overridden."""
     check_name(name, [*MODELS, *ALIASES], "model", "model")
     shape = MODELS[ALIASES.get(name, name)]
+    if shape.get("readout") == "class_attention" and overrides.get("depth", shape["depth"]) != shape["depth"]:
+        # An exception to CaiT's rule belongs to the released depth.
+        shape = {option: value for option, value in shape.items() if option != "residual_init"}
     check_early(shape, overrides)
-    return ViTConfig(**shape).replace(**overrides)
+    config = ViTConfig(**shape).replace(**overrides)
+    if "drop_path_schedule" in overrides and not config.drop_path:
+        raise ConfigError("drop_path_schedule would not be used: drop_path is 0; leave it out, or set that")
+    return config
 
 
-def create_model(
-    name: str,
-    *,
-    num_classes: int = 1000,
-    image_size: int | None = None,
-    weights: str | Path | None = None,
-    **overrides: Unpack[Overrides],
-) -> ViT:
-    """Build a model by name.
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
-    Args:
-        name: One of `list_models()`.
-        num_classes: Outputs of the classifier; 0 for none.
-        image_size: Side of the images, if not the one in the name.
-        weights: A safetensors file, "hf-hub:OWNER/NAME[@REVISION]", or "timm/NAME[@REVISION]" for timm's own weights
-            on the Hub.
-        **overrides: Any field of `ViTConfig`.
 
-    >>> create_model("cait_xxs24_224", depth=2, norm="dyt").config.norm
-    'dyt'
+def data_config(model: str | None) -> dict[str, Any]:
+    """The data configuration of a model's authors or of timm; empty where a name has none.
+
+    >>> data_config("vit_scaler_192x36_16")["mean"], data_config("cait_s24_224")["crop_pct"], data_config("vit_digits")
+    ((0.5, 0.5, 0.5), 1.0, {})
     """
-    for option in overrides:
-        check_name(option, (*FIELDS, "weights"), "option", "create_model")
-    from fathoms.models.vit import ViT
-    from fathoms.models.weights import load_weights
-
-    size = {} if image_size is None else {"image_size": image_size}
-    model = ViT(model_config(name, num_classes=num_classes, **size, **overrides))
-    if weights is not None:
-        load_weights(model, weights)
-    return model
+    if model is not None and model.startswith(TIMM):
+        return timm_preprocessing(model)
+    name = ALIASES.get(str(model), str(model))
+    if name not in MODELS or name.startswith(("vit_digits", "cct_")):
+        return {}
+    # timm's small model with patches of 8 is DINO's.
+    half = name.startswith("vit_") and not name.startswith("vit_small_patch8")
+    whole = name.startswith(("cait_", "vit5_")) or name.endswith("_384")
+    return {**(_HALF if half else IMAGENET), "crop_pct": 1.0 if whole else 0.9, "interpolation": "bicubic"}

@@ -1,11 +1,16 @@
-"""Choose the implementation of an operation, or refuse it with the reason."""
+"""Implementation of an operation, or the reason why it is refused; its dtypes under autocast; launches of kernels.
+
+Importing this file does not import triton.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
@@ -13,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fathoms.errors import BackendError
-from fathoms.names.registry import check_name
+from fathoms.registry import check_name
 
 Impl = Literal["auto", "triton", "reference"]
 IMPLS = get_args(Impl)
@@ -97,3 +102,68 @@ def choose(op: str, impl: str, reason: str | None) -> Literal["triton", "referen
     if reason:
         raise BackendError(f'{op}: impl="{impl}" cannot run: {reason}; use impl="auto"')
     return "triton"
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of matrix products with `x`: autocast's where it is on, except that float64 stays float64."""
+    return torch.get_autocast_dtype(x.device.type) if is_on(x) and x.dtype != torch.float64 else x.dtype
+
+
+def widened(x: Tensor) -> Tensor:
+    """X in float32, or in float64 if it is: for statistics and losses."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def as_written(x: Tensor) -> AbstractContextManager[object]:
+    """A context in which products have the dtype of their tensors, also under autocast."""
+    return torch.autocast(x.device.type, enabled=False) if is_on(x) else nullcontext()
+
+
+def is_on(x: Tensor) -> bool:
+    """Whether autocast is on for operations with `x`."""
+    # There is no autocast for the meta device.
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+def matmul_options(warps: int, stages: int) -> dict[str, Any]:
+    """Compile options of a kernel with matrix products."""
+    # Three tf32 products are as exact as float32 and run on the tensor cores; 16-bit inputs ignore this.
+    return {"PRECISION": "widened" if interpreting() else "tf32x3", **launch_options(warps, stages)}
+
+
+def launch_options(warps: int, stages: int) -> dict[str, Any]:
+    """Compile options of any kernel."""
+    return {
+        "num_warps": warps,
+        "num_stages": stages,
+        # The default of both Triton 3.6 and 3.9, which would warn that it is to change.
+        "enable_fp_fusion": True,
+    }
+
+
+def cdiv(whole: int, part: int) -> int:
+    """Parts that cover the whole; triton's own, which kernels can call too, takes microseconds of every launch.
+
+    >>> cdiv(9, 4)
+    3
+    """
+    return -(-whole // part)
+
+
+def next_power_of_2(number: int) -> int:
+    """The least power of two that is not less.
+
+    >>> next_power_of_2(1), next_power_of_2(48)
+    (1, 64)
+    """
+    return 1 << max(0, number - 1).bit_length()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **compiled: Any) -> None:
+    """Launch a kernel on the device of its first tensor; to a type checker its parameters are those of the device."""
+    # A grid without programs cannot be launched.
+    if math.prod(grid) == 0:
+        return
+    # Triton launches kernels on the current device, which may be another one.
+    with torch.cuda.device_of(arguments[0]):
+        kernel[grid](*arguments, **compiled)

@@ -34,7 +34,7 @@ def bias_gelu(
     if choose("bias_gelu", impl, why_not_fused(x)) == "reference":
         return bias_gelu_reference(x, bias)
     # Triton is imported here, so that this module loads where it is not installed.
-    from fathoms.ops.triton.gelu import gelu_forward
+    from fathoms.ops.triton_gelu import gelu_forward
 
     return gelu_forward(x, bias)
 

@@ -7,26 +7,58 @@
 torch.Size([2, 197, 192])
 """
 
-from typing import Any
+import inspect
+from typing import Any, cast
 
-from fathoms.names.registry import Registry
-from fathoms.parts.attentions.attention import (
+from torch import nn
+
+from fathoms.parts.attention import (
     ATTENTIONS,
+    GATES,
+    ChannelGate,
     ClassAttention,
+    HeadGate,
     SelfAttention,
     TalkingHeadsAttention,
 )
-from fathoms.parts.attentions.gate import GATES, ChannelGate, HeadGate
 from fathoms.parts.block import Block, ClassBlock, Join
-from fathoms.parts.describe import describe, prints_nothing
 from fathoms.parts.mlp import MLPS, GeluMLP, SwiGLU
-from fathoms.parts.norms.dyt import Derf, DyT
-from fathoms.parts.norms.norm import NORMS, LayerNorm, NoNorm, RMSNorm, ScaleNorm
-from fathoms.parts.norms.scaler import LearnableScaler, LearnableScaler2d
-from fathoms.parts.residuals.drop_path import DropPath
-from fathoms.parts.residuals.placement import PLACEMENTS
-from fathoms.parts.residuals.prores import ProgressiveResidual, set_progress
-from fathoms.parts.residuals.residual import (
+from fathoms.parts.modes import refuse_script
+from fathoms.parts.norms import (
+    NORMS,
+    Derf,
+    DyT,
+    LayerNorm,
+    LearnableScaler,
+    LearnableScaler2d,
+    NoNorm,
+    RMSNorm,
+    ScaleNorm,
+)
+from fathoms.parts.placements import PLACEMENTS, DropPath
+from fathoms.parts.position import (
+    POSITIONS,
+    LearnedPosition,
+    LearnedRotaryPosition,
+    NoPosition,
+    RotaryPosition,
+    SinCosPosition,
+)
+from fathoms.parts.readout import (
+    READOUTS,
+    ClassAttentionReadout,
+    ClassToken,
+    MeanBesideClassToken,
+    MeanToken,
+    SequencePool,
+)
+from fathoms.parts.residual_updates import (
+    MeanVarianceSplit,
+    OrthogonalUpdate,
+    ProgressiveResidual,
+    set_progress,
+)
+from fathoms.parts.residuals import (
     RESIDUALS,
     DeepNorm,
     DepthTransfer,
@@ -36,29 +68,14 @@ from fathoms.parts.residuals.residual import (
     ReZero,
     SkipInit,
 )
-from fathoms.parts.residuals.update_rules import MeanVarianceSplit, OrthogonalUpdate
-from fathoms.parts.tokens.position import (
-    POSITIONS,
-    LearnedPosition,
-    LearnedRotaryPosition,
-    NoPosition,
-    RotaryPosition,
-    SinCosPosition,
-)
-from fathoms.parts.tokens.readout import (
-    READOUTS,
-    ClassAttentionReadout,
-    ClassToken,
-    MeanBesideClassToken,
-    MeanToken,
-    SequencePool,
-)
-from fathoms.parts.tokens.rope import Rope2d
-from fathoms.parts.tokens.stem import STEM_NORMS, STEMS, ConvStem, DualPatchNorm, PatchEmbed, patchify
+from fathoms.parts.rope import Rope2d
+from fathoms.parts.stem import STEM_NORMS, STEMS, ConvStem, DualPatchNorm, PatchEmbed, patchify
+from fathoms.registry import Registry
 
 __all__ = [
     "ATTENTIONS",
     "GATES",
+    "LEAVES",
     "MLPS",
     "NORMS",
     "PLACEMENTS",
@@ -137,7 +154,49 @@ def families() -> dict[str, Registry[Any, Any]]:
     }
 
 
+def describe(part: nn.Module) -> str:
+    """The constructor's arguments that a part keeps: `768, init_value=1e-4` of `LayerScale(768, init_value=1e-4)`."""
+    _, *names = inspect.signature(type(part).__init__).parameters
+    kept = {name: getattr(part, name, None) for name in names}
+    own = next(part.parameters(recurse=False), None)
+    if names and names[0] == "dim" and kept["dim"] is None and own is not None:
+        kept["dim"] = own.shape[-1]
+    shown = {
+        name: plain(value) for name, value in kept.items() if isinstance(value, bool | int | float | str)
+    }
+    return ", ".join(text if name == names[0] else f"{name}={text}" for name, text in shown.items())
+
+
+def plain(value: Any) -> str:
+    """A value as it is written in code: 1e-4, 0.5, 'normal'.
+
+    >>> plain(1e-4), plain(0.5), plain(0.0), plain("ones")
+    ('1e-4', '0.5', '0.0', "'ones'")
+    """
+    if isinstance(value, float) and 0 < abs(value) < 1e-3:
+        mantissa, exponent = f"{value:.6e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    return repr(value)
+
+
+def prints_nothing(value: Any) -> bool:
+    """Whether something is a module's class without an `extra_repr` of its own."""
+    return (
+        isinstance(value, type) and issubclass(value, nn.Module) and value.extra_repr is nn.Module.extra_repr
+    )
+
+
+LEAVES = tuple(
+    {part for family in (STEMS, POSITIONS, READOUTS, NORMS) for part in map(family.__getitem__, family)}
+)
+LEAVES = (Block, *cast(tuple[type[nn.Module], ...], LEAVES))
+"""What torch.fx keeps whole in a graph of a ViT: blocks, and the stages before and after them."""
+
+
 # A new part prints its arguments by being registered or exported.
 _registered = [family[name] for family in families().values() for name in family]
 for _part in filter(prints_nothing, [*_registered, *list(globals().values())]):
     _part.extra_repr = describe
+for _part in _registered:
+    if isinstance(_part, type) and issubclass(_part, nn.Module) and "forward" in vars(_part):
+        _part.__prepare_scriptable__ = refuse_script  # pyrefly: ignore

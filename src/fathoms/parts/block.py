@@ -9,15 +9,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
-from fathoms.parts.attentions.attention import ATTENTIONS
+from fathoms.parts.attention import ATTENTIONS
 from fathoms.parts.mlp import MLPS
-from fathoms.parts.norms.norm import NORMS
+from fathoms.parts.norms import NORMS
+from fathoms.parts.placements import PLACEMENTS, DropPath, Site
 from fathoms.parts.protocols import Part
-from fathoms.parts.residuals.drop_path import DropPath
-from fathoms.parts.residuals.placement import PLACEMENTS, Site
-from fathoms.parts.residuals.residual import RESIDUALS, ConstantScale, Unscaled, build_residual
-from fathoms.parts.residuals.transfer import transfer_of
-from fathoms.parts.tokens.rope import Rotation
+from fathoms.parts.residuals import RESIDUALS, ConstantScale, Unscaled, build_residual
+from fathoms.parts.rope import Rotation
+from fathoms.parts.transfer import transfer_of
 
 Scale = Callable[..., Tensor]
 
@@ -60,9 +59,10 @@ class Join(nn.Module):
         drop_path: Probability of dropping the branch in training.
         branch: Number of this branch among all of the network, from 0.
         branches: How many the network has.
+        shared: Whether `scale` belongs to the block, for both joins.
 
     >>> import torch
-    >>> from fathoms.parts.residuals.residual import LayerScale
+    >>> from fathoms.parts.residuals import LayerScale
     >>> join, x = Join(192, LayerScale(192)), torch.randn(2, 197, 192)
     >>> join(x, torch.nn.Linear(192, 192)(join.enter(x))).shape
     torch.Size([2, 197, 192])
@@ -80,6 +80,7 @@ class Join(nn.Module):
         drop_path: float = 0.0,
         branch: int = 0,
         branches: int = 2,
+        shared: bool = False,
     ) -> None:
         super().__init__()
         self.place, self.placement = place, placement
@@ -88,7 +89,11 @@ class Join(nn.Module):
         self.norm, self.post_norm = norms[0], norms[1] if len(norms) > 1 else None
         # The attribute of the norm at each place that has one.
         self.sites = dict(zip(placed.sites, ("norm", "post_norm"), strict=False))
-        self.scale = scale
+        if shared:
+            # The block has it. Under two names, torch.func would leave a tensor in the place of the parameter.
+            object.__setattr__(self, "scale", scale)
+        else:
+            self.scale = scale
         self.enlarge = Unscaled(dim) if placed.skip == 1.0 else ConstantScale(dim, placed.skip)
         self.drop_path = DropPath(drop_path)
 
@@ -99,11 +104,15 @@ class Join(nn.Module):
 
     def enter(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
         """The branch's input, from the stream x."""
-        x = self._normed("enter", x)
-        return self.scale(x) if self.place == "input" else x
+        return self(x) if "enter" in self.sites or self.place == "input" else x
 
-    def forward(self, x: Float[Tensor, "B N D"], branch: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """The stream after the branch has been added."""
+    def forward(
+        self, x: Float[Tensor, "B N D"], branch: Float[Tensor, "B N D"] | None = None
+    ) -> Float[Tensor, "B N D"]:
+        """The stream after the branch has been added; without a branch, the branch's input."""
+        if branch is None:
+            x = self.norm(x) if "enter" in self.sites else x
+            return self.scale(x) if self.place == "input" else x
         skip, update = TERMS[self.place](self.scale, x, self._normed("leave", branch))
         return self._normed("outer", self.enlarge(skip) + self.drop_path(update))
 
@@ -198,15 +207,23 @@ class Block(nn.Module):
             own = {"factor": self.transfer.branch, "warmup": residual_warmup}
             return build_residual(residual, dim, init_value=residual_init, **place, **own)
 
-        def join(branch: int, placement: str, own: Part) -> Join:
+        self.scale = scale() if method.per_block else None
+
+        def join(branch: int, placement: str) -> Join:
             place = {"place": method.place, "branch": 2 * index + branch, "branches": 2 * depth}
-            return Join(dim, own, placement, norm, norm_init=norm_init, drop_path=drop_path, **place)
+            more = {"norm_init": norm_init, "drop_path": drop_path, "shared": method.per_block, **place}
+            return Join(dim, self.scale or scale(), placement, norm, **more)
 
         gate = None if attn_gate == "none" else attn_gate
-        options = {"qkv_bias": qkv_bias, "qk_norm": qk_norm, "layers": method.layers, "gate": gate}
-        self.attn_join = join(0, attn_placement, scale())
+        options = {
+            "qkv_bias": qkv_bias and method.layers.qkv_bias,
+            "qk_norm": qk_norm,
+            "layers": method.layers,
+            "gate": gate,
+        }
+        self.attn_join = join(0, attn_placement)
         self.attn = ATTENTIONS.build(attention, dim, heads, **options)
-        self.mlp_join = join(1, mlp_placement, self.attn_join.scale if method.per_block else scale())
+        self.mlp_join = join(1, mlp_placement)
         self.mlp = MLPS.build(mlp, dim, mlp_ratio, layers=method.layers)
         self.reset_parameters()
 

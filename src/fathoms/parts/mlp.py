@@ -5,11 +5,10 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fathoms.names.registry import Registry
 from fathoms.ops.gelu import bias_gelu
-from fathoms.parts.linear import linear_flops
+from fathoms.parts.linears import PLAIN, Layers, linear_flops
 from fathoms.parts.protocols import Branch
-from fathoms.parts.residuals.fixup_layers import PLAIN, Layers
+from fathoms.registry import Registry
 
 MLPS: Registry[Branch, None] = Registry("mlp")
 
@@ -40,7 +39,7 @@ class GeluMLP(nn.Module):
         """The matrices an init rule fills."""
         return [("hidden", self.fc1.weight.detach()), ("out", self.fc2.weight.detach())]
 
-    def ends(self) -> tuple[list[nn.Linear], nn.Linear]:
+    def ends(self) -> tuple[list[nn.Module], nn.Module]:
         """The linears at the entry and the one at the exit."""
         return [self.fc1], self.fc2
 
@@ -93,7 +92,7 @@ class SwiGLU(nn.Module):
         gate, value = self.fc1.weight.detach().chunk(2)
         return [("hidden", gate), ("hidden", value), ("out", self.fc2.weight.detach())]
 
-    def ends(self) -> tuple[list[nn.Linear], nn.Linear]:
+    def ends(self) -> tuple[list[nn.Module], nn.Module]:
         """The linears at the entry and the one at the exit."""
         return [self.fc1], self.fc2
 

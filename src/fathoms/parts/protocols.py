@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from fathoms.parts.tokens.rope import Rope2d
+from fathoms.parts.rope import Rope2d
 
 
 @runtime_checkable
@@ -31,7 +31,7 @@ class Branch(Part, Protocol):
         """Each weight matrix with its role, as views that do not track gradients."""
         ...
 
-    def ends(self) -> tuple[list[nn.Linear], nn.Linear]:
+    def ends(self) -> tuple[list[nn.Module], nn.Module]:
         """All linears that read the branch's input, and the one whose output is the branch's output."""
         ...
 
@@ -52,7 +52,7 @@ class Gate(Protocol):
         """The gated output."""
         ...
 
-    def linears(self) -> list[nn.Linear]:
+    def linears(self) -> list[nn.Module]:
         """The linears that read the attention's input."""
         ...
 

@@ -1,4 +1,4 @@
-"""The blocks of any Vision Transformer, found by the names of their children."""
+"""The blocks of any Vision Transformer, found by the names of their children, and learned weights to look at."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
+from fathoms.parts.attention import TalkingHeadsAttention
 from fathoms.parts.block import Block
+from fathoms.parts.stem import PatchEmbed, sides
 
 _ATTENTION = re.compile(r"attn|attention|mixer", re.IGNORECASE)
 _OTHER_HALF = re.compile(r"mlp|ffn|feed_?forward|intermediate|linear1|fc1|norm|ln_", re.IGNORECASE)
@@ -114,3 +118,89 @@ def scales_of(block: nn.Module, branch: str) -> tuple[list[nn.Parameter], list[n
         p for name, p in named if _NORM.search(name) and name.endswith(("weight", ".a")) and p.dim() == 1
     ]
     return gammas, weights
+
+
+_COLOURS = ("red", "green", "blue")
+_FILTERS, _MIXERS = 48, 6
+"""Filters, and blocks with talking heads, that are taken."""
+
+
+def residual_scales(model: nn.Module) -> dict[str, dict[str, list[float]]]:
+    """LayerScale's gamma or ReZero's alpha by branch and block; without branches whose blocks differ in width."""
+    found = {}
+    for branch in ("attn", "mlp"):
+        rows = {}
+        for block, module in find_blocks(model).items():
+            gammas, _ = scales_of(module, branch)
+            if gammas:
+                rows[block] = _numbers(gammas[0]).reshape(-1).tolist()
+        if len({len(row) for row in rows.values()}) == 1:
+            found[branch] = rows
+    return found
+
+
+def pixel_scales(model: nn.Module) -> list[dict[str, Any]]:
+    """The weight of Dual PatchNorm's ln0 by colour and pixel of the patch; empty without ln0."""
+    stem = next((m for m in model.modules() if isinstance(m, PatchEmbed) and m.ln0 is not None), None)
+    if stem is None or stem.ln0 is None or stem.ln0.weight is None:
+        return []
+    height, width = sides(stem.patch_size)
+    scale = _numbers(stem.ln0.weight).reshape(height, width, stem.in_channels)
+    found = []
+    for channel in range(stem.in_channels):
+        name = _COLOURS[channel] if stem.in_channels == 3 else f"channel {channel}"
+        centre, corners = centre_and_corners(scale[..., channel])
+        values = scale[..., channel].tolist()
+        found.append({"channel": name, "centre": centre, "corners": corners, "scale": values})
+    return found
+
+
+def centre_and_corners(values: np.ndarray) -> tuple[float, float]:
+    """Mean |scale| of the middle quarter of the pixels, and of the four corners of one sixteenth each."""
+    size = np.abs(values)
+    middle = tuple(slice(side // 4, side - side // 4) for side in size.shape)
+    ends = [(slice(0, max(side // 4, 1)), slice(side - max(side // 4, 1), side)) for side in size.shape]
+    corners = [size[rows, columns].mean() for rows in ends[0] for columns in ends[1]]
+    return float(size[middle].mean()), float(np.mean(corners))
+
+
+def patch_filters(model: nn.Module) -> dict[str, Any] | None:
+    """Filters (C, P, P) of the patch projection, largest norm first; None without such a layer."""
+    filters = _filters(model)
+    if filters is None:
+        return None
+    order = torch.linalg.vector_norm(filters.flatten(1), dim=1).argsort(descending=True)[:_FILTERS]
+    return {"count": len(filters), "order": order.tolist(), "filters": filters[order].tolist()}
+
+
+def _filters(model: nn.Module) -> Tensor | None:
+    """(D, C, P, P) weights of the first layer of patches."""
+    for module in model.modules():
+        if isinstance(module, PatchEmbed):
+            weight = module.proj.weight.detach().cpu().float()
+            return weight.unflatten(1, (*sides(module.patch_size), module.in_channels)).permute(0, 3, 1, 2)
+        if isinstance(module, nn.Conv2d) and module.stride == module.kernel_size != (1, 1):
+            return module.weight.detach().cpu().float()
+    return None
+
+
+def head_mixing(model: nn.Module) -> dict[str, list[list[float]]]:
+    """Talking heads' mixing matrices of a few blocks from the first to the last: before the softmax, then after it."""
+    found = [
+        (name, module)
+        for name, block in find_blocks(model).items()
+        for module in block.modules()
+        if isinstance(module, TalkingHeadsAttention)
+        or (hasattr(module, "proj_l") and hasattr(module, "proj_w"))
+    ]
+    count = min(_MIXERS, len(found))
+    chosen = [found[round(i * (len(found) - 1) / max(count - 1, 1))] for i in range(count)]
+    return {
+        f"{name}.{key}": _numbers(getattr(module, key).weight).tolist()
+        for key in ("proj_l", "proj_w")
+        for name, module in chosen
+    }
+
+
+def _numbers(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().double().numpy()

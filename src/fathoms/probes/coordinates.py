@@ -1,4 +1,4 @@
-"""Coordinate check (muP): do ten optimizer steps move the activations alike at every size of the model?
+"""The first optimizer steps: of one model, and the coordinate check (muP) of the same model at several sizes.
 
 Models of several depths (or widths) take the same few steps on the same batch. With a parametrisation under which a
 learning rate carries over from one size to another, the activations rise by the same amount at every size; without
@@ -10,10 +10,11 @@ Papers: Yang et al. 2022, arXiv:2203.03466 (widths); Dey et al. 2025, arXiv:2505
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,13 +23,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fathoms.errors import ConfigError
-from fathoms.files.strict_json import finite
-from fathoms.models.hooks import hooked
+from fathoms.errors import ConfigError, WeightsError
+from fathoms.files import finite
 from fathoms.models.param_groups import param_groups
-from fathoms.probes.blocks import find_blocks
-from fathoms.probes.stream_tracer import output_of
-from fathoms.probes.verdicts.thresholds import FLAT_SLOPE
+from fathoms.parts.modes import hooked
+from fathoms.probes.blocks import find_blocks, unwrap
+from fathoms.probes.measure import logits_of
+from fathoms.probes.recorder import output_of
+from fathoms.probes.signal import Signal, probe
+from fathoms.probes.thresholds import CALIBRATED_STEPS, FLAT_SLOPE, Features, start_features
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Build = Callable[[int], nn.Module]
 MakeOptimizer = Callable[[nn.Module], Optimizer]
@@ -61,16 +67,17 @@ class Slope:
 
     @property
     def verdict(self) -> str:
-        """One of "flat", "growing" and "vanishing"; "unclear" where the seeds disagree; "diverged".
+        """One of "flat", "growing", "vanishing", "unclear" and "diverged".
 
-        Without an interval, from one seed, the value alone decides.
+        "flat" says that the whole interval is within `FLAT_SLOPE`, "growing" and "vanishing" that it leaves out zero.
+        From one seed there is no interval, and the value alone decides.
         """
         if not math.isfinite(self.value):
             return "diverged"
-        spread = math.isfinite(self.low)
-        if abs(self.value) <= FLAT_SLOPE:
-            return "unclear" if spread and self.high - self.low > 6 * FLAT_SLOPE else "flat"
-        if spread and self.low <= 0 <= self.high:
+        low, high = (self.low, self.high) if math.isfinite(self.low) else (self.value, self.value)
+        if low >= -FLAT_SLOPE and high <= FLAT_SLOPE:
+            return "flat"
+        if low <= 0 <= high:
             return "unclear"
         return "growing" if self.value > 0 else "vanishing"
 
@@ -88,6 +95,15 @@ class Coordinates:
     def verdict(self) -> str:
         """The verdict on the stream after the last block."""
         return self.stream.verdict
+
+    def __repr__(self) -> str:
+        return f"Coordinates({self.verdict}: the stream's rise ~ size^{self.stream.value:+.2f}, sizes {self.sizes})"
+
+    def plot(self, size_name: str = "size") -> Figure:
+        """The rise of stream and logits by size, and stream and loss at each step."""
+        from fathoms.probes.probe_figures import coordinate_figure
+
+        return coordinate_figure(self, size_name)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -122,7 +138,7 @@ def coordinate_check(
     optimizer: MakeOptimizer | None = None,
     lr: float = 1e-3,
     steps: int = 10,
-    seeds: Sequence[int] = (0, 1),
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
 ) -> Coordinates:
     """Take `steps` optimizer steps at every size and fit how the rise of the activations depends on the size.
 
@@ -211,3 +227,110 @@ def _fit(found: list[Trajectory], quantity: str) -> Slope:
 
     reach = float(stats.t.ppf(0.975, len(slopes) - 1) * np.std(slopes, ddof=1) / math.sqrt(len(slopes)))
     return Slope(mean, mean - reach, mean + reach)
+
+
+Rows = dict[str, dict[int, Features]]
+
+
+def sweep(
+    build: Callable[..., nn.Module],
+    depths: Sequence[int],
+    options: dict[str, dict[str, Any]],
+    batch: tuple[Tensor, Tensor | None],
+    seed: int = 0,
+) -> Rows:
+    """The numbers of every depth, by the name of the options.
+
+    Args:
+        build: Makes a model of a depth and options.
+        depths: The depths.
+        options: Options of the model by the name that is shown.
+        batch: Images and labels.
+        seed: Seed of the weights.
+    """
+    rows: Rows = {}
+    for name, given in options.items():
+        for depth in depths:
+            torch.manual_seed(seed)
+            signal = probe(build(depth=depth, **given), *batch)
+            found = start_features(signal) | {"gradient_ratio": signal.to_json()["gradient_ratio"]}
+            rows.setdefault(name, {})[depth] = found
+    return rows
+
+
+@dataclass(frozen=True)
+class FirstSteps:
+    """The result of the first steps.
+
+    Args:
+        losses: The loss before each step.
+        norms: The norm of the whole gradient before each step.
+        after: The signal after the last step; None where the weights did not stay finite.
+        steps: Steps that were asked for.
+        batch_size: Images of a step.
+        opt: Name of the optimizer.
+        lr: Its learning rate.
+        seen: Channels, height and width of an image.
+        classes: Outputs of the model.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    after: Signal | None = None
+    steps: int = CALIBRATED_STEPS
+    batch_size: int = 64
+    opt: str = "adamw"
+    lr: float = 1e-3
+    seen: tuple[int, ...] = ()
+    classes: int = 0
+
+
+def take_first_steps(
+    model: nn.Module,
+    images: Float[Tensor, "M C H W"],
+    labels: Int[Tensor, " M"],
+    optimizer: MakeOptimizer | None = None,
+    *,
+    opt: str = "adamw",
+    lr: float = 1e-3,
+    steps: int = CALIBRATED_STEPS,
+    batch_size: int = 64,
+) -> FirstSteps:
+    """Take `steps` real optimizer steps on a copy of a model, batch after batch of the images, then probe it.
+
+    Args:
+        model: It is left as it is.
+        images: As many batches as there are; they are begun again at their end.
+        labels: Their classes.
+        optimizer: Makes the optimizer of the copy; None is AdamW at `lr` times the factors of `fathoms.param_groups`.
+        opt: Name of the optimizer, for the verdict's words.
+        lr: Its learning rate.
+        steps: Number of steps.
+        batch_size: Images of a step, and of the probe.
+    """
+    own = copy.deepcopy(unwrap(model)).train()
+    stepper = torch.optim.AdamW(param_groups(own, 0.05).at(lr)) if optimizer is None else optimizer(own)
+    losses, norms, classes = [], [], 0
+    devices = [images.device] if images.is_cuda else []
+    with torch.random.fork_rng(devices), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+        torch.manual_seed(0)
+        for step in range(steps):
+            rows = torch.arange(step * batch_size, (step + 1) * batch_size) % len(images)
+            logits = logits_of(own(images[rows]))
+            classes = logits.shape[-1]
+            loss = F.cross_entropy(logits.float(), labels[rows].to(logits.device))
+            stepper.zero_grad(set_to_none=True)
+            loss.backward()
+            losses.append(loss.item())
+            norms.append(
+                nn.utils.get_total_norm([p.grad for p in own.parameters() if p.grad is not None]).item()
+            )
+            if not math.isfinite(losses[-1]):
+                break
+            stepper.step()
+    try:
+        after = probe(own, images[:batch_size], labels[:batch_size], optimizer=stepper)
+    except WeightsError:
+        # The steps have destroyed the weights: there is nothing to measure, and the losses say so.
+        after = None
+    return FirstSteps(losses, norms, after, steps, batch_size, opt, lr, tuple(images.shape[1:]), classes)

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fathoms.errors import ConfigError, FathomsError, ShapeError, WeightsError, reason
-from fathoms.models.hooks import hooked
-from fathoms.models.inference_mode import in_inference
+from fathoms.models.vit import ViT
+from fathoms.parts.modes import hooked, in_inference
 from fathoms.probes.blocks import branch_parameters, find_blocks, scales_of, unwrap
 from fathoms.probes.recorder import Recorder
-from fathoms.probes.tensor_statistics import norm, rms, scale_statistics
-from fathoms.probes.update_ratio import update_norms
+from fathoms.probes.tensor_statistics import norm, rms, scale_statistics, update_norms
 
 
 class Measured(NamedTuple):
@@ -31,6 +30,7 @@ class Measured(NamedTuple):
         classes: Number of outputs.
         unseen: What was not seen, one sentence each.
         projection: Name and numbers of the layer that reads the pixels; None if there is none.
+        config: Fields of ViTConfig; None for a model that is not fathoms' own.
     """
 
     sites: dict[tuple[str, str], dict[str, float]]
@@ -39,6 +39,7 @@ class Measured(NamedTuple):
     classes: int
     unseen: tuple[str, ...]
     projection: dict[str, Any] | None
+    config: dict[str, Any] | None
 
 
 def measure(
@@ -76,7 +77,9 @@ def measure(
             "layer": name,
             **dict(zip(values, torch.stack([*values.values()]).tolist(), strict=True)),
         }
-    return Measured(recorder.read(), size, outputs, logits.shape[1], tuple(recorder.unseen), projection)
+    config = model.config.to_dict() if isinstance(model, ViT) else None
+    unseen = tuple(recorder.unseen)
+    return Measured(recorder.read(), size, outputs, logits.shape[1], unseen, projection, config)
 
 
 def _of_parameters(
@@ -186,7 +189,11 @@ def _loss(logits: Tensor, labels: Tensor | None) -> Tensor:
     return F.cross_entropy(logits.to(kind), labels.to(logits.device, torch.int64))
 
 
-def _check_batch(images: Tensor, labels: Any) -> None:
+def _check_batch(images: Any, labels: Any) -> None:
+    if not isinstance(images, Tensor):
+        raise ConfigError(
+            f"probe: images are a {type(images).__name__}; give a tensor, torch.as_tensor(images)"
+        )
     if images.dim() != 4 or len(images) == 0:
         raise ShapeError(f"probe: images are {tuple(images.shape)}; give a batch (B, C, H, W) of one or more")
     if not images.is_floating_point():

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fathoms.files.strict_json import finite
+from fathoms.files import finite
 from fathoms.probes.blocks import main_stack
-from fathoms.text_table import aligned
+from fathoms.text_table import aligned, as_html, plural
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fathoms.probes.coordinates import FirstSteps
+    from fathoms.probes.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,10 @@ class Projection:
 COLUMNS = tuple(field.name for field in fields(Site) if field.name not in ("block", "branch"))
 
 
+BRIEF = ("stream", "ratio", "gradient_rms", "weights_rms", "entropy", "logit", "token_cosine", "largest")
+"""Numbers of a site that a terminal or a cell of a notebook has room for."""
+
+
 class Signal(list[Site]):
     """The sites of a model from the first block to the last, with the loss and what goes in and comes out."""
 
@@ -119,8 +128,14 @@ class Signal(list[Site]):
     classes: int = 0
     unseen: tuple[str, ...] = ()
     """Blocks in which a branch ran whose addition was not seen, one sentence each."""
+    config: dict[str, Any] | None = None
+    """Fields of ViTConfig; None for a model that is not fathoms' own."""
     projection: Projection | None = None
     """None where no linear layer or convolution runs before the first block."""
+    first_steps: FirstSteps | None = None
+    """What the start is judged by, if steps were taken."""
+    drift: Verdict | None = None
+    """The trend over a run's own measurements, if it has enough of them."""
 
     @property
     def growth(self) -> float:
@@ -176,11 +191,33 @@ class Signal(list[Site]):
         ]
         return aligned(("block", "branch", *filled), rows)
 
-    def figure(self, path: str | Path) -> Path:
-        """Draw signal and gradient by depth; the name's ending, .svg or .png, is the format."""
-        from fathoms.probes.pictures.depth_profile import depth_profile
+    def verdict(self, steps: FirstSteps | None = None) -> Verdict:
+        """Will this model train, from the optimizer steps that were taken on a copy; or does a trained run drift?
 
-        return depth_profile({"": self.to_json()["sites"]}).save(path)
+        Without steps the initialisation is described and not judged: it misleads.
+        """
+        from fathoms.probes.verdict import verdict_of
+
+        if self.drift is not None and steps is None:
+            return self.drift
+        return verdict_of(self, steps or self.first_steps)
+
+    def plot(self, title: str = "Signal and gradient by depth") -> Figure:
+        """Signal and gradient by depth."""
+        from fathoms.probes.probe_figures import profile_figure
+
+        return profile_figure({"": self.to_json()["sites"]}, title)
+
+    def __str__(self) -> str:
+        return f"{self!r}\n{self.table(BRIEF)}"
+
+    def __repr__(self) -> str:
+        numbers = f"stream x {_shown(self.growth)}, gradient first / last {_shown(self.gradient_ratio)}"
+        return f"Signal({plural(self.depth, 'block')}, loss {_shown(self.loss)}, {numbers})"
+
+    def _repr_html_(self) -> str:
+        said = "" if self.first_steps is None and self.drift is None else f"{self.verdict()}\n\n"
+        return as_html(repr(self), said + self.table(BRIEF))
 
 
 def _quotient(a: float, b: float) -> float:
@@ -228,6 +265,6 @@ def probe(
     found = measure(model, images, labels, optimizer, light)
     signal = Signal(Site(block, branch, **values) for (block, branch), values in found.sites.items())
     signal.loss, signal.logits, signal.classes = found.loss, found.logits, found.classes
-    signal.unseen = found.unseen
+    signal.unseen, signal.config = found.unseen, found.config
     signal.projection = None if found.projection is None else Projection(**found.projection)
     return signal

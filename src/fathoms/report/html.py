@@ -10,14 +10,18 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup, escape
 
 from fathoms.errors import printable
-from fathoms.report.quantities import clipped, file_size, shown
+from fathoms.plotting.style import to_svg
+from fathoms.report.records import clipped, file_size, shown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TEMPLATES = Path(__file__).parent / "templates"
 VENDOR = Path(__file__).parent / "vendor"
@@ -29,7 +33,7 @@ def fill(
     styles: Sequence[str],
     scripts: Sequence[str],
     data: Any,
-    live: bool,
+    reload: int = 0,
     images: bool = False,
     **values: Any,
 ) -> str:
@@ -40,7 +44,7 @@ def fill(
         styles: Style sheets, by file name.
         scripts: Scripts, by file name.
         data: What the scripts read, as JSON.
-        live: Whether the page fetches itself again while it is served.
+        reload: Seconds after which the page reads its file again; 0: never.
         images: Whether the page holds images, as data inside of it.
         values: Names in the template.
     """
@@ -51,9 +55,9 @@ def fill(
         .render(
             style=Markup(style),
             script=Markup(script),
-            policy=policy(style, script, live, images),
+            policy=policy(style, script, images),
             data=Markup(embedded(data)),
-            live=live,
+            reload=reload,
             **values,
         )
     )
@@ -121,7 +125,15 @@ def embedded(value: Any) -> str:
     )
 
 
-def policy(style: str, script: str, live: bool = False, images: bool = False) -> str:
+def embedded_figure(key: str, figure: Figure, narrow: Figure | None = None) -> Markup:
+    """A figure inside a page, and the one that takes its place on a phone."""
+    wide = f'<div class="picture">{to_svg(figure, page=f"{key}-")}</div>'
+    if narrow is None:
+        return Markup(wide)
+    return Markup(f'{wide}<div class="picture narrow">{to_svg(narrow, page=f"{key}-n-")}</div>')
+
+
+def policy(style: str, script: str, images: bool = False) -> str:
     """A content security policy under which this style and this script run and nothing is loaded."""
 
     def digest(text: str) -> str:
@@ -129,7 +141,6 @@ def policy(style: str, script: str, live: bool = False, images: bool = False) ->
 
     return (
         f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; "
-        + ("connect-src 'self'; " if live else "")
         + ("img-src data:; " if images else "")
         + "base-uri 'none'; form-action 'none'"
     )

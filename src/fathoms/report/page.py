@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from fathoms.errors import ConfigError
-from fathoms.files.atomic import write_atomic
-from fathoms.report.comparison.figures import write_figures
-from fathoms.report.comparison.files import is_comparison, read_comparison, read_runs
-from fathoms.report.comparison.page import render_comparison
-from fathoms.report.run.files import read_run
-from fathoms.report.run.page import render_run
+from fathoms.files import write_atomic
+from fathoms.report.comparison_page import render_comparison
+from fathoms.report.figures import write_figures
+from fathoms.report.records import (
+    ComparisonRecord,
+    RunRecord,
+    is_comparison,
+    read_comparison,
+    read_run,
+    read_runs,
+)
+from fathoms.report.run_page import render_run
 
 FILE = "report.html"
 _HEAD = (
@@ -19,17 +26,47 @@ _HEAD = (
     b'<meta http-equiv="Content-Security-Policy" content="default-src &#39;none&#39;; style-src &#39;sha256-'
 )
 """How every page of these begins."""
+EVERY = 5
+"""Seconds between two looks at the folders that are followed, and between two reloads of their page."""
+REST = 3
+"""A page that takes long to write rests this many times as long before it is written again."""
+READ = (
+    "plan.json",
+    "results.json",
+    "timings.json",
+    "tuning.json",
+    "config.toml",
+    "metrics.jsonl",
+    "summary.json",
+)
+READ += ("probe.jsonl", "failed.json", "updates.jsonl", "guard.jsonl", "evaluation.json", "examples.json")
+"""Files that a page shows."""
 
 
-def render(folders: Sequence[Path], live: bool = False) -> str:
-    """The page of one run folder, one comparison, or several run folders together."""
+def read(folders: Sequence[Path]) -> RunRecord | ComparisonRecord:
+    """One run folder, one comparison, or several run folders together."""
     if len(folders) == 1:
         folder = folders[0]
         if is_comparison(folder):
-            return render_comparison(read_comparison(folder), live)
+            return read_comparison(folder)
         if (folder / "config.toml").is_file() or not folder.is_dir():
-            return render_run(read_run(folder), live)
-    return render_comparison(read_runs(folders), live)
+            return read_run(folder)
+    return read_runs(folders)
+
+
+def render(record: RunRecord | ComparisonRecord, reload: int = 0) -> str:
+    """The page as HTML.
+
+    Args:
+        record: A run or a comparison.
+        reload: Seconds after which the page reads its file again; 0: never.
+    """
+    return render_run(record, reload) if isinstance(record, RunRecord) else render_comparison(record, reload)
+
+
+def page_of(folders: Sequence[Path]) -> Path:
+    """Where the page goes: report.html in the folder, or in the working folder for several."""
+    return folders[0] / FILE if len(folders) == 1 else Path(FILE)
 
 
 def foreign_page(folders: Sequence[Path]) -> Path | None:
@@ -37,7 +74,7 @@ def foreign_page(folders: Sequence[Path]) -> Path | None:
     alone = len(folders) == 1
     if alone and (is_comparison(folders[0]) or (folders[0] / "config.toml").is_file()):
         return None
-    target = folders[0] / FILE if alone else Path(FILE)
+    target = page_of(folders)
     try:
         with target.open("rb") as file:
             ours = file.read(len(_HEAD)) == _HEAD
@@ -46,21 +83,58 @@ def foreign_page(folders: Sequence[Path]) -> Path | None:
     return None if ours else target
 
 
-def write_report(folder: Path | Sequence[Path], target: Path | None = None) -> Path:
+def write_report(folder: Path | Sequence[Path], target: Path | None = None, reload: int = 0) -> Path:
     """Write the report page and return its path.
 
-    It goes to `target`; without one, to report.html in the folder, or in the working folder for several. A comparison
-    also gets its figures as SVG files, in `figures/`.
+    It goes to `target`, by default to `page_of`. A comparison also gets its figures as SVG files, in `figures/`.
     """
     folders = [folder] if isinstance(folder, Path) else list(folder)
-    planned = read_comparison(folders[0]) if len(folders) == 1 and is_comparison(folders[0]) else None
-    text = render(folders) if planned is None else render_comparison(planned)
-    if target is None:
-        target = folders[0] / FILE if len(folders) == 1 else Path(FILE)
+    record = read(folders)
+    text = render(record, reload)
+    target = target or page_of(folders)
     try:
         write_atomic(target, text.encode(errors="replace"))
-        if planned is not None:
-            write_figures(folders[0], planned)
+        if isinstance(record, ComparisonRecord) and record.plan:
+            write_figures(folders[0], record)
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written ({error.strerror}); give another --output") from error
     return target
+
+
+def follow(folders: Sequence[Path], target: Path | None = None, every: float = EVERY) -> Path:
+    """Write a page that reloads itself, and write it again as its files change, until every run has ended.
+
+    The last page, also after Ctrl-C, no longer reloads.
+    """
+    seen = None
+    try:
+        while not _ended(read(folders)):
+            began, now = time.monotonic(), _stamps(folders)
+            if now != seen:
+                write_report(folders, target, reload=EVERY)
+                seen = now
+            time.sleep(max(every, REST * (time.monotonic() - began)))
+    except KeyboardInterrupt:
+        pass
+    return write_report(folders, target)
+
+
+def _ended(record: RunRecord | ComparisonRecord) -> bool:
+    """Whether no run goes on or is still to come."""
+    if isinstance(record, RunRecord):
+        return record.status != "running"
+    begun = bool(record.results) or not record.plan
+    return begun and all(cell.status not in ("pending", "running") for cell in record.cells)
+
+
+def _stamps(folders: Sequence[Path]) -> dict[Path, tuple[int, int]]:
+    """Times and sizes of the files that a page shows."""
+    found: dict[Path, tuple[int, int]] = {}
+    places = [path for folder in folders for path in (folder, *folder.glob("*"), *folder.glob("cells/*"))]
+    for path in (place / name for place in places for name in READ):
+        try:
+            about = path.stat()
+        except OSError:
+            continue
+        found[path] = (about.st_mtime_ns, about.st_size)
+    return found

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
 from torch import Tensor, nn
 
-from fathoms.drawing.picture import Picture
-from fathoms.files.atomic import write_atomic
-from fathoms.probes.pictures.attention import attention_picture, shown_pixels
-from fathoms.probes.pictures.depth_profile import depth_profile
-from fathoms.probes.pictures.names import OF_A_MODEL, PAGE, picture_files
-from fathoms.probes.pictures.over_time import trajectory_picture
-from fathoms.probes.pictures.weights import filter_picture, mixing_picture, pixel_scale_picture, scale_picture
-from fathoms.report.html import fill
+from fathoms.files import write_atomic
+from fathoms.probes import probe_figures as draw
+from fathoms.probes.attention_maps import attention_by_head, shown_pixels
+from fathoms.probes.blocks import head_mixing, patch_filters, pixel_scales, residual_scales
+from fathoms.report.html import embedded_figure, fill
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Picture = tuple[Any, list["Figure"]]
+"""Numbers, and the figures of them: for a wide screen, and where there is another one for a phone."""
 
 
 def write_probe_page(
@@ -37,53 +39,61 @@ def write_probe_page(
         rows: The run's probe.jsonl, empty without a run.
         words: The verdict.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    pictures = {name: made for name, made in _pictures(model, image, found, rows).items() if made is not None}
+    pictures = _pictures(model, image, found, rows)
     written = [
-        str(made.save(path)) for name, made in pictures.items() for path in picture_files(folder, [name])
+        name
+        for key, (data, made) in pictures.items()
+        for name in draw.save_picture(made[0], data, folder, key)
     ]
-    page = folder / PAGE
+    page = folder / draw.PAGE
     write_atomic(page, render_probe(found, pictures, words).encode(errors="replace"))
     return [*written, str(page)]
 
 
 def _pictures(
     model: nn.Module, image: Tensor, found: dict[str, Any], rows: Sequence[dict[str, Any]]
-) -> dict[str, Picture | None]:
-    steps = found.get("steps")
-    made = (
-        depth_profile({"": found["sites"]}, "Signal and gradient by depth"),
-        None
-        if steps is None
-        else depth_profile({"": steps["sites"]}, f"After {len(steps['losses'])} steps at lr {steps['lr']:g}"),
-        trajectory_picture(rows),
-        scale_picture(model),
-        pixel_scale_picture(model),
-        filter_picture(model),
-        attention_picture(model, image, shown_pixels(image)),
-        mixing_picture(model),
-    )
-    return dict(zip(OF_A_MODEL, made, strict=True))
+) -> dict[str, Picture]:
+    def profile(sites: draw.Sites, title: str) -> Picture:
+        return draw.profile_data(sites), [
+            draw.profile_figure({"": sites}, title, columns) for columns in (2, 1)
+        ]
+
+    made: dict[str, Picture] = {"depth": profile(found["sites"], "Signal and gradient by depth")}
+    if (steps := found.get("steps")) is not None:
+        title = f"After {len(steps['losses'])} steps at lr {steps['lr']:g}"
+        made["depth_after_steps"] = profile(steps["sites"], title)
+    if measured := draw.trajectory(rows):
+        made["training"] = measured, [draw.trajectory_figure(measured, columns) for columns in (2, 1)]
+    if scales := residual_scales(model):
+        made["scales"] = scales, [draw.scale_figure(scales)]
+    if channels := pixel_scales(model):
+        made["pixel_scale"] = channels, [draw.pixel_scale_figure(channels)]
+    if (filters := patch_filters(model)) is not None:
+        made["filters"] = filters, [draw.filter_figure(filters)]
+    if maps := attention_by_head(model, image):
+        shown = {name: one.double().cpu().numpy() for name, one in maps.items()}
+        data = {name: one.tolist() for name, one in shown.items()}
+        made["attention"] = data, [draw.attention_figure(shown, shown_pixels(image))]
+    if matrices := head_mixing(model):
+        made["head_mixing"] = matrices, [draw.mixing_figure(matrices)]
+    return made
 
 
 def render_probe(found: dict[str, Any], pictures: dict[str, Picture], words: Sequence[str]) -> str:
-    """The page as HTML. Pictures of lines are in it; those with pixels are linked, since a page loads no images."""
-    drawn = {name: Markup(made.svg()) for name, made in pictures.items() if not made.has_pixels}
-    linked = [name for name in pictures if name not in drawn]
+    """The page as HTML."""
     columns = [name for name in found["sites"][0] if any(site[name] is not None for site in found["sites"])]
     outcome = (found.get("drift") or {}).get("outcome") if found["trained"] else found["start"]["outcome"]
     return fill(
         "probe.html",
         styles=("page.css", "probe.css"),
-        scripts=("live.js",),
+        scripts=("shared.js",),
         data={},
-        live=False,
+        images=True,
         name=str(found["model"]),
         outcome=outcome or "measured",
         good=outcome in ("trains", "steady"),
         words=list(words),
         found=found,
-        drawn=drawn,
-        linked=linked,
+        drawn={name: embedded_figure(name, *made) for name, (_, made) in pictures.items()},
         columns=columns,
     )

@@ -81,7 +81,7 @@ def evil(place):
 CHILD = """
 import io, json, resource, sys, time, contextlib
 from fathoms.cli.main import main
-import torch, numpy, PIL.Image, safetensors.torch, fathoms.models.vit, fathoms.data, fathoms.evaluate.load
+import torch, numpy, PIL.Image, safetensors.torch, fathoms.models.vit, fathoms.data, fathoms.evaluating.load
 room = int(sys.argv[1])
 held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (held + room, held + room))

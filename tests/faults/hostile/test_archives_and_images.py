@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from fathoms.data import ArchiveError, BadImageError, DataError, choose_decoder, open_source
-from fathoms.data.sources.tar_index import read_index
+from fathoms.data.sources.tar_files import read_index
 from tiny_data import png_chunk
 
 pytestmark = pytest.mark.plain

@@ -118,7 +118,7 @@ class Stub:
                 raise error
             return str(path)
 
-        monkeypatch.setattr("fathoms.machine.hub_reach.reachable", lambda *_: True)
+        monkeypatch.setattr("fathoms.machine.reachable", lambda *_: True)
         monkeypatch.setattr(huggingface_hub, "HfApi", Api)
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fathoms import FathomsError
-from fathoms.export.convert import convert
+from fathoms.models.pickled_weights import convert
 
 pytestmark = pytest.mark.plain
 
@@ -63,7 +63,7 @@ def bomb(path):
 
 CHILD = """
 import json, sys
-from fathoms.export import unpickle
+from fathoms.models import unpickle
 for name in json.loads(sys.argv[1]):
     print(json.dumps(unpickle.main(f"{name}.pth", f"{name}.safetensors", "", str(6 << 30), "60", str(10**8))))
 """

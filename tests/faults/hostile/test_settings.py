@@ -12,8 +12,8 @@ from PIL import Image
 import fathoms
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.data import DataError, open_source
-from fathoms.data.tools.manifest import verify_manifest
-from fathoms.evaluate.robustness import read_real
+from fathoms.data.readiness import verify_manifest
+from fathoms.evaluating.results import read_real
 
 pytestmark = pytest.mark.plain
 
@@ -22,8 +22,8 @@ RECIPES = {
     "nested tables": ("model" + ".a" * 50_000 + " = 1", "a key of more than 100 parts"),
     "a number of 5,000 digits": ("epochs = " + "9" * 5_000, "not readable as TOML"),
     "a large number": (f"epochs = {10**30}", "more than 64 bits"),
-    "too many epochs": ("epochs = 2000000", "--epochs 2000000: is too large"),
-    "too few": ("epochs = -1", "--epochs -1: is too small"),
+    "too many epochs": ("epochs = 2000000", "--epochs 2000000: use 1000000 or less"),
+    "too few": ("epochs = -1", "--epochs -1: use 1 or more"),
     "infinity": ("weight_decay = inf", "weight-decay=inf is not finite"),
     "not a number": ("lr = nan", "lr=nan is not finite"),
     "a text for a number": ('lr = "0.1"', "lr='0.1' is not a number"),
@@ -237,7 +237,7 @@ def test_untrusted_arrays(changes, place, refused):
 
 
 def test_lists_of_class_names_are_checked_where_they_enter(place, refused):
-    from fathoms.evaluate.predict import class_names
+    from fathoms.evaluating.predict import class_names
 
     for text in (b"a\n\xff\n", b"a\nb\x1b[2J\n", b"a\n" + b"x" * 300, b""):
         (place / "names.txt").write_bytes(text)

@@ -8,15 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fathoms.errors import ConfigError, WeightsError, flag_of
-from fathoms.files.nearest_path import missing
-from fathoms.machine.devices import check_device
-from fathoms.models import hub
+from fathoms.files import missing
+from fathoms.machine import check_device
+from fathoms.models import model_sources
 from fathoms.models.build_timm import TIMM
-from fathoms.models.resolve import resolve_trained, resolve_weights
+from fathoms.models.model_sources import resolve_trained, resolve_weights
 from fathoms.models.zoo import ALIASES, MODELS
-from fathoms.names.registry import check_name
-from fathoms.train.job import RunOptions
-from fathoms.train.recipe.names import teacher_kind
+from fathoms.registry import check_name
+from fathoms.training.job import RunOptions, teacher_kind
 
 HUB_DATA = "hfds/"
 """Prefix of data sets of the Hub."""
@@ -67,19 +66,18 @@ def check_trained(
     if model is not None and not model.startswith(TIMM):
         check_name(model, [*MODELS, *ALIASES], "model", "--model")
     named = resolve_trained(checkpoint, where)
-    return hub.fetch(named.text)[1] if named.kind == "hub" else checkpoint
+    return model_sources.fetch(named.text)[1] if named.kind == "hub" else checkpoint
 
 
 @contextmanager
-def without_switches(model: str | None) -> Iterator[None]:
+def without_switches() -> Iterator[None]:
     """Let a misfit between weights and model name no flags that this command does not have."""
     from fathoms.models.weights import MisfitError
 
     try:
         yield
     except MisfitError as error:
-        more = "" if model is None else ", or leave --model out where a run or a card names it"
-        raise WeightsError(f"{error.plain}{more}" if error.plain else str(error)) from error
+        raise WeightsError(error.plain or str(error)) from error
 
 
 def check_run(run: RunOptions, data: str | None, teacher: str | None) -> None:

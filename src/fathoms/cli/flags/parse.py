@@ -10,24 +10,23 @@ import sys
 import textwrap
 import typing
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Annotated, Any, Union
 
 import tyro
 import tyro._errors
 
 from fathoms.cli.flags.parse_errors import one_line
+from fathoms.config_checks import OFF_WORDS, takes_off
 from fathoms.errors import ConfigError, FathomsError, flag_of
 from fathoms.models.config import ViTConfig
-from fathoms.names.config_checks import OFF_WORDS, takes_off
 
 # tyro's type of what `tyro.conf.arg` returns.
 _ARG = type(tyro.conf.arg())
 
 
-def parse(module: ModuleType, name: str, words: Sequence[str]) -> Any:
+def parse(module: Any, name: str, words: Sequence[str]) -> Any:
     """The `Args` of a command module from the words after the command; a mistake raises FathomsError."""
-    summary = (module.__doc__ or "").strip()
+    summary = inspect.cleandoc(module.__doc__ or "")
     annotate(module.Args)
     spelled = spell_out(words, module.Args, getattr(module, "ALIASES", {}))
     spelled, switched_off = take_off(spelled, module.Args)
@@ -54,7 +53,7 @@ def parse(module: ModuleType, name: str, words: Sequence[str]) -> Any:
         raise
 
 
-def parse_settings(module: ModuleType, command: str, settings: Mapping[str, Any]) -> Any:
+def parse_settings(module: Any, command: str, settings: Mapping[str, Any]) -> Any:
     """The `Args` of a command with these options.
 
     Option and value are one word: as two, a boolean would be taken as given, and its value as an argument.
@@ -66,7 +65,7 @@ def parse_settings(module: ModuleType, command: str, settings: Mapping[str, Any]
     return args
 
 
-def parse_setting(module: ModuleType, command: str, setting: tuple[str, str], flag: str) -> Any:
+def parse_setting(module: Any, command: str, setting: tuple[str, str], flag: str) -> Any:
     """The `Args` of a command with one option of an axis; a mistake names the flag and the value that were typed."""
     name, value = setting
     try:
@@ -149,15 +148,19 @@ def _is_many(options: tuple[Any, ...]) -> bool:
     return ... in options or any(... in typing.get_args(option) for option in options)
 
 
-def optional(cls: type, name: str, doc: str) -> Any:
+def optional(cls: type, name: str, doc: str, shows_defaults: bool = False) -> Any:
     """A dataclass with every field of `cls` as an optional flag; a flag that is not given is None.
 
     A field of `cls` that may be None can be set to it again: `--aa none`, where a recipe has a policy.
     """
     hints, docs = typing.get_type_hints(cls), field_docs(cls)
+    plain = {field.name: field.default for field in dataclasses.fields(cls)}
     fields: list[Any] = []
     for field, hint in hints.items():
-        help_text = tyro.conf.arg(help=docs[field], help_behavior_hint="")
+        shown = shows_defaults and plain[field] not in (None, False)
+        hint_text = f"(default: {plain[field]})" if shown else ""
+        metavar = "NAME [NAME ...]" if _is_many(typing.get_args(hint)) else None
+        help_text = tyro.conf.arg(help=docs[field], help_behavior_hint=hint_text, metavar=metavar)
         # A boolean flag takes a value here: "not given" is a third state, which `spell_out` handles.
         kind = Annotated[hint | None, help_text, tyro.conf.FlagConversionOff]
         fields.append((field, kind, dataclasses.field(default=None)))

@@ -10,8 +10,7 @@ from typing import Any
 import tyro._errors
 
 from fathoms.errors import flag_of, reason
-from fathoms.names.foreign_names import meant_by
-from fathoms.names.registry import hint
+from fathoms.registry import hint, meant_by
 
 ALIKE = 0.7
 """Two names of options are alike from here on; the nearest of a hundred is otherwise far-fetched."""

@@ -1,25 +1,43 @@
-"""Augmentation of a batch after cropping: policy, colour jitter, normalisation, erasing, mixing."""
+"""Augmentation of a batch after cropping, by a backend: policy, colour jitter, normalisation, erasing, mixing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from fathoms.data.augment.backend import AugmentBackend, torch_backend
-from fathoms.data.augment.erase import check_erasing, draw_rectangles
-from fathoms.data.augment.finish import Erasing, Finish
-from fathoms.data.augment.jitter import draw_jitter, jitter_ranges
-from fathoms.data.augment.mix import MixOptions, Mixture, draw_mixture, soft_targets
-from fathoms.data.augment.policy import Layer, draw_layers, parse_policy
+from fathoms.data.augment.erase_and_mix import (
+    Erasing,
+    Finish,
+    MixOptions,
+    Mixture,
+    check_erasing,
+    draw_mixture,
+    draw_rectangles,
+    finish,
+    soft_targets,
+)
+from fathoms.data.augment.per_image import apply_layer
+from fathoms.data.augment.policies import (
+    Layer,
+    draw_jitter,
+    draw_layers,
+    jitter_ranges,
+    jitters_beside,
+    parse_policy,
+)
 from fathoms.data.counter_rng import generators, sample_keys
+from fathoms.data.images.pixels import PixelLayout, resize_boxes
 from fathoms.data.sampler import Refs
 from fathoms.errors import ConfigError
-from fathoms.names.registry import check_name
+from fathoms.ops.dispatch import why_not_triton
+from fathoms.registry import check_name
 
+IMPLS = ("auto", "torch", "triton")
 FILTERS = ("random", "bilinear", "bicubic")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -31,11 +49,11 @@ class AugmentOptions:
     aa: str | None = None
     """rand-m9-mstd0.5-inc1 and the like; v0, v0r, original, originalr (AutoAugment); 3a."""
     color_jitter: float | tuple[float, ...] | None = None
-    """Strength of brightness, contrast, saturation (and hue)."""
+    """Strength of brightness, contrast, saturation (and hue); without effect beside a policy other than a `3a`."""
     reprob: float = 0.0
     """Probability of random erasing."""
     remode: str = "const"
-    """const, rand (one colour) or pixel (noise)."""
+    """const, rand (a colour for each rectangle) or pixel (noise)."""
     recount: int = 1
     """Largest number of erased rectangles."""
     mix: MixOptions = field(default_factory=MixOptions)
@@ -58,6 +76,51 @@ class AugmentOptions:
             raise ConfigError(f"--std {self.std}: is not positive; use numbers above zero")
 
 
+@dataclass(frozen=True)
+class Backend:
+    """The functions of one backend.
+
+    Both give the same pixels, but for one level where a sum falls between two, and for the pixels on the very border of
+    a rotated image.
+    """
+
+    name: str
+    resize: Callable[[Tensor, PixelLayout, int], Tensor]
+    """As `fathoms.data.images.pixels.resize_boxes`."""
+    layer: Callable[[Tensor, Layer, Tensor], Tensor]
+    """As `fathoms.data.augment.per_image.apply_layer`."""
+    finish: Callable[[Tensor, Tensor, Tensor, torch.dtype, Finish], Tensor]
+    """As `fathoms.data.augment.erase_and_mix.finish`."""
+
+    def described(self, device: torch.device) -> str:
+        """A few words for the log; empty where the workers do everything."""
+        if device.type == "cpu":
+            return ""
+        where = f"{device} by {self.name}"
+        return (
+            f"; images on {where}" if self.name == "triton" else f"; images on {where}, policies on the CPU"
+        )
+
+
+TORCH = Backend("torch", resize_boxes, apply_layer, finish)
+"""The reference. It applies policies image by image on the CPU, and does everything else on any device."""
+
+
+@functools.cache
+def choose_backend(impl: str, device: torch.device) -> Backend:
+    """Resolve "auto": Triton on a CUDA device, else torch. An explicit choice is obeyed or refused, never swapped."""
+    check_name(impl, IMPLS, "backend", "impl")
+    reason = why_not_triton(device)
+    if impl == "triton" and reason:
+        raise ConfigError(f'impl="triton" cannot run: {reason}; use impl="auto"')
+    if impl == "triton" or (impl == "auto" and device.type == "cuda" and not reason):
+        # Triton is imported here, so that this module loads where it is not installed.
+        from fathoms.data.augment import launches
+
+        return Backend("triton", launches.resize_boxes, launches.apply_layer, launches.finish)
+    return TORCH
+
+
 class Augment:
     """Augmentation of whole batches, a function of (seed, epoch, sample) and nothing else.
 
@@ -68,7 +131,7 @@ class Augment:
         train: False only normalises.
         dtype: Type of the resulting images.
         device: Device of the batches.
-        backend: What changes the pixels, from `fathoms.data.device.backend.choose_backend`; None means torch.
+        backend: What changes the pixels, from `choose_backend`; None means torch.
     """
 
     def __init__(
@@ -80,7 +143,7 @@ class Augment:
         train: bool = True,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        backend: AugmentBackend | None = None,
+        backend: Backend | None = None,
     ) -> None:
         if train and options.mix.active and classes < 2:
             raise ConfigError(
@@ -88,13 +151,16 @@ class Augment:
             )
         self.options, self.seed, self.classes, self.train, self.dtype = options, seed, classes, train, dtype
         self.device = torch.device(device)
-        self.backend = torch_backend(self.device) if backend is None else backend
+        self.backend = backend or TORCH
         self.policy = parse_policy(options.aa) if options.aa and train else None
-        self.ranges = jitter_ranges(options.color_jitter) if options.color_jitter and train else None
+        jitters = train and options.color_jitter and jitters_beside(options.aa)
+        self.ranges = jitter_ranges(options.color_jitter) if jitters and options.color_jitter else None
         mean, std = (torch.tensor(values)[:, None, None] for values in (options.mean, options.std))
         self._scale, self._shift = (1 / (255 * std)).to(self.device), (-mean / std).to(self.device)
         grey = [min(255, round(255 * value)) for value in options.mean]
-        self._fill = torch.tensor(grey, dtype=torch.uint8, device=self.device)
+        # The torch backend fills on the CPU, perhaps in a worker, which must not touch a GPU.
+        where = self.device if self.backend.name == "triton" else "cpu"
+        self._fill = torch.tensor(grey, dtype=torch.uint8, device=where)
 
     def colours(self, images: UInt8[Tensor, "B 3 H W"], refs: Refs, epoch: int) -> UInt8[Tensor, "B 3 H W"]:
         """Apply policy and colour jitter to bytes, perhaps in place; returns the batch."""

@@ -1,4 +1,4 @@
-"""Roles of a data set's splits: train, val for every choice, test once at the end.
+"""Open a data set by its path; the roles of its splits: train, val for every choice, test once at the end.
 
 | the data has | val | test |
 |---|---|---|
@@ -13,20 +13,173 @@ its name, is the test set.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fathoms.data.errors import DataError
-from fathoms.data.sources.base import SPLIT_NAMES
-from fathoms.data.sources.detect import AnySource, list_splits, open_source
-from fathoms.data.sources.fingerprint import earlier_fingerprint
-from fathoms.data.sources.subset import ArraySubset, SourceSubset, stratified, subset
+from fathoms.data.sources.arrays import ArraySource, as_source, npz_splits, open_npz
+from fathoms.data.sources.image_folder import FolderSource, folder_splits
+from fathoms.data.sources.known_formats import (
+    PREFIX,
+    cifar_splits,
+    hub_splits,
+    idx_splits,
+    is_cifar,
+    open_cifar,
+    open_hub,
+    open_idx,
+)
+from fathoms.data.sources.pack_index import INDEX_NAME, open_pack, pack_splits
+from fathoms.data.sources.source import SPLIT_NAMES, DataError, Source
+from fathoms.data.sources.tar_files import open_shards, open_tar_folder, read_index, shard_splits, tar_splits
 from fathoms.errors import ConfigError
-from fathoms.files.untrusted import read_json
-from fathoms.names.registry import check_name
+from fathoms.registry import Registry, check_name
 from fathoms.text_table import plural
+from fathoms.untrusted import read_json
+
+
+class SourceSubset:
+    """Samples of a file-backed source, in the order of `indices`.
+
+    Args:
+        source: The whole split.
+        indices: Which of its samples.
+        split: The role that they play.
+    """
+
+    def __init__(self, source: Source, indices: np.ndarray, split: str) -> None:
+        self.source, self.indices, self.split = source, indices, split
+        self.kind, self.classes, self.labels = source.kind, source.classes, source.labels[indices]
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.indices)
+
+    def read(self, index: int) -> bytes:
+        """The encoded bytes of one image."""
+        return self.source.read(int(self.indices[index]))
+
+    def where(self, index: int) -> str:
+        """Name of one image, for error messages."""
+        return self.source.where(int(self.indices[index]))
+
+    def size(self, index: int) -> int:
+        """Bytes of one encoded image."""
+        return self.source.size(int(self.indices[index]))
+
+    def fingerprint(self) -> str:
+        """Hash of the whole source and of the indices."""
+        return _fingerprint(self.source.fingerprint(), self.indices)
+
+
+class ArraySubset(ArraySource):
+    """Samples of arrays, in the order of `indices`; see `SourceSubset`."""
+
+    def __init__(self, source: ArraySource, indices: np.ndarray, split: str) -> None:
+        super().__init__(source.kind, split, source.images[indices], source.labels[indices], source.classes)
+        self.source, self.indices = source, indices
+
+    def where(self, index: int) -> str:
+        """SPLIT[INDEX] of the whole source."""
+        return self.source.where(int(self.indices[index]))
+
+    def fingerprint(self) -> str:
+        """Hash of the whole source and of the indices."""
+        return _fingerprint(self.source.fingerprint(), self.indices)
+
+
+def _fingerprint(whole: str, indices: np.ndarray) -> str:
+    return hashlib.sha256(whole.encode() + indices.astype("<i8").tobytes()).hexdigest()
+
+
+def subset(source: Source | ArraySource, indices: np.ndarray, split: str) -> SourceSubset | ArraySubset:
+    """The samples of a source at `indices`, as a source that plays the role `split`."""
+    if isinstance(source, ArraySource):
+        return ArraySubset(source, indices, split)
+    return SourceSubset(source, indices, split)
+
+
+def stratified(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of what stays and of a share that is taken out, the same share of every class; both ascending.
+
+    A class keeps at least one sample, and gives one as soon as it has two.
+    """
+    rng = np.random.default_rng(seed)
+    taken: list[np.ndarray] = []
+    for label in np.unique(labels):
+        own = rng.permutation(np.flatnonzero(labels == label))
+        count = min(max(1, round(share * len(own))), len(own) - 1)
+        taken.append(own[:count])
+    out = np.sort(np.concatenate(taken))
+    return np.setdiff1d(np.arange(len(labels)), out), out
+
+
+AnySource = Source | ArraySource
+READERS: Registry[AnySource, None] = Registry("data source")
+
+READERS.add("folder")(FolderSource)
+READERS.add("pack")(open_pack)
+READERS.add("tar-folder")(open_tar_folder)
+READERS.add("npz")(open_npz)
+READERS.add("idx")(open_idx)
+READERS.add("cifar")(open_cifar)
+READERS.add("hub")(open_hub)
+READERS.add("webdataset")(open_shards)
+
+# The splits that are there, by name: nothing is opened, so that one that cannot be opened is not missed.
+SPLITS: dict[str, Callable[[Any], list[str]]] = {
+    "folder": folder_splits,
+    "pack": pack_splits,
+    "tar-folder": tar_splits,
+    "npz": npz_splits,
+    "idx": idx_splits,
+    "cifar": cifar_splits,
+    "hub": hub_splits,
+    "webdataset": shard_splits,
+}
+
+
+def detect(path: str | Path) -> str:
+    """Detect the reader of the data set at `path`."""
+    if str(path).startswith(PREFIX):
+        return "hub"
+    place = Path(path)
+    if place.is_file():
+        if place.suffix == ".npz":
+            return "npz"
+        if place.suffix == ".tar":
+            return "webdataset" if any(m.name.endswith(".cls") for m in read_index(place)) else "tar-folder"
+        raise DataError(f"{place}: neither .tar nor .npz; give a folder, a tar or an .npz file")
+    if place.exists() and not place.is_dir():
+        raise DataError(f"{place}: is a device or a pipe; give a folder, a tar or an .npz file")
+    if not place.is_dir():
+        raise DataError(f"{place}: no such file or folder; check the path")
+    tests: list[tuple[str, Callable[[], bool]]] = [
+        ("pack", lambda: (place / INDEX_NAME).is_file()),
+        ("hub", lambda: any((place / n).is_file() for n in ("dataset_dict.json", "dataset_info.json"))),
+        ("idx", lambda: bool(idx_splits(place))),
+        ("cifar", lambda: is_cifar(place)),
+        ("webdataset", lambda: any(place.glob("*.tar")) or any(place.glob("*/*.tar"))),
+    ]
+    return next((name for name, test in tests if test()), "folder")
+
+
+def open_source(path: str | Path, split: str = "train", kind: str | None = None) -> AnySource:
+    """Open one split of the data set at `path`; `kind` names the reader if detection is wrong."""
+    reader = READERS[kind or detect(path)]
+    return reader(str(path), split)
+
+
+def list_splits(path: str | Path, kind: str | None = None) -> list[str]:
+    """List the splits of a data set, training first; whether they can be opened is another question."""
+    kind = READERS.check(kind or detect(path), "kind")
+    found = SPLITS[kind](str(path) if kind == "hub" else Path(path))
+    # Opening what is not there gives the reason.
+    return found or [open_source(path, "train", kind).split]
+
 
 SPLIT_SEED = 0
 """Seed of the val split; apart from the run's, so that all seeds of a comparison share it."""
@@ -41,7 +194,7 @@ _TRAIN, _VAL, _WHOLE = SPLIT_NAMES["train"], SPLIT_NAMES["val"], SPLIT_NAMES["al
 
 def _digits() -> tuple[AnySource, AnySource]:
     # Imports torch, which listing splits does without.
-    from fathoms.data.sources.digits import digit_sources
+    from fathoms.data.sources.arrays import digit_sources
 
     return digit_sources()
 
@@ -76,12 +229,6 @@ class Roles(NamedTuple):
         """Hashes of all splits, in their order."""
         return "".join(split.fingerprint() for split in self[:3] if split is not None)
 
-    def has_fingerprint(self, stored: object) -> bool:
-        """Whether a stored fingerprint is of these data, by today's kind or by that of earlier versions."""
-        if stored == self.fingerprint():
-            return True
-        return stored == "".join(earlier_fingerprint(split) for split in self[:3] if split is not None)
-
     def changes(self, stored: object) -> str:
         """The splits in which a stored fingerprint differs, as "test 0123456789ab -> ba9876543210"."""
         text, now = str(stored), self._named()
@@ -91,7 +238,7 @@ class Roles(NamedTuple):
         return ", ".join(
             f"{name} {old[:12]} -> {split.fingerprint()[:12]}"
             for old, (name, split) in zip(before, now.items(), strict=True)
-            if old not in (split.fingerprint(), earlier_fingerprint(split))
+            if old != split.fingerprint()
         )
 
     def _named(self) -> dict[str, AnySource]:
@@ -138,6 +285,20 @@ def open_roles(path: str | None, val_share: float | None = None) -> Roles:
     return _carve(train, val, test, val_share)._replace(unused=unused)
 
 
+def roles_in_memory(data: Any, val_share: float | None = None) -> Roles:
+    """The roles of arrays: a pair of images and labels, a data set of such, or a dict of either by split."""
+    splits = data if isinstance(data, Mapping) else {"train": data}
+    for name in splits:
+        check_name(name, ("train", "val", "test"), "split", "data")
+    if "train" not in splits:
+        raise DataError("data: no split is called 'train'; give one to train on")
+    train = as_source(splits["train"], "train")
+    val, test = (
+        as_source(splits[name], name, train.classes) if name in splits else None for name in ("val", "test")
+    )
+    return _carve(train, val, test, val_share)
+
+
 def share_for_comparison(path: str | None) -> float | None:
     """The share of val in a comparison, which reports on the held-out split and so must not choose on it.
 
@@ -180,20 +341,6 @@ def check_split(path: Path, split: dict[str, Any] | None) -> None:
             f"{path}: damaged or edited, it is not the val split of this data; remove it, and the same command writes "
             "it again"
         )
-
-
-def open_splits(path: str | None) -> tuple[AnySource, AnySource]:
-    """The training and the held-out split, as runs before the three roles used them; kept for resuming those."""
-    if path in (None, DIGITS):
-        return _digits()
-    splits = list_splits(path)
-    held_out = next((split for split in splits if split not in _TRAIN + _WHOLE), None)
-    if held_out is None:
-        raise ConfigError(
-            f"{path}: has no held-out split (val, validation or test); it has {', '.join(splits)}; this run began "
-            "with one: restore it, or choose another --experiment"
-        )
-    return open_source(path, "train"), open_source(path, held_out)
 
 
 def open_held_out(path: str, split: str | None = None, run: Path | None = None) -> AnySource:

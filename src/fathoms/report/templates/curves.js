@@ -37,15 +37,14 @@ function drawCurves(data) {
   if (!curves.charts.length) return;
   page.state.shown ??= new Set(data.order.slice(0, 8));
   for (const id of ["every-seed", "log-scale"]) byId(id).onchange = () => drawCurves(data);
-  const show = (arms) => { page.state.shown = new Set(arms); drawCurves(data); drawDepth(data); };
+  const show = (arms) => { page.state.shown = new Set(arms); drawCurves(data); };
   byId("show-all").onclick = () => show(data.order);
   byId("show-best").onclick = () => show(data.order.slice(0, 8));
   drawLegend(data);
-  const paint = { ink: colour("soft"), rule: colour("rule"), arms: Array.from({ length: 7 }, (_, i) => colour("c" + i)) };
-  const holder = byId("curves");
-  holder.textContent = "";
-  for (const chart of curves.charts) holder.append(drawChart(data, chart, paint));
+  const paint = paints(), group = { ...curves, arms: data.arms, x: "epoch" };
+  byId("curves").replaceChildren(...curves.charts.map((chart) => drawChart(group, chart, paint)));
 }
+const paints = () => ({ ink: colour("soft"), rule: colour("rule"), arms: Array.from({ length: 7 }, (_, i) => colour("c" + i)) });
 function drawLegend(data) {
   const legend = byId("curves-legend");
   legend.textContent = "";
@@ -59,20 +58,19 @@ function drawLegend(data) {
       const place = [...legend.children].indexOf(button);
       if (!page.state.shown.delete(index)) page.state.shown.add(index);
       drawCurves(data);
-      drawDepth(data);
       byId("curves-legend").children[place].focus();
     };
     legend.append(button);
   }
 }
 /* Columns and series of one chart: for each arm a mean between its lowest and highest seed. */
-function columns(data, chart, paint) {
-  const epochs = data.curves.epochs, made = { data: [epochs], series: [{}], bands: [], rows: [] };
-  const every = byId("every-seed").checked, dots = epochs.length <= 30;
+function columns(group, chart, paint) {
+  const epochs = group.epochs, made = { data: [epochs], series: [{}], bands: [], rows: [] };
+  const every = byId("every-seed")?.checked, dots = epochs.length <= 30;
   const add = (values, options) => { made.data.push(values); made.series.push({ points: { show: false }, ...options }); };
-  data.arms.forEach((arm, index) => {
-    if (!page.state.shown.has(index)) return;
-    const lines = data.curves.cells.flatMap((cell, i) => (cell[0] === index && chart.lines[i] ? [floats(chart.lines[i])] : []));
+  group.arms.forEach((arm, index) => {
+    if (page.state.shown && !page.state.shown.has(index)) return;
+    const lines = group.cells.flatMap((cell, i) => (cell[0] === index && chart.lines[i] ? [floats(chart.lines[i])] : []));
     if (!lines.length) return;
     const stroke = paint.arms[arm.colour], dash = DASHES[arm.dash % 3], [mean, low, high] = overSeeds(lines, epochs.length);
     if (every) for (const line of lines) add(plain(line), { stroke: faded(stroke, 0.45), width: 1, dash });
@@ -86,26 +84,33 @@ function columns(data, chart, paint) {
   });
   return made;
 }
-function drawChart(data, chart, paint) {
+function drawChart(group, chart, paint) {
   const figure = element("figure", "chart curve"), caption = element("figcaption"), place = element("div", "plot"), tip = element("div", "tip");
-  caption.append(element("span", "title", chart.title), element("span", "unit", chart.unit));
+  const title = element("span", "title", chart.title + " ");
+  title.append(element("span", "unit", chart.unit));
+  caption.append(title);
   tip.hidden = true;
   figure.append(caption, place, tip);
   figure.tabIndex = 0;
   figure.setAttribute("role", "img");
-  figure.setAttribute("aria-label", chart.title + " by epoch; arrow keys move the cursor");
-  const made = columns(data, chart, paint), epochs = data.curves.epochs;
+  figure.setAttribute("aria-label", chart.title + " by " + group.x + "; arrow keys move the cursor");
+  const made = columns(group, chart, paint), epochs = group.epochs;
+  if (!byId("curves-legend") && made.rows.length > 1) {
+    const legend = element("span", "legend");
+    for (const row of made.rows) legend.append(element("span", "key c" + row.arm.colour, row.arm.name));
+    caption.append(legend);
+  }
   const axis = { stroke: paint.ink, font: "11px system-ui, sans-serif", grid: { stroke: paint.rule, width: 1 }, ticks: { show: false } };
   const width = () => Math.max(240, figure.clientWidth - 24 || 460);
-  const log = byId("log-scale").checked && made.data.slice(1).every((column) => column.every((value) => value === null || value > 0));
+  const log = byId("log-scale")?.checked && made.data.slice(1).every((column) => column.every((value) => value === null || value > 0));
   requestAnimationFrame(() => {
     if (!figure.isConnected) return;
     const plot = new uPlot({
       width: width(), height: 250, legend: { show: false }, series: made.series, bands: made.bands,
-      cursor: { sync: { key: "epochs" }, points: { show: false }, y: false },
-      scales: { x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: log ? { distr: 3 } : {} },
-      axes: [{ ...axis, size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }, { ...axis, size: 54 }],
-      hooks: { setCursor: [(u) => tell(u, tip, made.rows, epochs, chart.unit)] },
+      cursor: { sync: { key: group.x }, points: { show: false }, y: false },
+      scales: { x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: log ? { distr: 3 } : { range: (_, low, high) => uPlot.rangeNum(Math.min(low, chart.floor ?? low), high, 0.1, true) } },
+      axes: [{ ...axis, size: 34, incrs: [1, 2, 5].flatMap((step) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6].map((scale) => step * scale)).sort((a, b) => a - b) }, { ...axis, size: 54, values: (_, marks) => marks.map((mark) => Number(mark.toPrecision(6)).toLocaleString("en", { maximumSignificantDigits: 6 })) }],
+      hooks: { setCursor: [(u) => tell(u, tip, made.rows, group, chart.unit)] },
     }, made.data, place);
     charts.push(plot);
     figure.dataset.ready = "";
@@ -121,12 +126,12 @@ function drawChart(data, chart, paint) {
   });
   return figure;
 }
-function tell(plot, tip, rows, epochs, unit) {
+function tell(plot, tip, rows, group, unit) {
   const index = plot.cursor.idx;
   tip.hidden = index === null || index === undefined || plot.cursor.left < 0;
   if (tip.hidden) return;
   tip.textContent = "";
-  tip.append(element("div", "", "epoch " + epochs[index]));
+  tip.append(element("div", "", group.x + " " + group.epochs[index]));
   const known = rows.filter((row) => row.mean[index] !== null).sort((a, b) => b.mean[index] - a.mean[index]);
   const digits = (value) => Number(value.toPrecision(4));
   for (const row of known.slice(0, 12)) {

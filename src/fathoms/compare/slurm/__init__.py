@@ -1,1 +1,0 @@
-"""A comparison as a Slurm job array: submitting it, and one of its tasks."""

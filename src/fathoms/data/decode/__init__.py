@@ -1,1 +1,0 @@
-"""Decoding: image headers, JPEG and other formats, samples out of sources."""

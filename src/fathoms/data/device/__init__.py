@@ -1,1 +1,0 @@
-"""Device-side image work: host-to-device copies, the choice of backend, resizing, Triton kernels."""

@@ -1,0 +1,1 @@
+"""Images: headers, decoders, random crops, pixel buffers, transforms."""

@@ -1,1 +1,0 @@
-"""Data-set tools: check, find duplicates, pack, manifest."""

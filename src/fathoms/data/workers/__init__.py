@@ -1,1 +1,0 @@
-"""Decoding workers: tasks, threads, processes with shared memory, and the watch over both."""

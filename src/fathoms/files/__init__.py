@@ -1,1 +1,0 @@
-"""Files: written whole or not at all, read without trust, named without surprises."""

@@ -1,1 +1,0 @@
-"""Models saved to a folder or the Hub with their card, and built again from there."""

@@ -1,1 +1,0 @@
-"""Triton kernels; imported only where one is chosen, since this package needs triton to be installed."""

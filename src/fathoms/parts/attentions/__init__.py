@@ -1,1 +1,0 @@
-"""Attentions with their heads and gates."""

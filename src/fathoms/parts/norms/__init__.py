@@ -1,1 +1,0 @@
-"""Norms with statistics of each token, and the statistics-free functions that take their place."""

@@ -1,1 +1,0 @@
-"""Tokens from pixels to the heads: stems, positions, read-outs."""

@@ -1,1 +1,0 @@
-"""Verdicts of the probe: on the start of training, and on drift while it goes on."""

@@ -1,0 +1,367 @@
+"""The report page of a comparison or a set of runs, with its provenance and the command of its leading arm."""
+
+from __future__ import annotations
+
+import shlex
+import typing
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from fathoms.config_checks import takes_off
+from fathoms.errors import FathomsError, flag_words
+from fathoms.models.build_timm import TIMM
+from fathoms.models.config import ViTConfig
+from fathoms.models.zoo import model_config
+from fathoms.report.arm_views import ArmView, arms_of, leading, page_data, tuned_arms, tuning_remarks
+from fathoms.report.figures import (
+    arm_norms,
+    differences_figure,
+    norms_figure,
+    scores_figure,
+)
+from fathoms.report.html import embedded_figure, fill
+from fathoms.report.records import (
+    CellRecord,
+    ComparisonRecord,
+    clipped,
+    count,
+    duration,
+    file_size,
+    listed,
+    number,
+    score,
+    shown,
+    table,
+)
+from fathoms.text_table import plural
+from fathoms.training.job import Job, starting_point
+from fathoms.training.recipe import Recipe
+
+Settings = dict[str, Any]
+
+
+def train_command(arm: ArmView, comparison: ComparisonRecord) -> str:
+    """The command, quoted for a shell; empty for runs that no comparison made, and where flags cannot say it all."""
+    plan = comparison.plan
+    if not table(plan.get("arms")):
+        return ""
+    tuned = table(tuned_arms(comparison.tuning).get(arm.name, {}).get("best"))
+    options = {**arm.options, **{str(name): shown(value) for name, value in tuned.items()}}
+    asked = [str(word) for word in listed(plan.get("command"))]
+    data = None if plan.get("data") == "digits" else str(plan.get("data"))
+    recipe = asked[asked.index("--recipe") + 1] if "--recipe" in asked[:-1] else None
+    try:
+        base, own = table(plan.get("base")), table(table(plan.get("own")).get(arm.name))
+        planned = _flat(base) | _flat(own)
+        model = options.get("model") or planned["model"]
+        ready = _recipe_alone(recipe or ("digits" if data is None else None), model, data)
+    except (FathomsError, KeyError, TypeError, ValueError):
+        # A plan that is damaged, or names what this release does not have.
+        return ""
+    hints = typing.get_type_hints(ViTConfig) | typing.get_type_hints(Recipe)
+    differ = {name: value for name, value in planned.items() if name in ready and value != ready[name]}
+    # Records of before an option of the run was there have None.
+    given = {name: value for name, value in differ.items() if value is not None or name in hints} | options
+    # What another option makes idle is refused as a flag.
+    idle = {"amp": "precision" in given, "drop_path_schedule": not planned.get("drop_path")}
+    given = {name: value for name, value in given.items() if not idle.get(name) or name in options}
+    if any(value is None and not takes_off(hints.get(name)) for name, value in given.items()):
+        return ""
+    words = ["fathoms", "train", *([data] if data else []), *(["--recipe", recipe] if recipe else [])]
+    return shlex.join(words + [word for name in given for word in flag_words(name, given[name])])
+
+
+def _recipe_alone(recipe: str | None, model: str, data: str | None) -> Settings:
+    """The settings of a run that is given a recipe and a model and nothing else."""
+    name, options, switches = starting_point(recipe, model)
+    config = None if name.startswith(TIMM) else model_config(name, **switches)
+    found = _flat(Job(data, name, config, Recipe.join(options, {})).identity())
+    # The model is named where the recipe has another.
+    return {**found, "model": starting_point(recipe, None)[0]}
+
+
+def _flat(settings: Mapping[str, Any]) -> Settings:
+    """Options of model, recipe and run in one table, with lists for tuples, as JSON has them."""
+    nested = [table(settings.get(section)) for section in ("config", "recipe")]
+    plain = {
+        name: value for name, value in settings.items() if name not in ("config", "recipe", "data", "seed")
+    }
+    merged = plain | nested[0] | nested[1]
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in merged.items()}
+
+
+Rows = list[tuple[str, str]]
+
+
+def made_by(comparison: ComparisonRecord) -> Rows:
+    """Command, data and rules of a comparison."""
+    plan = comparison.plan
+    rows: Rows = []
+    if command := [str(word) for word in listed(plan.get("command"))]:
+        rows.append(("command", clipped(shlex.join(["fathoms", *command]), 4000)))
+    names = {
+        "data": "data",
+        "fingerprint": "data fingerprint",
+        "images": "held-out images",
+        "classes": "classes",
+        "metric": "metric",
+        "margin": "smallest difference of interest",
+        "floor": "noise floor",
+        "baseline": "baseline",
+        "paired": "paired by seed",
+        "version": "version of the plan",
+    }
+    for key, name in names.items():
+        if plan.get(key) is not None and (key != "floor" or number(plan[key])):
+            # The rest of a fingerprint is in plan.json.
+            rows.append((name, clipped(shown(plan[key]), 33 if key == "fingerprint" else 400)))
+    return rows
+
+
+def growth(comparison: ComparisonRecord) -> list[str]:
+    """Sentences on what later commands added to the plan."""
+    made = []
+    for row in map(table, listed(comparison.plan.get("grown"))):
+        arms = [clipped(str(name), 80) for name in listed(row.get("arms"))]
+        added = f"arms {', '.join(arms)}" if arms else "no arms"
+        seeds = row.get("seeds", "?")
+        had = "1 seed" if seeds == 1 else f"{shown(seeds)} seeds"
+        made.append(f"A later command added {added}; the plan then had {had} per arm.")
+    return made
+
+
+def machines(arms: Sequence[ArmView]) -> tuple[Rows, list[str]]:
+    """Versions and hardware, and a sentence for each entry that is not the same in all cells."""
+    values: dict[str, dict[str, int]] = {}
+    for cell in (cell for arm in arms for cell in arm.cells):
+        environment = cell.record.environment
+        # Starts, commands and the version of the file differ by nature.
+        flat = {
+            key: file_size(value) if key.endswith("memory") and number(value) is not None else value
+            for key, value in environment.items()
+            if not isinstance(value, dict | list) and key != "version"
+        }
+        for key, value in (flat | table(environment.get("versions"))).items():
+            if value is not None:
+                found = values.setdefault(clipped(str(key), 60), {})
+                text = clipped(shown(value))
+                found[text] = found.get(text, 0) + 1
+    rows = [(key, "; ".join(list(found)[:4])) for key, found in values.items()]
+    mixed = [key for key, found in values.items() if len(found) > 1]
+    return rows, [f"{key} is not the same in all runs" for key in mixed]
+
+
+def differing(arms: Sequence[ArmView]) -> tuple[list[str], list[tuple[ArmView, list[str]]]]:
+    """Options that differ between arms, and each arm's values."""
+    names = list(dict.fromkeys(name for arm in arms for name in arm.options))
+    kept = [name for name in names if len({arm.options.get(name) for arm in arms}) > 1]
+    rows = [(arm, [clipped(arm.options.get(name, "–")) for name in kept]) for arm in arms]
+    return [clipped(name, 60) for name in kept], rows
+
+
+def shared(comparison: ComparisonRecord) -> list[tuple[str, Rows]]:
+    """Settings that all arms have in common, by section."""
+    base = table(comparison.plan.get("base"))
+    plain = {key: value for key, value in base.items() if not isinstance(value, dict) and value is not None}
+    sections: list[tuple[str, dict[str, Any]]] = [("Shared by all arms", plain)]
+    sections += [
+        (f"Shared: {clipped(key, 40)}", value) for key, value in base.items() if isinstance(value, dict)
+    ]
+    return [
+        (
+            name,
+            [
+                (clipped(str(key), 60), clipped(shown(value)))
+                for key, value in rows.items()
+                if value is not None
+            ],
+        )
+        for name, rows in sections
+        if rows
+    ]
+
+
+ORDER = ("done", "stalled", "diverged", "failed", "running", "pending")
+
+
+def render_comparison(comparison: ComparisonRecord, reload: int = 0) -> str:
+    """The page as HTML."""
+    arms, metric = arms_of(comparison), comparison.metric
+    best = leading(arms, comparison)
+    edges = tuning_remarks(arms, comparison.tuning)
+    drawn = _drawn(arms, comparison)
+    environment, mixed = machines(arms)
+    options, settings = differing(arms)
+    return fill(
+        "comparison.html",
+        styles=("page.css", "comparison.css", "uPlot.min.css"),
+        scripts=("uPlot.iife.min.js", "shared.js", "tables.js", "curves.js", "comparison.js"),
+        data=page_data(arms),
+        images=bool(drawn["norms"] or drawn["axes"]),
+        reload=reload,
+        name=clipped(comparison.name),
+        planned=bool(comparison.plan),
+        status=status(comparison.cells),
+        answer=answer(comparison),
+        best=best,
+        command=train_command(best, comparison) if best else "",
+        notes=[*growth(comparison), *edges, *mixed],
+        headline=headline(arms, comparison),
+        troubles=troubles(arms),
+        alarming=any(arm.having(word) for arm in arms for word in ("diverged", "failed")),
+        metric=metric,
+        sets=(sets := list(dict.fromkeys(name for cell in comparison.cells for name in cell.robustness))),
+        arms=[arm_row(arm, sets) for arm in arms],
+        cells=[cell_row(arm, cell, sets) for arm in arms for cell in arm.cells],
+        drawn=drawn,
+        options=options,
+        settings=settings,
+        tables=[
+            ("How it was made", made_by(comparison)),
+            ("Versions and hardware", environment),
+            *shared(comparison),
+        ],
+    )
+
+
+def _drawn(arms: Sequence[ArmView], comparison: ComparisonRecord) -> dict[str, dict[str, Markup]]:
+    """The pictures of each section."""
+    narrow = {
+        "scores": scores_figure(arms, comparison.metric, narrow=True),
+        "differences": differences_figure(arms, comparison, narrow=True),
+    }
+    drawn = {
+        name: embedded_figure(name, figure, narrow.get(name))
+        for name, figure in comparison.figures.items()
+        if not name.startswith("curves")
+    }
+    kinds = ("scores", "differences", "tuning", "axes", "cost")
+    made = {kind: {name: one for name, one in drawn.items() if name.startswith(kind)} for kind in kinds}
+    norms = {
+        title: embedded_figure(f"norms{i}", norms_figure(maps, columns=3))
+        for i, (title, maps) in enumerate(arm_norms(arms).items())
+    }
+    return {**made, "norms": norms}
+
+
+def answer(comparison: ComparisonRecord) -> str:
+    """The verdict in a sentence."""
+    told = comparison.results.get("answer")
+    if isinstance(told, str) and told:
+        return clipped(told, 1200).rstrip(".") + "."
+    if comparison.plan:
+        return "No run has ended yet."
+    return (
+        "No verdict: these runs were not planned as a comparison. Means and spreads below only describe them."
+    )
+
+
+def status(cells: Sequence[CellRecord]) -> tuple[str, str]:
+    """The word at the top and its class."""
+    counts = Counter(cell.status for cell in cells)
+    ended = sum(counts[word] for word in ("done", "stalled", "diverged"))
+    if counts["failed"]:
+        return f"{ended} of {len(cells)} ended, {counts['failed']} failed", "bad"
+    return (
+        (f"{plural(len(cells), 'run')} ended", "good")
+        if ended == len(cells)
+        else (f"{ended} of {len(cells)} ended", "open")
+    )
+
+
+def headline(arms: Sequence[ArmView], comparison: ComparisonRecord) -> list[tuple[str, str, str]]:
+    """The numbers at the top: label, value and remark."""
+    cells = [cell for arm in arms for cell in arm.cells]
+    counts = Counter(cell.status for cell in cells)
+    words = ", ".join(f"{counts[word]} {word}" for word in ORDER if counts[word])
+    most = max((len(arm.cells) for arm in arms), default=0)
+    rows = [("runs", str(len(cells)), words), ("arms", str(len(arms)), f"up to {plural(most, 'seed')} each")]
+    unit = {"top1": "points", "loss": "of loss"}.get(comparison.metric, comparison.metric)
+    # That of a loss is not known, and written as 0.
+    if floor := number(comparison.plan.get("floor")):
+        images = number(comparison.plan.get("images"), 0)
+        rows.append(
+            ("noise floor", score(floor, comparison.metric), f"{unit}, {images:,.0f} held-out images")
+        )
+    if (margin := number(comparison.plan.get("margin"))) is not None:
+        rows.append(("smallest difference", score(margin, comparison.metric), f"{unit} that matter"))
+    seconds = [cell.seconds for cell in cells if cell.seconds is not None]
+    if seconds:
+        rows.append(("training", duration(sum(seconds)), "all runs together"))
+    return rows
+
+
+def troubles(arms: Sequence[ArmView]) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """Runs that diverged, failed or stalled: arm, seed and reason, by kind."""
+    made = []
+    for word in ("diverged", "failed", "stalled"):
+        rows = [
+            (
+                arm.label,
+                clipped(cell.seed, 20),
+                clipped(cell.reason, 400) or "no better than one answer for all images",
+            )
+            for arm in arms
+            for cell in arm.cells
+            if cell.status == word
+        ]
+        if rows:
+            made.append((word, rows))
+    return made
+
+
+def _percent(value: float | None) -> tuple[str, float | None]:
+    return "–" if value is None else f"{value:.2f}", value
+
+
+def _mean_on(arm: ArmView, name: str) -> float | None:
+    """Mean accuracy on a further image set, of the runs that were measured on it."""
+    known = [value for cell in arm.cells if (value := cell.robustness.get(name)) is not None]
+    return sum(known) / len(known) if known else None
+
+
+def arm_row(arm: ArmView, sets: Sequence[str]) -> tuple[ArmView, list[tuple[str, float | None]]]:
+    """The row of an arm: texts with the numbers they sort by."""
+    low, high = arm.interval or (None, None)
+    span = "–" if low is None or high is None else f"{score(low, arm.metric)} to {score(high, arm.metric)}"
+    lost = arm.having("diverged") + arm.having("failed")
+    words = [f"{arm.having(word)} {word}" for word in ("diverged", "failed", "stalled") if arm.having(word)]
+    if arm.diverged is not None and arm.having("diverged"):
+        least, most, mean = arm.diverged
+        words[0] += f" ({least:.0%} to {most:.0%}; {score(mean, arm.metric)} with them at chance)"
+    seconds, memory, speed = (arm.average(field) for field in ("seconds", "memory", "speed"))
+    return arm, [
+        (str(len(arm.scores)), float(len(arm.scores))),
+        (score(arm.mean, arm.metric), arm.mean),
+        *(_percent(_mean_on(arm, name)) for name in sets),
+        (score(arm.sd, arm.metric), arm.sd),
+        (span, low),
+        (", ".join(words) or "–", float(lost)),
+        ("–" if seconds is None else duration(seconds), seconds),
+        ("–" if memory is None else file_size(memory), memory),
+        ("–" if speed is None else f"{speed:,.0f}", speed),
+    ]
+
+
+def cell_row(
+    arm: ArmView, cell: CellRecord, sets: Sequence[str]
+) -> tuple[ArmView, CellRecord, list[tuple[str, float | None]]]:
+    """The row of a cell: texts with the numbers they sort by."""
+    parameters = number(cell.record.summary.get("parameters"))
+    return (
+        arm,
+        cell,
+        [
+            _percent(cell.top1),
+            *(_percent(cell.robustness.get(name)) for name in sets),
+            ("–" if cell.loss is None else f"{cell.loss:.4f}", cell.loss),
+            (str(cell.epoch), float(cell.epoch)),
+            ("–" if parameters is None else count(parameters), parameters),
+            ("–" if cell.seconds is None else duration(cell.seconds), cell.seconds),
+            ("–" if cell.memory is None else file_size(cell.memory), cell.memory),
+            ("–" if cell.speed is None else f"{cell.speed:,.0f}", cell.speed),
+        ],
+    )

@@ -1,1 +1,0 @@
-"""Checkpoints: write, verify, prune, resume."""

@@ -1,1 +1,0 @@
-"""The guard against divergence: detect a non-finite or spiking update, skip, roll back or stop, find the layer."""

@@ -1,1 +1,0 @@
-"""The run folder, its metrics and summary, trackers, the progress bar."""

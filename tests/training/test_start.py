@@ -1,0 +1,78 @@
+"""The start of a run: the caches of the compiler, and what is not imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fathoms.training
+from fathoms.ops.dispatch import constant_to_compiler
+from fathoms.training.compiling import CACHE, compile_cache, keep_compiled_code
+
+
+def test_compiled_code_is_kept_in_the_users_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv(CACHE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    keep_compiled_code()
+    assert os.environ[CACHE] == str(tmp_path / "fathoms" / "inductor")
+    assert compile_cache().stat().st_mode & 0o077 == 0
+    monkeypatch.setenv(CACHE, str(tmp_path / "own"))
+    assert compile_cache() == tmp_path / "own"
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.delenv(CACHE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="compiled code is not kept there"):
+        keep_compiled_code()
+    assert CACHE not in os.environ
+
+
+def test_a_function_is_marked_as_torch_marks_it():
+    def ours():
+        return 1
+
+    def theirs():
+        return 1
+
+    assert vars(constant_to_compiler(ours)) == vars(torch.compiler.assume_constant_result(theirs))
+
+
+def test_the_loop_is_imported_without_the_compiler():
+    code = (
+        "import fathoms.training.run, sys; print([m for m in ('torch._dynamo', 'sympy', 'triton', 'sklearn', "
+    )
+    code += "'torch.distributed.tensor') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_run_that_compiles_nothing_never_imports_the_compiler(digit_runs):
+    words = digit_runs.words("--epochs", "1", "--opt", "adamw")
+    code = f"""
+import sys
+import fathoms.training
+from fathoms.cli.main import main
+assert main(["train", *{words!r}]) == 0
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_public_name_can_be_imported():
+    assert {"Job", "Recipe", "RunOptions", "Trainer"} <= set(dir(fathoms.training))
+    assert dir(fathoms.training) == sorted(fathoms.training.__all__)
+    assert all(getattr(fathoms.training, name).__name__ == name for name in fathoms.training.__all__)
+
+
+def test_a_job_is_described_without_importing_torch():
+    code = (
+        "import sys; from fathoms.training import Job, Recipe, RunOptions; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

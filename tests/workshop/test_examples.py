@@ -1,0 +1,124 @@
+"""Examples and the code blocks of pages, which `make examples` runs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from doc_blocks import blocks_of, broken_promises
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short_and_says_what_one_learns_and_how_to_run_it(path):
+    text = path.read_text()
+    page = ast.get_docstring(ast.parse(text))
+    assert f"python examples/{path.name}" in page
+    assert "You learn " in page or path.name == "serve.py"
+    assert len(text.splitlines()) <= 90
+    assert '__name__ == "__main__"' in text
+
+
+def test_what_serves_a_model_imports_neither_fathoms_nor_torch():
+    text = (ROOT / "examples" / "serve.py").read_text()
+    imported = set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE))
+    assert imported == {"json", "sys", "pathlib", "numpy", "onnxruntime", "PIL"}
+
+
+@pytest.mark.parametrize(("name", "pictures"), [("pictures", 5), ("notebook", 4)])
+def test_a_notebook_is_kept_with_its_pictures_and_small(name, pictures):
+    path = ROOT / "examples" / f"{name}.ipynb"
+    assert path.stat().st_size < 1_000_000
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert sum("image/svg+xml" in output.get("data", {}) for output in outputs) >= pictures
+    assert not [output for output in outputs if output["output_type"] == "error"]
+
+
+def test_the_program_that_serves_says_its_usage_without_arguments():
+    pytest.importorskip("onnxruntime")
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "serve.py"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "usage: python examples/serve.py model.onnx photo.jpg ...\n"
+
+
+def test_photos_in_a_folder_whose_name_has_a_space_stay_one_argument(monkeypatch, tmp_path):
+    called = []
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: called.append(words))
+    monkeypatch.setattr(sys, "argv", ["finetune_photos.py", str(tmp_path / "MY PHOTOS")])
+    runpy.run_path(str(ROOT / "examples" / "finetune_photos.py"), run_name="__main__")
+    assert [str(tmp_path / "MY PHOTOS") in words for words in called] == [True, False, True, True]
+
+
+PAGE = """
+```python
+import fathoms
+```
+
+```
+fathoms train photos/ \\
+  --epochs 1            # a comment
+fathoms models 'cait_*'
+```
+
+<!-- not run: needs a GPU -->
+
+```bash
+fathoms bench cait_s24_224
+```
+
+```console
+$ fathoms --version
+0.2.0
+```
+
+```
+speed: bf16, blocks compiled
+```
+"""
+
+
+def test_blocks_have_their_kind_their_line_and_their_reason(tmp_path):
+    (tmp_path / "page.md").write_text(PAGE)
+    blocks = blocks_of(tmp_path / "page.md")
+    assert [block.kind for block in blocks] == ["python", "shell", "shell", "shell", "text"]
+    assert [block.line for block in blocks] == [3, 7, 15, 19, 24]
+    assert [block.not_run for block in blocks] == ["", "", "needs a GPU", "", ""]
+    assert [command.text for command in blocks[1].commands] == [
+        "fathoms train photos/  --epochs 1",
+        "fathoms models 'cait_*'",
+    ]
+    assert blocks[3].commands[0].promised == ("0.2.0",)
+
+
+@pytest.mark.parametrize(
+    ("promised", "kept"),
+    [
+        ("top1 97.2 of 360 images", True),
+        ("top1 60.0 of 360 images", False),
+        ("top5 97.2 of 360 images", False),
+        ("written to ...", True),
+        ("read from ...", False),
+    ],
+)
+def test_a_promised_line_is_kept_with_numbers_within_the_tolerance(promised, kept):
+    printed = "epoch 1\ntop1   96.9 of 360 images\nwritten to runs/a/report.html\n"
+    assert (broken_promises((promised,), printed) == []) is kept
+
+
+def test_every_page_of_the_documentation_closes_its_blocks():
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        text = page.read_text()
+        fences = [line for line in text.splitlines() if line.lstrip().startswith("```")]
+        assert len(fences) == 2 * len(blocks_of(page)), page
