@@ -193,9 +193,7 @@ class Images:
             variant.save(buffer, kind, **options)
             self.files.append(buffer.getvalue())
         self.good = self.files[0]
-        self.decoders = [
-            choose_decoder(name, max_pixels=MAX_PIXELS) for name in ("auto", "simplejpeg", "pillow")
-        ]
+        self.decoders = [choose_decoder(name, max_pixels=MAX_PIXELS) for name in ("auto", "simplejpeg")]
 
     def make(self, rng: random.Random) -> bytes:
         """A damaged image; a PNG's checksums are corrected half of the time."""

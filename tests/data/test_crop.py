@@ -35,11 +35,11 @@ def boxes_for(sizes, options=None, seed=0):
         ({"crop": "resize"}, "--crop: no crop is called 'resize'; did you mean 'resized'?"),
         ({"scale": (0.0, 1.0)}, "--scale 0.0 1.0: must be two rising shares of the area, in (0, 1]"),
         ({"ratio": (2.0, 1.0)}, "--ratio 2.0 1.0: must be two rising positive numbers"),
-        ({"crop_padding": -1}, "--crop-padding -1: must be at least 0"),
-        ({"hflip": 2.0}, "--hflip 2.0: must be a probability, from 0 to 1"),
+        ({"crop_padding": -1}, "--crop-padding -1: use 0 or more"),
+        ({"hflip": 2.0}, "--hflip 2.0: use 1 or less"),
         (
             {"train_interpolation": "cubic"},
-            "--train-interpolation: no interpolation is called 'cubic'; did you mean 'bicubic'?",
+            "--train-interpolation: no filter is called 'cubic'; did you mean 'bicubic'?",
         ),
     ],
 )

@@ -23,8 +23,8 @@ _WORD = {value: np.uint64(value) for value in (11, 27, 30, 31, _GOLDEN, _MULTIPL
 
 # Each use of randomness has a stream of its own, so that switching one augmentation on or off
 # leaves the numbers of the others as they were.
-STREAMS = {"crop": 1, "policy": 2, "jitter": 3, "erase": 4, "mix": 5, "replace": 6, "noise": 7, "order": 8}
-STREAMS["own"] = 9
+_STREAMS = ("crop", "policy", "jitter", "erase", "mix", "replace", "noise", "order", "own")
+STREAMS = {name: number for number, name in enumerate(_STREAMS, start=1)}
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -80,10 +80,9 @@ def normals(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.sqrt(-2.0 * np.log1p(-first)) * np.cos(2.0 * np.pi * second)
 
 
-def generator(seed: int, epoch: int, stream: str, *place: int) -> np.random.Generator:
+def generator(seed: int, epoch: int, stream: str, place: int = 0, second: int = 0) -> np.random.Generator:
     """A numpy generator for the draws of a whole batch or epoch."""
-    first, second = (*place, 0, 0)[:2]
-    return generators(seed, epoch, stream, [first], second)[0]
+    return generators(seed, epoch, stream, [place], second)[0]
 
 
 def generators(

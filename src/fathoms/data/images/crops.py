@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fathoms.config_checks import check_ranges, ranged
 from fathoms.data.counter_rng import sample_keys, uniforms
 from fathoms.data.images.decode import Box, Decoder
 from fathoms.data.images.image_header import ImageHeader
@@ -27,8 +28,7 @@ from fathoms.registry import Registry, check_name
 
 # Random numbers of a key: ten areas, ten aspects, then top, left, flip and filter.
 TRIES = 10
-FILTERS = ("bilinear", "bicubic")
-_FEW = 64
+FILTERS = ("random", "bilinear", "bicubic")
 
 CROPS: Registry[np.ndarray, None] = Registry("crop")
 
@@ -43,48 +43,26 @@ class CropOptions:
     """Share of the area, for `resized`."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Width over height, for `resized`."""
-    crop_padding: int = 4
+    crop_padding: int = ranged(4, least=0)
     """Pixels on each side, for `pad`."""
-    hflip: float = 0.5
+    hflip: float = ranged(0.5, least=0, most=1)
     """Probability of a horizontal flip."""
     train_interpolation: str = "random"
     """bilinear, bicubic, or random: one of the two for each sample."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, "--")
         CROPS.check(self.crop, "--crop")
-        names = (*FILTERS, "random")
-        check_name(self.train_interpolation, names, "interpolation", "--train-interpolation")
+        check_name(self.train_interpolation, FILTERS, "filter", "--train-interpolation")
         (low, high), (narrow, wide) = self.scale, self.ratio
         if not 0 < low <= high <= 1:
             raise ConfigError(f"--scale {low} {high}: must be two rising shares of the area, in (0, 1]")
         if not 0 < narrow <= wide:
             raise ConfigError(f"--ratio {narrow} {wide}: must be two rising positive numbers")
-        if self.crop_padding < 0:
-            raise ConfigError(f"--crop-padding {self.crop_padding}: must be at least 0")
-        if not 0 <= self.hflip <= 1:
-            raise ConfigError(f"--hflip {self.hflip}: must be a probability, from 0 to 1")
-
-
-class Draws:
-    """Uniform random numbers of each key.
-
-    For a few keys all are computed at once, because a call costs more than its arithmetic; for many keys only those
-    that are needed.
-    """
-
-    def __init__(self, keys: np.ndarray) -> None:
-        self.keys = keys
-        self._all = uniforms(keys, 2 * TRIES + 4) if len(keys) <= _FEW else None
-
-    def __call__(self, rows: np.ndarray | slice, count: int, first: int) -> np.ndarray:
-        """Draws `first` to `first + count` of the keys in `rows`."""
-        if self._all is None:
-            return uniforms(self.keys[rows], count, first)
-        return self._all[rows, first : first + count]
 
 
 @CROPS.add("resized")
-def resized_boxes(sizes: np.ndarray, draws: Draws, options: CropOptions) -> np.ndarray:
+def resized_boxes(sizes: np.ndarray, keys: np.ndarray, options: CropOptions) -> np.ndarray:
     """RandomResizedCrop: the first of ten (area, aspect) draws that fits, else a centred crop."""
     height, width = sizes.T.astype(float)
     whole = height * width
@@ -93,9 +71,9 @@ def resized_boxes(sizes: np.ndarray, draws: Draws, options: CropOptions) -> np.n
     log_low, log_high = math.log(options.ratio[0]), math.log(options.ratio[1])
     rows = np.arange(len(sizes))
     # Most images take their first try, so the other nine are drawn for the rest alone.
-    for begin, count in ((0, TRIES),) if len(sizes) <= _FEW else ((0, 1), (1, TRIES - 1)):
-        area = whole[rows, None] * (low + (high - low) * draws(rows, count, begin))
-        aspect = np.exp(log_low + (log_high - log_low) * draws(rows, count, TRIES + begin))
+    for begin, count in ((0, 1), (1, TRIES - 1)):
+        area = whole[rows, None] * (low + (high - low) * uniforms(keys[rows], count, begin))
+        aspect = np.exp(log_low + (log_high - log_low) * uniforms(keys[rows], count, TRIES + begin))
         wides, talls = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
         fits = (wides <= width[rows, None]) & (talls <= height[rows, None]) & (wides >= 1) & (talls >= 1)
         chosen = np.arange(len(rows)), fits.argmax(axis=1)
@@ -107,7 +85,7 @@ def resized_boxes(sizes: np.ndarray, draws: Draws, options: CropOptions) -> np.n
         narrow, wide = w / h < options.ratio[0], w / h > options.ratio[1]
         crop_h[rows] = np.where(narrow, np.maximum(1, np.rint(w / options.ratio[0])), h)
         crop_w[rows] = np.where(wide, np.maximum(1, np.rint(h * options.ratio[1])), w)
-    place = draws(slice(None), 2, 2 * TRIES)
+    place = uniforms(keys, 2, 2 * TRIES)
     top = np.floor(place[:, 0] * (height - crop_h + 1))
     left = np.floor(place[:, 1] * (width - crop_w + 1))
     # Of a long image the centre is taken.
@@ -116,10 +94,10 @@ def resized_boxes(sizes: np.ndarray, draws: Draws, options: CropOptions) -> np.n
 
 
 @CROPS.add("pad")
-def padded_boxes(sizes: np.ndarray, draws: Draws, options: CropOptions) -> np.ndarray:
+def padded_boxes(sizes: np.ndarray, keys: np.ndarray, options: CropOptions) -> np.ndarray:
     """The whole image shifted by up to `crop_padding` pixels, never out of sight; black outside."""
     reach = np.minimum(options.crop_padding, sizes - 1)
-    place = np.floor(draws(slice(None), 2, 2 * TRIES) * (2 * reach + 1)) - reach
+    place = np.floor(uniforms(keys, 2, 2 * TRIES) * (2 * reach + 1)) - reach
     return np.concatenate([place.astype(np.int64), sizes], axis=1)
 
 
@@ -132,19 +110,13 @@ def whole_boxes(sizes: np.ndarray, *_: object) -> np.ndarray:
 def draw_boxes(
     sizes: np.ndarray, keys: np.ndarray, options: CropOptions
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Crop boxes (n, 4), whether each is flipped, and whether each is resized with the bicubic filter.
-
-    Args:
-        sizes: (n, 2) height and width of each image.
-        keys: (n,) counter-based random keys, one for each sample.
-        options: how boxes are drawn.
+    """Draw a crop for each image, from its size (n, 2) and its key.
 
     Returns:
-        Top, left, height and width of each box; two boolean arrays.
+        Boxes (n, 4) of top, left, height and width; whether each is flipped; whether its filter is bicubic.
     """
-    draws = Draws(keys)
-    boxes = CROPS[options.crop](sizes.astype(np.int64), draws, options)
-    flip, cubic = draws(slice(None), 2, 2 * TRIES + 2).T
+    boxes = CROPS[options.crop](sizes.astype(np.int64), keys, options)
+    flip, cubic = uniforms(keys, 2, 2 * TRIES + 2).T
     if options.train_interpolation == "random":
         return boxes, flip < options.hflip, cubic < 0.5
     return boxes, flip < options.hflip, np.full(len(sizes), options.train_interpolation == "bicubic")
@@ -233,11 +205,7 @@ def decode_crops(
         None, if `resized`; or a buffer of the crops as they were decoded, one after another, and its layout.
     """
     crops = _Crops(reader, refs, epoch, seed, options, size)
-    layout = None
-    if resized:
-        pixels = crops.images(allocate)
-    else:
-        pixels, layout = crops.buffer(allocate)
+    pixels, layout = (crops.images(allocate), None) if resized else crops.buffer(allocate)
     return [image.index for image in crops.opened], pixels, layout
 
 
@@ -280,17 +248,11 @@ class _Crops:
     def buffer(self, allocate: Allocate) -> tuple[Tensor, PixelLayout]:
         """Every crop as it was decoded, at most `most_bytes` each: pixels (n, 3) and their layout."""
         # The usual case: a JPEG's crop is written straight to the buffer.
-        pixels, offset, pitch, failed = self._decode_in_place(allocate)
+        pixels, offset, pitch = self._decode_in_place(allocate)
         used = len(pixels)
-        others = {slot: self._shrink(slot, self._replace(slot, error)) for slot, error in failed.items()}
-        for slot in np.flatnonzero(pitch == 0).tolist():
-            if slot not in failed:
-                others[slot] = self._shrink(slot, self._decode_one(slot))
-        if failed:
-            # The replacement's crop may need more memory than the bad one had, so the whole buffer is made anew.
-            for slot in np.flatnonzero(pitch).tolist():
-                others[slot] = self._copy_out(pixels, slot, int(offset[slot]), int(pitch[slot]))
-            used = 0
+        others = {
+            slot: self._shrink(slot, self._decode_one(slot)) for slot in np.flatnonzero(pitch == 0).tolist()
+        }
         size = np.array([box[2:] for box in self.inside], np.int64)
         if others:
             slots = list(others)
@@ -301,23 +263,25 @@ class _Crops:
             pixels = joined
         return pixels, PixelLayout(offset, pitch, size, self.boxes, self.flips, self.cubics)
 
-    def _decode_in_place(
-        self, allocate: Allocate
-    ) -> tuple[Tensor, np.ndarray, np.ndarray, dict[int, BadImageError]]:
-        """The buffer of the crops that can be decoded in place; pitch 0 where one is not in it; errors by slot."""
-        offset, pitch = np.zeros(len(self.refs), np.int64), np.zeros(len(self.refs), np.int64)
+    def _decode_in_place(self, allocate: Allocate) -> tuple[Tensor, np.ndarray, np.ndarray]:
+        """The buffer of the crops that can be decoded in place; offset of each, and pitch, 0 where it is not in it."""
+        offset, pitch = np.zeros((2, len(self.refs)), np.int64)
         library = self.reader.decoder.library
         slots = [slot for slot, image in enumerate(self.opened) if image.in_place]
         if library is None or not slots:
-            return allocate((0, 3)), offset, pitch, {}
+            return allocate((0, 3)), offset, pitch
         crops = [(self.opened[slot], self.inside[slot]) for slot in slots]
-        pixels, offset[slots], pitch[slots], failed = library.decode_crops(
-            [(image.name, image.data, image.header, box) for image, box in crops],
-            _LARGE * self.size**2,
-            allocate,
-            self.reader.begin,
-        )
-        return pixels, offset, pitch, {slots[number]: error for number, error in failed.items()}
+        try:
+            pixels, offset[slots], pitch[slots] = library.decode_crops(
+                [(image.name, image.data, image.header, box) for image, box in crops],
+                _LARGE * self.size**2,
+                allocate,
+                self.reader.begin,
+            )
+        except BadImageError:
+            # A replacement's crop may need more memory than the bad one: all are decoded again, one by one.
+            return allocate((0, 3)), offset, pitch
+        return pixels, offset, pitch
 
     def _decode_one(self, slot: int) -> np.ndarray:
         """The crop of a slot; of another sample, where its own is bad."""
@@ -344,12 +308,6 @@ class _Crops:
                 return self._decode(image, inside)
             except BadImageError as again:
                 error = again
-
-    def _copy_out(self, pixels: Tensor, slot: int, offset: int, pitch: int) -> np.ndarray:
-        """A copy of a crop that was decoded in place, without its margin."""
-        _, _, height, width = self.inside[slot]
-        rows = offset + pitch * np.arange(height)[:, None] + np.arange(width)
-        return pixels.numpy()[rows]
 
     def _shrink(self, slot: int, pixels: np.ndarray) -> np.ndarray:
         """The crop; where it is large, resized already."""

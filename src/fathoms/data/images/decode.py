@@ -1,21 +1,8 @@
-"""Decode images to RGB uint8: the crop alone where the library can, and the decoder in use is always reported.
+"""Decode images to RGB uint8; docs/data.md says what becomes of every way of storing one.
 
-| stored as | becomes |
-|---|---|
-| grey (1 or 8 bit) | the same value in R, G and B |
-| grey, 16 bit | the high byte (Pillow alone would clip at 255 and give white) |
-| RGB, 16 bit a channel (PNG, TIFF) | the high byte |
-| palette | its colours; transparency is dropped |
-| RGBA, LA | its colours; alpha is dropped, as Pillow's convert("RGB") does |
-| CMYK, YCCK (JPEG) | Pillow's conversion, with Adobe's inversion |
-| EXIF orientation 2 to 8 | rotated upright (`exif="ignore"` leaves it as stored) |
-| animation (GIF, WebP, PNG, AVIF), pages of a TIFF | the first frame |
-| TIFF, 32 bit or floating point | an error: nothing says which value is white |
-| a JPEG that decodes only with warnings | an error: it is damaged |
-
-Only the crop of a JPEG is decoded by `tj3SetCroppingRegion` of libturbojpeg 3, through ctypes: rows above the crop are
-entropy-decoded but not transformed, columns outside are dropped, rows below are never read. No Python package exposes
-this.
+Of a grey or RGB JPEG the crop alone is decoded by `tj3SetCroppingRegion` of libturbojpeg 3, through ctypes: rows above
+the crop are entropy-decoded but not transformed, columns outside are dropped, rows below are never read. No Python
+package exposes this. Where that library is missing, simplejpeg decodes the whole JPEG. All else is Pillow's.
 """
 
 from __future__ import annotations
@@ -23,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import functools
-import importlib
 import importlib.metadata
 import io
 import threading
@@ -42,6 +28,10 @@ from fathoms.registry import check_name
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# Top, left, height and width.
+Box = tuple[int, int, int, int]
 
 
 def greyscale(pixels: UInt8[np.ndarray, "*shape 3"]) -> UInt8[np.ndarray, "*shape 3"]:
@@ -102,7 +92,7 @@ class TurboJpeg:
             handle = self._local.handle = _Handle(self.library)
         return handle
 
-    def decode(self, data: bytes, header: ImageHeader, box: tuple[int, int, int, int]) -> np.ndarray:
+    def decode(self, data: bytes, header: ImageHeader, box: Box) -> np.ndarray:
         """Pixels of `box` = (top, left, height, width) in stored orientation, RGB uint8 (h, w, 3)."""
         _, left, height, width = box
         start, columns = _columns(header, left, width)
@@ -112,12 +102,12 @@ class TurboJpeg:
 
     def decode_crops(
         self,
-        crops: Sequence[tuple[str, bytes, ImageHeader, tuple[int, int, int, int]]],
+        crops: Sequence[tuple[str, bytes, ImageHeader, Box]],
         limit: int,
         allocate: Callable[[Sequence[int]], Tensor],
         begin: Callable[[str], None],
-    ) -> tuple[Tensor, np.ndarray, np.ndarray, dict[int, BadImageError]]:
-        """Decode the crops of many files one after another into one buffer.
+    ) -> tuple[Tensor, np.ndarray, np.ndarray]:
+        """Decode the crops of many files one after another into one buffer; raises the first `BadImageError`.
 
         Args:
             crops: name, bytes, header and box of each.
@@ -126,11 +116,10 @@ class TurboJpeg:
             begin: called with the name of each file before it is decoded.
 
         Returns:
-            Pixels (n, 3); offset and pitch of each crop in pixels, with pitch 0 where a crop was left out or failed;
-            and the errors, by number.
+            Pixels (n, 3); offset and pitch of each crop in pixels, with pitch 0 where a crop was left out.
         """
-        offset, pitch = np.zeros(len(crops), np.int64), np.zeros(len(crops), np.int64)
-        regions: dict[int, tuple[int, tuple[int, int, int, int]]] = {}
+        offset, pitch = np.zeros((2, len(crops)), np.int64)
+        regions: dict[int, tuple[int, Box]] = {}
         total = 0
         for number, (_, _, header, (top, left, height, width)) in enumerate(crops):
             start, columns = _columns(header, left, width)
@@ -139,17 +128,14 @@ class TurboJpeg:
                 offset[number], pitch[number] = total + left - start, columns
                 total += height * columns
         pixels = allocate((total, 3))
-        address, failed = pixels.data_ptr(), {}
+        address = pixels.data_ptr()
         for number, (before, region) in regions.items():
             name, data, _, _ = crops[number]
             begin(name)
-            try:
-                self.decode_to(address + 3 * before, data, region)
-            except BadImageError as error:
-                failed[number], pitch[number] = error, 0
-        return pixels, offset, pitch, failed
+            self.decode_to(address + 3 * before, data, region)
+        return pixels, offset, pitch
 
-    def decode_to(self, address: int, data: bytes, region: tuple[int, int, int, int]) -> None:
+    def decode_to(self, address: int, data: bytes, region: Box) -> None:
         """Write `region` = (left, top, width, height), whose left and width come from `_columns`, to memory."""
         if min(region[2:]) < 1:
             # To the library zero means the rest of the image, which would be written past the end of the memory.
@@ -161,10 +147,10 @@ class TurboJpeg:
             or self.library.tj3Decompress8(pointer, data, len(data), address, region[2] * 3, _PIXEL_RGB)
         )
         if failed:
-            reason = " ".join(quick.tj3GetErrorStr(pointer).decode("ascii", "replace").split())
+            why = " ".join(quick.tj3GetErrorStr(pointer).decode("ascii", "replace").split())
             # A decompressor that stopped half-way keeps its error in some versions: start afresh.
             self._local.handle = None
-            raise BadImageError(reason)
+            raise BadImageError(why)
 
 
 def _columns(header: ImageHeader, left: int, width: int) -> tuple[int, int]:
@@ -240,25 +226,23 @@ def _self_check(library: TurboJpeg) -> None:
         raise ValueError("its pixels differ from Pillow's")
 
 
-Box = tuple[int, int, int, int]
-DECODERS = ("auto", "turbojpeg", "simplejpeg", "pillow")
+DECODERS = ("auto", "turbojpeg", "simplejpeg")
 
 
 @dataclass(frozen=True)
 class Decoder:
     """A decoder and why it was chosen; `decode(data, box)` gives RGB pixels.
 
-    >>> choose_decoder("pillow").name
-    'pillow'
+    >>> choose_decoder("simplejpeg").name
+    'simplejpeg'
     """
 
     name: str
     reason: str
-    region: Callable[[bytes, ImageHeader, Box], np.ndarray]
+    library: TurboJpeg | None = None
+    """Decodes the crops of JPEGs; writes one straight to where it is wanted, if `in_place` holds for the image."""
     exif: str = "apply"
     max_pixels: int = MAX_PIXELS
-    library: TurboJpeg | None = None
-    """Writes a crop straight to where it is wanted, if `in_place` holds for the image."""
     grey: bool = False
     """Whether colours become the mean of R, G and B."""
 
@@ -289,10 +273,12 @@ class Decoder:
         if min(top, left) < 0 or min(rows, columns) < 1 or top + rows > height or left + columns > width:
             raise ValueError(f"decode: box {box} is not inside {height}x{width}")
         stored = _stored_box(box, header)
-        if header.format == "JPEG" and header.components in (1, 3):
-            pixels = self.region(data, header, stored)
-        else:
+        if header.format != "JPEG" or header.components not in (1, 3):
             pixels = _pillow_region(data, header, stored)
+        elif self.library is not None:
+            pixels = self.library.decode(data, header, stored)
+        else:
+            pixels = _simplejpeg_region(data, header, stored)
         if pixels.shape != (stored[2], stored[3], 3):
             raise BadImageError("its pixels do not have the size its header declares")
         pixels = _upright(pixels, header.orientation)
@@ -302,31 +288,17 @@ class Decoder:
 def choose_decoder(
     decoder: str = "auto", exif: str = "apply", max_pixels: int = MAX_PIXELS, grey: bool = False
 ) -> Decoder:
-    """Resolve "auto" to the fastest decoder installed; an explicit choice is obeyed or refused."""
-    return replace(_installed(decoder, exif, max_pixels), grey=grey)
-
-
-def _installed(decoder: str, exif: str, max_pixels: int) -> Decoder:
+    """Resolve "auto" to the faster decoder that is installed; an explicit choice is obeyed or refused."""
     check_name(decoder, DECODERS, "decoder", "decoder")
     check_name(exif, ("apply", "ignore"), "EXIF rule", "exif")
-    library, found = load_turbojpeg() if decoder in ("auto", "turbojpeg") else (None, "")
+    library, found = (None, "") if decoder == "simplejpeg" else load_turbojpeg()
     if library is not None:
-        return Decoder("turbojpeg", f"crop decode with {found}", library.decode, exif, max_pixels, library)
-    if decoder == "turbojpeg":
+        name, why = "turbojpeg", f"crop decode with {found}"
+    elif decoder == "turbojpeg":
         raise BackendError(f'decoder="turbojpeg" cannot run: {found}; {HOW_TO_GET}')
-    why = f"no crop decode: {found}" if decoder == "auto" else "asked for"
-    if decoder in ("auto", "simplejpeg"):
-        try:
-            importlib.import_module("simplejpeg")
-        except ImportError as error:
-            if decoder == "simplejpeg":
-                raise BackendError(
-                    'decoder="simplejpeg" cannot run: it is not installed; pip install simplejpeg'
-                ) from error
-            why += "; simplejpeg is not installed"
-        else:
-            return Decoder("simplejpeg", why, _simplejpeg_region, exif, max_pixels)
-    return Decoder("pillow", why, _pillow_region, exif, max_pixels)
+    else:
+        name, why = "simplejpeg", f"no crop decode: {found}" if decoder == "auto" else "asked for"
+    return Decoder(name, why, library, exif, max_pixels, grey)
 
 
 def _simplejpeg_region(data: bytes, header: ImageHeader, box: Box) -> np.ndarray:

@@ -14,7 +14,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from fathoms.data.sources.source import FORMATS, BadImageError, formats_here, missing_reader
+from fathoms.data.sources.source import BadImageError, formats_here
+from fathoms.errors import reason
 
 # 67 million pixels are 200 MB of RGB: more than any camera image a classifier needs, and small
 # enough that sixteen workers fit in a server's memory.
@@ -168,12 +169,12 @@ def _read_other(data: bytes, max_pixels: int) -> ImageHeader:
     except BadImageError:
         raise
     except Image.DecompressionBombError as error:
-        raise BadImageError(f"it declares too many pixels ({_first_line(error)})") from error
+        raise BadImageError(f"it declares too many pixels ({reason(error)})") from error
     except UnidentifiedImageError as error:
-        missing = missing_reader(data)
-        raise BadImageError(missing or f"not an image of a known format ({', '.join(FORMATS)})") from error
+        listed = ", ".join(formats_here())
+        raise BadImageError(f"not an image of a format that this Pillow reads ({listed})") from error
     except Exception as error:
-        raise BadImageError(f"not an image that can be read ({_first_line(error)})") from error
+        raise BadImageError(f"not an image that can be read ({reason(error)})") from error
     _check_depth(kind, mode)
     if not isinstance(orientation, int) or not 1 <= orientation <= 8:
         orientation = 1
@@ -203,8 +204,3 @@ def hush_pillow() -> None:
     """
     if _PILLOW not in warnings.filters:
         warnings.filterwarnings("ignore", module=_PILLOW[3].pattern)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0][:120] if lines else type(error).__name__

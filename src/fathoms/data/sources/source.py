@@ -58,8 +58,6 @@ SUFFIXES = {
 """Pillow's name of each format, in the order in which they are tried, and the file names that count as images."""
 FORMATS = tuple(SUFFIXES)
 IMAGE_SUFFIXES = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
-# Where the name of a brand stands in the first box of the file.
-_AVIF = slice(4, 12), (b"ftypavif", b"ftypavis")
 
 
 @functools.cache
@@ -69,14 +67,6 @@ def formats_here() -> tuple[str, ...]:
 
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
-def missing_reader(data: bytes) -> str | None:
-    """The package to install for an image that only a newer Pillow reads; None for any other."""
-    place, brands = _AVIF
-    if data[place] in brands and "AVIF" not in formats_here():
-        return "AVIF is not read by this Pillow; pip install 'pillow>=11.3'"
-    return None
 
 
 MANIFEST_NAME = "fathoms-manifest.json"
