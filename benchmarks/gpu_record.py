@@ -104,7 +104,8 @@ def main() -> int:
     processes = min(PROCESSES, len(os.sched_getaffinity(0)))
     # Each test compiles and computes on one thread; their processes fill the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    words = [*args.tests, "-m", "gpu or kernels", "-q", "--rootdir", str(ROOT)]
+    # pytest-benchmark warns beside xdist, and warnings are errors here.
+    words = [*args.tests, "-m", "gpu or kernels", "-q", "-p", "no:benchmark", "--rootdir", str(ROOT)]
     code = pytest.main([*words, "-n", str(processes), "--dist", "worksteal"], plugins=[counter])
     record = {
         "commit": args.commit or commit(),
