@@ -9,7 +9,7 @@ import json as json_format
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from fathoms.evaluating.load import LoadedModel
     from fathoms.evaluating.predict import Prediction
     from fathoms.evaluating.preprocessing import Preprocessing
-    from fathoms.models.config import AllFields
 
 EXAMPLES = """
 fathoms predict cat.jpg --checkpoint runs/NAME
@@ -82,7 +81,7 @@ def run(args: Args) -> int:
     from fathoms.evaluating.predict import class_names, list_images
 
     files = list_images(args.images)
-    size: AllFields = {} if args.image_size is None else {"image_size": args.image_size}
+    size: dict[str, Any] = {} if args.image_size is None else {"image_size": args.image_size}
     with without_switches():
         loaded = load_run(checkpoint, args.model, **size)
     preprocessing = prepared_as(args, loaded)

@@ -10,7 +10,7 @@ import json as json_format
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import tyro
 
@@ -24,9 +24,6 @@ from fathoms.cli.flags.early_checks import (
 from fathoms.cli.targets import prepared_as, say_taken
 from fathoms.errors import ConfigError, printable
 from fathoms.files import check_absent
-
-if TYPE_CHECKING:
-    from fathoms.models.config import AllFields
 
 EXAMPLES = """
 fathoms validate --checkpoint runs/vit_digits-digits-1a2b3c4d
@@ -111,7 +108,7 @@ def run(args: Args) -> int:
     files = (args.confusion, args.per_class, args.results_file)
     check_absent([Path(file) for file in files if file is not None], args.overwrite)
     real = None if args.real_labels is None else read_real(args.real_labels)
-    size: AllFields = {} if args.image_size is None else {"image_size": args.image_size}
+    size: dict[str, Any] = {} if args.image_size is None else {"image_size": args.image_size}
     if exported_file(checkpoint) is not None:
         refuse_unused(args)
     with without_switches():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from fathoms.evaluating.preprocessing import Preprocessing
 from fathoms.files import missing
 from fathoms.models import model_sources
 from fathoms.models.build_timm import TIMM, build_timm, timm_classes, timm_size
-from fathoms.models.config import AllFields, ViTConfig
+from fathoms.models.config import ViTConfig
 from fathoms.models.model_sources import resolve_trained
 from fathoms.models.pickled_weights import as_safetensors, is_pickled
 from fathoms.models.training_record import (
@@ -180,7 +180,7 @@ def load_run(
     model: str | None = None,
     *,
     ema: bool | None = None,
-    **overrides: Unpack[AllFields],
+    **overrides: Any,
 ) -> LoadedModel:
     """Load a trained model for inference, with its preprocessing, its class names and its record.
 
@@ -259,9 +259,7 @@ def _card(
     return {key: value for key, value in known.items() if value is not None}
 
 
-def new_model(
-    name: str, seed: int = 0, *, flag: str = "--model", **overrides: Unpack[AllFields]
-) -> LoadedModel:
+def new_model(name: str, seed: int = 0, *, flag: str = "--model", **overrides: Any) -> LoadedModel:
     """A model of the zoo or of timm with random weights, as `load_run` gives a trained one.
 
     Args:

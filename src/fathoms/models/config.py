@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, get_args
 
 from fathoms.config_checks import check_field, check_types
 from fathoms.errors import ConfigError
@@ -169,12 +169,10 @@ class ViTConfig:
         return self.may_place_queries if self.class_position is None else self.class_position
 
     def norms(self) -> list[str]:
-        """The norm of each block."""
         ranges = parse_ranges(self.norm_by_depth, self.depth)
         return [ranges.get(index, self.norm) for index in range(self.depth)]
 
     def placements(self) -> list[tuple[str, str]]:
-        """The placements of each block's attention and MLP."""
         ranges = parse_ranges(self.placement_by_depth, self.depth, "placement_by_depth")
         own = (self.attn_placement, self.mlp_placement)
         return [(ranges[index],) * 2 if index in ranges else own for index in range(self.depth)]
@@ -193,7 +191,6 @@ class ViTConfig:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields by name."""
         return dataclasses.asdict(self)
 
 
@@ -314,53 +311,3 @@ def _check_names(config: ViTConfig) -> None:
     check_name(config.drop_path_schedule, get_args(Schedule), "schedule", "drop_path_schedule")
     check_name(config.stem_init, STEM_INITS, "start", "stem_init")
     check_name(config.qk_norm, ("none", "rmsnorm", "layernorm"), "qk_norm", "qk_norm")
-
-
-class Overrides(TypedDict, total=False):
-    """Fields of ViTConfig that `create_model` takes besides `num_classes` and `image_size`."""
-
-    patch_size: int
-    in_channels: int
-    dim: int
-    depth: int
-    heads: int
-    mlp_ratio: float
-    norm: Norm
-    norm_init: float | str | None
-    final_norm: Norm | None
-    norm_by_depth: str | None
-    attn_placement: Placement
-    mlp_placement: Placement
-    placement_by_depth: str | None
-    residual: Residual
-    residual_init: float | None
-    base_depth: int | None
-    base_dim: int | None
-    residual_warmup: float | None
-    stem: Stem
-    stem_layers: int
-    stem_kernel: int
-    stem_norm: StemNorm
-    stem_init: StemInit
-    attention: Attention
-    qk_norm: QKNorm
-    qkv_bias: bool
-    attn_gate: AttnGate
-    position: Position
-    registers: int
-    readout: Readout
-    class_token_block: int
-    class_position: bool | None
-    class_attention_depth: int
-    distill_token: bool
-    distill_early: bool
-    mlp: MLP
-    drop_path: float
-    drop_path_schedule: Schedule
-
-
-class AllFields(Overrides, total=False):
-    """Every field of ViTConfig."""
-
-    num_classes: int
-    image_size: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fathoms.errors import ConfigError, ShapeError
 from fathoms.models import builder
-from fathoms.models.config import FIELDS, Overrides, ViTConfig
+from fathoms.models.config import FIELDS, ViTConfig
 from fathoms.models.pretrained import Pretrained
 from fathoms.models.weights import load_weights, refill_tables
 from fathoms.models.zoo import model_config
@@ -116,7 +116,6 @@ class ViT(Pretrained):
 
     @property
     def num_classes(self) -> int:
-        """Outputs of the classifier."""
         return self.config.num_classes
 
     @property
@@ -211,7 +210,6 @@ class ViT(Pretrained):
         return self.norm(self.readout.finish(self._stream(images), self.config.registers))
 
     def _stream(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
-        """The tokens after the last block."""
         tokens = self.embed(images)
         for index, block, rotation in self.stages():
             tokens = self.entering(index + 1, self.run(block, tokens, rotation))
@@ -327,7 +325,7 @@ def create_model(
     num_classes: int = 1000,
     image_size: int | None = None,
     weights: str | Path | None = None,
-    **overrides: Unpack[Overrides],
+    **overrides: Any,
 ) -> ViT:
     """Build a model by name.
 
