@@ -83,8 +83,8 @@ def _siblings(core: int, root: Path) -> str:
         return str(core)
 
 
-def _groups(root: Path) -> Iterator[Path]:
-    """Folders of this process's control groups and of all groups around them."""
+def _groups(root: Path, kind: str = "cpu") -> Iterator[Path]:
+    """Folders of this process's control groups for one resource, and of all groups around them."""
     mount = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -92,10 +92,10 @@ def _groups(root: Path) -> Iterator[Path]:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and kind not in controllers.split(","):
             continue
         # Inside a container the group's own folder may be mounted as the root.
-        base = mount / "cpu" if controllers else mount
+        base = mount / kind if controllers else mount
         inner = base / path.lstrip("/")
         yield inner
         yield from (parent for parent in inner.parents if parent == base or base in parent.parents)
@@ -112,6 +112,23 @@ def _limit(folder: Path) -> float | None:
         return None if allowed in ("max", "-1") else int(allowed) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return None
+
+
+def free_memory(device: str, root: Path = ROOT) -> float:
+    """Bytes that a process may still take: of the GPU, or of the machine within the limit of its control group."""
+    import torch
+
+    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
+        return float(torch.cuda.mem_get_info()[0])
+    found = [float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))]
+    with contextlib.suppress(OSError, ValueError):
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        found = [1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
+    for folder in _groups(root, "memory"):
+        with contextlib.suppress(OSError, ValueError):
+            limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+            found.append(float(limit - used))
+    return max(0.0, min(found))
 
 
 def check_device(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Sequence
 from html import escape
 
@@ -20,6 +21,20 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for row in (header, *rows)
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+WIDTH = 80
+"""Columns of a terminal that every line should fit into."""
+
+
+def wrapped(text: str, indent: int = 2) -> list[str]:
+    """A sentence or a list as lines that fit a terminal, with room for a mark at their end; paths are not broken.
+
+    >>> wrapped("word " * 20)[1]
+    '  word word word word word'
+    """
+    how = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(text, WIDTH - 2, subsequent_indent=" " * indent, **how) or [text]
 
 
 def one_of(names: Sequence[str]) -> str:

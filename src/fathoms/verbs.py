@@ -27,6 +27,7 @@ from fathoms.models.training_record import of_weights, record_beside
 from fathoms.registry import check_name
 from fathoms.text_table import as_html
 from fathoms.training.build import module_hash
+from fathoms.training.defaults import named_run, starting_table
 from fathoms.training.distributed import (
     choose_device,
     gather_objects,
@@ -166,7 +167,12 @@ def train(
             raise ConfigError("image_size: give the side of the images that your module takes")
         given = GivenModule(size, module_hash(module))
     where = IN_MEMORY if splits is not None else None if data is None else str(data)
-    job = job_of(where, name, recipe, options, switches, RunOptions(**run_options), given)
+    start, asked = RunOptions(**run_options), {**options, **switches}
+    table: Mapping[str, Any] | None = None
+    if where is not None and name is None and recipe is None and start.initial_checkpoint is None:
+        start = named_run(where, start, asked)
+        table = starting_table(where, start, asked, roles)
+    job = job_of(where, name, table or recipe, options, switches, start, given)
     run_job(job, roles, module, show)
     run = Run(job.folder)
     if module is not None:

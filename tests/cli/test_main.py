@@ -14,7 +14,7 @@ import pytest
 from fathoms.cli.main import COMMANDS, main
 from fathoms.parts import families
 
-ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+ENVIRONMENT = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
 
 
 def fathoms(*words, **options):
@@ -31,9 +31,20 @@ def test_help_shows_an_example_and_imports_no_torch(name):
         [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
     )
     assert result.returncode == 0, result.stderr
-    assert "examples:" in result.stdout
+    assert "examples" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
     assert f"fathoms {name}" in result.stdout
     assert result.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_help_shows_the_flags_of_use_and_help_all_the_rest(command):
+    few, all_ = fathoms(command, "--help").stdout, fathoms(command, "--help-all").stdout
+    assert "--epochs" in few
+    assert "--spike-score" not in few
+    assert "--spike-score" in all_
+    assert f"more flags: fathoms {command} --help-all" in few
+    assert len(few.splitlines()) < 110 < 300 < len(all_.splitlines())
 
 
 def test_lines_of_an_unbuffered_process_are_printed_at_once():
@@ -93,13 +104,15 @@ def test_models_lists_and_shows():
     report = json.loads(fathoms("models", "cait_s24_224", "--json").stdout)
     assert report["parameters"] == pytest.approx(46.9e6, rel=0.01)
     assert "46.92 M parameters" in fathoms("models", "cait_s24_224").stdout
+    head, *rows = fathoms("models", "cait_s24_*").stdout.splitlines()
+    assert head.split() == ["model", "blocks", "width", "pixels", "patch", "parameters"]
+    assert rows[0].split() == ["cait_s24_224", "24", "384", "224", "16", "46.9", "M"]
 
 
 def test_recipes_are_listed_and_shown_as_toml_that_can_be_read_again(tmp_path):
     listed = json.loads(fathoms("recipes", "--json").stdout)
-    assert {"learnable_scaler_300", "cait_400", "deit3_800", "rsb_a2", "vit5", "digits", "cifar"} == set(
-        listed
-    )
+    papers = {"learnable_scaler_300", "cait_400", "deit3_800", "rsb_a2", "vit5"}
+    assert {*papers, "digits", "cifar", "small_images", "finetune"} == set(listed)
     for name in listed:
         shown = fathoms("recipes", name).stdout
         (tmp_path / f"{name}.toml").write_text(shown)

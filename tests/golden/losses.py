@@ -26,6 +26,8 @@ import numpy as np
 HERE = Path(__file__).parent
 UPDATES = 20
 COMMON = (
+    # Without a model the data and the machine would choose one.
+    *("--model", "vit_small_patch16_224"),
     *("--image-size", "32", "--patch-size", "8", "--depth", "4", "--dim", "48", "--heads", "4"),
     *("--epochs", str(UPDATES), "--batch-size", "64", "--eval-interval", str(UPDATES), "--seed", "7"),
     *("--crop", "pad", "--crop-pct", "1.0", "--lr", "2e-3"),

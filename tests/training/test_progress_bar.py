@@ -77,7 +77,8 @@ def test_a_long_epoch_prints_lines_between(digit_runs, capsys, monkeypatch):
     lines = [line for line in capsys.readouterr().err.splitlines() if " left  epoch 1/1  update " in line]
     assert lines
     assert any("loss 2." in line and "images/s" in line for line in lines)
-    assert re.search(r"  grad norm [\d.]+  largest [\d.]+ at blocks\.\d  data wait \d+%", lines[-1])
+    assert any(re.search(r"  grad norm [\d.]+", line) for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_interruption_and_restart_say_how_and_from_where_it_goes_on(digit_runs, capsys):
@@ -94,20 +95,20 @@ def test_interruption_and_restart_say_how_and_from_where_it_goes_on(digit_runs, 
 def test_the_first_lines_are_short_and_name_threads_and_folder(digit_runs, capsys):
     digit_runs.train("--epochs", "1", show=True)
     lines = capsys.readouterr().err.splitlines()
-    assert (
-        lines[0]
-        == "model: vit_digits, 2 blocks of 16 channels, 8 pixels in patches of 2, 0.00713 M parameters"
+    assert lines[0] == "model: vit_digits, 2 blocks x 16, 8 px, patch 2, 0.00713 M parameters"
+    assert lines[1].startswith("training: 1 epoch x 14 updates of 96 images, adamw 0.002 cosine,")
+    assert lines[2].startswith("  ")
+    assert re.fullmatch(
+        r"cost: about [\d.]+ GB of memory, [\d.]+ GB are free; time: after a few updates", lines[3]
     )
-    assert lines[1].startswith("training: 1 epoch of 14 updates, batch 96, adamw at 0.002, cosine, ")
-    assert lines[2] == "with weight-decay 0.05, smoothing 0.1"
-    assert lines[3].startswith("run folder: ")
-    assert any(line.startswith("device: cpu, 1 thread on ") for line in lines[:7])
-    assert all(len(line) < 110 for line in lines if not line.startswith("run folder: "))
+    assert lines[4].startswith("run folder: ")
+    assert any(line.startswith("device: cpu, 1 thread on ") for line in lines[:9])
+    assert all(len(line) <= 80 for line in lines if not line.startswith("run folder: "))
 
 
 def test_images_that_are_enlarged_are_said_to_be(digit_runs, capsys):
     digit_runs.train("--epochs", "1", "--image-size", "16", show=True)
-    said = capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
     assert "images are enlarged: half of them have a side of 8 pixels or fewer, the model takes 16; " in said
     digit_runs.train("--epochs", "1", name="own", show=True)
     assert "images are enlarged" not in capsys.readouterr().err

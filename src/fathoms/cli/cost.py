@@ -30,6 +30,9 @@ IMAGES = 50_000
 """Training images of a recipe where --images does not say them: those of CIFAR."""
 
 
+MOST_TIMES = 100
+
+
 @dataclass(frozen=True)
 class Args:
     """Model, batch and recipe."""
@@ -159,50 +162,53 @@ def expected(args: Args, table: dict[str, Any], target: Any, device: Any) -> dic
 
 def describe(found: dict[str, Any]) -> list[str]:
     """The tables of the terminal."""
-    from fathoms.text_table import aligned
+    from fathoms.text_table import aligned, wrapped
 
     totals = {
         name: sum(part[name] for part in found["parts"].values())
         for name in next(iter(found["parts"].values()))
     }
 
-    def share(part: dict[str, Any], name: str) -> str:
-        return f"{100 * part[name] / totals[name]:.0f} %" if totals[name] else "-"
+    def share(part: dict[str, Any], name: str, unit: float) -> str:
+        value = f"{part[name] / unit:.3g}"
+        return f"{value} {100 * part[name] / totals[name]:.0f} %" if totals[name] else value
 
     rows = []
     for name, part in found["parts"].items():
-        over = f"{part['seconds'] / part['floor']:.1f} x" if part["floor"] else "-"
+        times = part["seconds"] / part["floor"] if part["floor"] else math.inf
         rows.append(
             (
                 name,
-                f"{part['parameters'] / 1e6:.3g} M",
-                share(part, "parameters"),
-                f"{part['multiplications'] / 1e9:.3g} G",
-                share(part, "multiplications"),
-                f"{part['saved'] / 2**20:.3g} MiB",
-                share(part, "saved"),
-                f"{1e3 * part['seconds']:.3g} ms",
-                share(part, "seconds"),
-                over,
+                share(part, "parameters", 1e6),
+                share(part, "multiplications", 1e9),
+                share(part, "saved", 2**20),
+                share(part, "seconds", 1e-3),
+                # What hardly multiplies has no floor to speak of.
+                f"{times:.1f} x" if times < MOST_TIMES else "-",
             )
         )
-    head = ("part", "parameters", "", "multiplications", "", "saved", "", "forward", "", "over floor")
+    head = ("part", "parameters, M", "products, G", "saved, MiB", "forward, ms", "over floor")
+    policies = ", ".join(f"{name} {size / 2**30:.3g} GiB" for name, size in found["training_bytes"].items())
     lines = [
-        f"{found['model']}: {found['parameters'] / 1e6:.2f} M parameters, {found['multiplications'] / 1e9:.3g} G "
-        f"multiplications an image; on {found['device']}",
+        *wrapped(
+            f"{found['model']}: {found['parameters'] / 1e6:.2f} M parameters, {found['multiplications'] / 1e9:.3g} G "
+            f"multiplications an image; on {found['device']}"
+        ),
         "",
         *aligned(head, rows).splitlines(),
         "",
-        "saved, forward: of one image in float32. The floor is the time of the multiplications at the speed of a",
-        f"large matrix product here, {found['matrix_speed'] / 1e9:,.3g} G/s.",
+        *wrapped(
+            "products, saved, forward: multiplications, activations kept and time of one image in float32. The floor "
+            "is the time of the multiplications at the speed of a large matrix product here, "
+            f"{found['matrix_speed'] / 1e9:,.3g} G/s."
+        ),
         "",
-        f"training memory with AdamW, batch {found['batch_size']}: "
-        + ", ".join(f"{policy} {size / 2**30:.3g} GiB" for policy, size in found["training_bytes"].items()),
+        *wrapped(f"training memory with AdamW, batch {found['batch_size']}: {policies}"),
     ]
     recipe = found.get("recipe")
     if recipe:
         how = f"{recipe['policy']}, {recipe['optimizer']}, measured in batches of {recipe['timed_batch']}"
-        lines.append(
+        lines += wrapped(
             f"recipe {recipe['name']}: {recipe['updates']:,} updates ({recipe['epochs']:g} epochs of "
             f"{recipe['images']:,} images), {recipe['images_per_second']:,.0f} images/s ({how}): "
             f"{recipe['hours']:,.3g} hours, data and evaluation not counted"

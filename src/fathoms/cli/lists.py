@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json as json_format
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import tyro
 
 from fathoms.errors import FathomsError, flag_of, printable
+from fathoms.text_table import aligned
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -27,6 +29,30 @@ def describe(name: str) -> dict[str, Any]:
         "multiplications": model.flop_count(),
         "config": model.config.to_dict(),
     }
+
+
+def shapes(names: list[str]) -> list[tuple[str, ...]]:
+    """Blocks, width, pixels, patch and parameters of models; every block has as many parameters as the second."""
+    import torch
+
+    from fathoms.models.config import ViTConfig
+    from fathoms.models.vit import ViT
+    from fathoms.models.zoo import model_config
+
+    @functools.cache
+    def parameters(config: ViTConfig) -> int:
+        return sum(each.numel() for each in ViT(config).parameters())
+
+    rows: list[tuple[str, ...]] = []
+    for name in names:
+        config = model_config(name)
+        with torch.device("meta"):
+            one, two = (parameters(config.replace(depth=depth)) for depth in (1, 2))
+        count = f"{(one + (config.depth - 1) * (two - one)) / 1e6:.1f} M"
+        rows.append(
+            (name, *map(str, (config.depth, config.dim, config.image_size, config.patch_size)), count)
+        )
+    return rows
 
 
 class Models:
@@ -58,7 +84,8 @@ fathoms models cait_s24_224 --json
                 raise FathomsError(f"no model matches {args.pattern!r}; see `fathoms models`")
             model_config(args.pattern)
         if len(names) > 1:
-            print(json_format.dumps({"models": names}) if args.json else "\n".join(names))
+            head = ("model", "blocks", "width", "pixels", "patch", "parameters")
+            print(json_format.dumps({"models": names}) if args.json else aligned(head, shapes(names)))
             return 0
         about = describe(names[0])
         if args.json:

@@ -18,24 +18,35 @@ from fathoms.machine import running, set_openmp
 from fathoms.registry import nearest
 from fathoms.version import __version__
 
-COMMANDS = {
-    "train": "train a model; run the same command again to resume",
-    "compare": "train variants over seeds and say which differences hold",
-    "validate": "evaluate a trained model: accuracy, calibration, robustness",
-    "report": "write the report page of a run, a comparison or several runs",
-    "recipes": "list the training recipes, or show one",
-    "data check": "decode a whole data set and list every bad file",
-    "data pack": "re-encode a data set once into shards that load faster",
-    "data info": "show the contents of a data set and its decoder",
-    "export": "export a model: ONNX, torch.export, safetensors, timm",
-    "predict": "classify images, and draw attention maps",
-    "convert": "convert an untrusted .pth to safetensors",
-    "models": "list the models, or show one",
-    "parts": "list the parts that each model option selects from",
-    "bench": "measure training and inference throughput, also against timm",
-    "probe": "see inside a model before, during or after training: verdict, table, pictures",
-    "cost": "parameters, multiplications, memory and time of a model, by part",
+GROUPS = {
+    "train": {
+        "train": "train a model; the same command again resumes",
+        "validate": "measure a trained model: accuracy, calibration, robustness",
+        "recipes": "list the training recipes, or show one",
+    },
+    "compare": {
+        "compare": "train variants over seeds and say which differences hold",
+        "report": "write the page of a run, a comparison or several runs",
+    },
+    "look": {
+        "probe": "see inside a model: verdict, table and pictures by block",
+        "cost": "parameters, multiplications, memory and time by part",
+        "bench": "measure images per second, also against timm",
+        "models": "list the models, or show one",
+        "parts": "list the parts that each model option selects from",
+    },
+    "ship": {
+        "predict": "classify images, and draw attention maps",
+        "export": "write ONNX, torch.export, safetensors or timm's layout",
+        "convert": "turn an untrusted .pth into safetensors",
+    },
+    "data": {
+        "data check": "decode a whole data set and list every bad file",
+        "data pack": "re-encode a data set into shards that load faster",
+        "data info": "show the contents of a data set and its decoder",
+    },
 }
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -44,15 +55,12 @@ INTERRUPTED = 130
 def overview() -> str:
     """The text of `fathoms --help`."""
     width = max(len(name) for name in COMMANDS)
-    rows = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
-    return (
-        "usage: fathoms COMMAND [...]\n\n"
-        "Build, train, understand and ship deep Vision Transformers.\n\n"
-        f"commands:\n{rows}\n\n"
-        "examples:\n"
-        "  fathoms probe --depth 48 --residual layerscale\n"
-        "  fathoms COMMAND --help"
-    )
+    groups = [
+        "\n".join([group, *(f"  {name:<{width}}  {summary}" for name, summary in commands.items())])
+        for group, commands in GROUPS.items()
+    ]
+    head = "usage: fathoms COMMAND [...]", "Build, train, understand and ship deep Vision Transformers."
+    return "\n\n".join([*head, *groups, "examples\n  fathoms train\n  fathoms COMMAND --help"])
 
 
 def commands_of(group: str) -> str:

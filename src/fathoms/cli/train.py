@@ -20,7 +20,7 @@ import tyro
 from fathoms.cli.flags.early_checks import check_data, check_run, path_or_digits
 from fathoms.cli.flags.parse import Switches, given, optional
 from fathoms.errors import ConfigError, printable
-from fathoms.text_table import plural
+from fathoms.text_table import plural, wrapped
 from fathoms.training.job import Job, RunOptions, job_of
 from fathoms.training.recipe import Recipe
 from fathoms.untrusted import read_toml
@@ -49,6 +49,12 @@ ALIASES = {
     "--compile": "--torchcompile",
 }
 
+USUAL = (
+    *("data", "model", "recipe", "epochs", "batch_size", "lr", "image_size", "patch_size", "depth", "norm"),
+    *("initial_checkpoint", "output", "experiment", "seed", "device", "dry_run", "json"),
+)
+"""What --help shows."""
+
 RunFlags: Any = optional(RunOptions, "RunFlags", "Options of a run.", shows_defaults=True)
 RecipeFlags: Any = optional(Recipe, "RecipeFlags", "Training options. Default: those of the recipe.")
 
@@ -62,7 +68,8 @@ class Args:
     model: str | None = None
     """A name from `fathoms models`, or timm/NAME. Default: that of --initial-checkpoint, else the recipe's."""
     recipe: str | None = None
-    """A name from `fathoms recipes`, or a TOML file. Default: `digits` without DATA, otherwise the defaults below."""
+    """A name from `fathoms recipes`, or a TOML file. Default: `digits` without DATA; with DATA and without --model,
+    `small_images`, with sizes that suit the images and the machine; beside --model, the values of `Recipe`."""
     json: bool = False
     """Print the summary as one JSON object on the last line."""
     run: RunFlags = field(default_factory=RunFlags)
@@ -87,6 +94,18 @@ def make_job(args: Args) -> Job:
     return job_of(args.data, args.model, args.recipe, options, switches, run_options(args))
 
 
+def suited_job(args: Args) -> Job:
+    """The same; where the flags name neither recipe nor model, of a size that suits the data and the machine."""
+    run, typed = run_options(args), {**given(args.training), **given(args.switches)}
+    if args.data is None or any((args.config, args.recipe, args.model, run.initial_checkpoint)):
+        return make_job(args)
+    from fathoms.training.defaults import named_run, starting_table
+
+    run = named_run(args.data, run, typed)
+    table = starting_table(args.data, run, typed)
+    return job_of(args.data, None, table, given(args.training), given(args.switches), run)
+
+
 def configured_job(args: Args, path: str) -> Job:
     """The job of a config file, overridden by flags."""
     for flag, value in (("--model", args.model), ("--recipe", args.recipe)):
@@ -106,7 +125,7 @@ def run(args: Args) -> int:
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     if alone and args.config is None:
         check_run(run_options(args), args.data, given(args.training).get("teacher"))
-    job = make_job(args)
+    job = suited_job(args)
     if alone and args.config is not None:
         check_run(job.run, job.data, job.recipe.teacher)
     from fathoms.verbs import run_job
@@ -171,7 +190,7 @@ def closing(summary: dict[str, Any]) -> str:
     if summary["reason"]:
         lines.append(summary["reason"])
     there = ", ".join(name for name in FILES if (Path(folder) / name).exists())
-    lines.append(f"run folder {folder}: {there}")
+    lines += wrapped(f"run folder {folder}: {there}")
     if summary["status"] == "done":
         lines.append(f"next: fathoms validate --checkpoint {shlex.quote(folder)}")
     elif summary["status"] == "interrupted":

@@ -104,6 +104,17 @@ PRESETS: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "finetune": {
+        "train": {"recipe": "finetune"},
+        "baseline": "all, one rate",
+        "arms": {
+            "all, one rate": {"layer_decay": "none"},
+            "all, layer decay": {"layer_decay": "0.75"},
+            # Blocks of one digit stay as they are: of twelve blocks the last two train.
+            "last blocks": {"freeze": "[!bnh]*,blocks.?.*"},
+            "head": {"freeze": "[!h]*"},
+        },
+    },
     "optimizers": {"axes": {"opt": ["adamw", "lamb", "muon"]}},
 }
 

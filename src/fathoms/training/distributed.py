@@ -298,6 +298,12 @@ class StopRequest:
         code, now = CODES[signal.Signals(number)], time.monotonic()
         if self.code is None:
             self.code, self._first = code, (number, now)
+            if os.environ.get("RANK", "0") == "0":
+                # An update may take long; what prints progress may hold a lock here.
+                with suppress(OSError):
+                    os.write(
+                        2, b"\na signal came: the run ends after this update; a second one ends it at once\n"
+                    )
             return
         kind, began = self._first
         if LAUNCHED not in os.environ or number != kind or now - began > ECHO:

@@ -106,9 +106,9 @@ class StartingPoint(NamedTuple):
     switches: dict[str, Any]
 
 
-def starting_point(recipe: str | None, model: str | None) -> StartingPoint:
-    """The options of a recipe, None being the defaults, and of a model, None being the recipe's."""
-    table: dict[str, Any] = {} if recipe is None else read_recipe(recipe)
+def starting_point(recipe: str | Mapping[str, Any] | None, model: str | None) -> StartingPoint:
+    """The options of a recipe, or of its table, None being the defaults, and of a model, None being the recipe's."""
+    table = read_recipe(recipe) if isinstance(recipe, str) else dict(recipe or {})
     switches = dict(table.get("model", {}))
     own = switches.pop("name", None)
     name = model or own or DEFAULT_MODEL
@@ -266,9 +266,10 @@ class Job:
         }
 
     def table(self) -> dict[str, Any]:
-        """All settings, as in config.toml."""
+        """All settings, as in config.toml; how many classes there are is a fact of the data."""
         table = self.identity()
         config = table.pop("config") or {}
+        config.pop("num_classes", None)
         return {**table, "model": {"name": self.model, **config}, "run": vars(self.run)}
 
     @classmethod
@@ -343,7 +344,7 @@ def start_preprocessing(run: RunOptions) -> dict[str, Any]:
 def job_of(
     data: str | None,
     model: str | ViTConfig | None,
-    recipe: str | None,
+    recipe: str | Mapping[str, Any] | None,
     options: Mapping[str, Any],
     switches: Mapping[str, Any],
     run: RunOptions,

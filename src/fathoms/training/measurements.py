@@ -151,7 +151,7 @@ class EpochEnd:
         row = self._training_row(lr, rate)
         self._record(row)
         state.next_epoch()
-        line = f"epoch {state.epoch}/{epochs}  train loss {row['loss']:.4f}  top1 {row['top1']:.2f}"
+        line = f"epoch {state.epoch}/{epochs}  train loss {row['loss']:.4f} {row['top1']:.2f} %"
         if state.epoch % self.context.job.run.eval_interval == 0 or state.epoch == epochs:
             better = False
             if self.context.data.val is not None:
@@ -159,7 +159,7 @@ class EpochEnd:
                 better = self._is_best(result, lr, len(self.context.data.val.source))
                 if state.epoch == epochs and self.context.data.test is None:
                     self._keep_details("val", self.context.data.val, result)
-                line += f"  val loss {result.loss:.4f}  top1 {result.top1:.2f}"
+                line += f"  val {result.loss:.4f} {result.top1:.2f} %"
         self.say(f"{line}  {rate:,.0f} images/s")
         if advice := self.context.data.train.advice():
             self.say(advice)
@@ -184,7 +184,7 @@ class EpochEnd:
         self._keep_details("test", self.context.data.test, result)
         place = {"epoch": self.state.epoch, "step": self.state.updates, "split": "test"}
         self._record({**place, **result.summary(), "lr": lr})
-        self.say(f"test loss {result.loss:.4f}  top1 {result.top1:.2f}, of the last weights")
+        self.say(f"test loss {result.loss:.4f} {result.top1:.2f} %, last weights")
         return {**result.summary(), "checkpoint": "last"}
 
     def _keep_details(self, split: str, loader: AnyLoader, result: Evaluation) -> None:
@@ -266,22 +266,59 @@ def best_of(best: dict[str, Any] | None, new: dict[str, Any], images: int) -> di
     return {**new, "highest": highest} if best is None or new["top1"] >= highest - error else best
 
 
-def described(job: Job, parameters: int, updates_per_epoch: int, ranks: int = 1) -> tuple[str, str, str]:
-    """Three lines: what is trained, how, and with which augmentation and regularisation."""
+def described(job: Job, parameters: int, updates_per_epoch: int, precision: str, ranks: int = 1) -> list[str]:
+    """What is trained, and how."""
     recipe, config = job.recipe, job.config
-    size = f"{parameters / 1e6:.3g} M parameters"
+    model = [job.model, f"{parameters / 1e6:.3g} M parameters"]
     if config is not None:
-        pixels = f"{config.image_size} pixels in patches of {config.patch_size}"
-        size = f"{plural(config.depth, 'block')} of {config.dim} channels, {pixels}, {size}"
+        shape = f"{plural(config.depth, 'block')} x {config.dim}"
+        model[1:1] = [shape, f"{config.image_size} px", f"patch {config.patch_size}"]
     batch = recipe.batch_size * recipe.grad_accum_steps * ranks
     names = ("weight_decay", "smoothing", "aa", "mixup", "cutmix", "reprob", "model_ema", "teacher")
-    used = [f"{name.replace('_', '-')} {value}" for name in names if (value := getattr(recipe, name))]
-    return (
-        f"model: {job.model}, {size}",
-        f"training: {plural(recipe.total_epochs, 'epoch')} of {plural(updates_per_epoch, 'update')}, batch "
-        f"{batch}, {recipe.opt} at {recipe.lr:g}, {recipe.sched}, {recipe.warmup_epochs:g} epochs of warm-up",
-        f"with {', '.join(used) or 'no augmentation beside crop and flip, no weight decay'}",
+    how = [
+        f"{plural(recipe.total_epochs, 'epoch')} x {plural(updates_per_epoch, 'update')} of {plural(batch, 'image')}",
+        f"{recipe.opt} {recipe.lr:g} {recipe.sched}",
+        f"warm-up {recipe.warmup_epochs:g} epochs",
+        f"crop {recipe.crop}",
+        *(f"{name.replace('_', '-')} {value}" for name in names if (value := getattr(recipe, name))),
+        precision,
+    ]
+    return [f"model: {', '.join(model)}", f"training: {', '.join(how)}"]
+
+
+ON_A_CPU = 0.13e9
+"""Bytes of buffers and code that the first update of a process takes on a CPU besides, as measured."""
+
+
+def expected_memory(job: Job, model: nn.Module, precision: str, device: torch.device) -> float | None:
+    """Bytes of an update on this rank, as `fathoms cost` estimates them; None for a model without blocks."""
+    from fathoms.probes.part_costs import update_memory
+
+    channels = 3 if job.config is None else job.config.in_channels
+    images = torch.zeros(2, channels, *2 * [model_image_size(job)], device=device)
+    policy = "autocast" if precision.startswith("autocast") else precision
+    try:
+        size = update_memory(model, images, job.recipe.batch_size, policy, job.recipe.opt)
+    except ConfigError:
+        return None
+    averaged = sum(each.numel() for each in model.parameters()) if job.recipe.model_ema else 0
+    return size + 4 * averaged + (ON_A_CPU if device.type == "cpu" else 0)
+
+
+def cost(job: Job, model: nn.Module, precision: str, device: torch.device) -> list[str]:
+    """A line on the expected memory and what is free; the time left stands in the progress line."""
+    from fathoms.machine import free_memory
+
+    size, free = expected_memory(job, model, precision, device), free_memory(device.type)
+    if size is None or job.run.fsdp:
+        return ["cost: memory and time are known after a few updates"]
+    said = (
+        f"cost: about {size / 1e9:.2g} GB of memory, {free / 1e9:.2g} GB are free; time: after a few updates"
     )
+    if size < free:
+        return [said]
+    fitting = int(job.recipe.batch_size * free / size / 2)
+    return [said, f"warning: that is more than is free; --batch-size {max(fitting, 1)} takes half of it"]
 
 
 def resumed(context: RunContext, state: TrainState) -> list[str]:
@@ -296,12 +333,13 @@ def resumed(context: RunContext, state: TrainState) -> list[str]:
     )
 
 
-def opening(context: RunContext, model: nn.Module) -> list[str]:
-    """Where a run writes, what it trains on which data, and for how long."""
+def opening(context: RunContext, model: nn.Module, precision: str) -> list[str]:
+    """What a run trains, how, what it costs, on which data, and where it writes."""
     job, world, data, folder = context
     parameters = sum(each.numel() for each in model.parameters())
     return [
-        *described(job, parameters, context.updates_per_epoch, world.size),
+        *described(job, parameters, context.updates_per_epoch, precision, world.size),
+        *cost(job, model, precision, world.device),
         f"run folder: {folder.path}",
         data.train.describe(),
         f"splits: {data.roles.describe()}",

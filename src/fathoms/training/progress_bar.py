@@ -12,7 +12,7 @@ from fathoms.errors import printable
 
 EVERY = 10.0
 """Seconds of silence after which a line is printed where there is no terminal."""
-WIDE = 120
+WIDE = 80
 """Columns of a line where there is no terminal."""
 BAR, SHORTEST = 24, 6
 """Most and fewest characters of the bar."""
@@ -122,10 +122,10 @@ class Progress:
 
     def line(self) -> str:
         """How far the run has come, in one line."""
-        shown = self.numbers()
+        shown, activity = self.numbers(), f"  {self.activity}" if self.activity else ""
         begun = "" if shown else f"  no update yet, {clock(time.monotonic() - self._began)} since the start"
-        _, text = fit(WIDE, self.share, clock(self.left), shown)
-        return f"{text.strip()}{begun}{f'  {self.activity}' if self.activity else ''}"
+        _, text = fit(WIDE - len(activity), self.share, clock(self.left), shown)
+        return f"{text.strip()}{begun}{activity}"
 
     @property
     def share(self) -> float:

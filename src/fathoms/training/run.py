@@ -19,6 +19,7 @@ from fathoms.data import Batch, LoaderError
 from fathoms.data.sources.splits import Roles, check_split
 from fathoms.errors import ConfigError, FathomsError, unforeseen
 from fathoms.parts.residual_updates import Warmup
+from fathoms.text_table import wrapped
 from fathoms.training.build import build_data, build_model, build_schedule
 from fathoms.training.checkpoint_load import recorded_speed, resume, roll_back
 from fathoms.training.checkpoint_save import AsyncSaver, counters, gather
@@ -333,8 +334,9 @@ class Trainer:
 
     def about(self) -> list[str]:
         """The lines that a run begins with."""
-        said = (*self.model_lines, *self.loop.schedule.notices(), *self.speed_lines)
-        return [*opening(self.context, self.model), *said]
+        said = opening(self.context, self.model, self.learner.speed.precision)
+        said += [*self.model_lines, *self.loop.schedule.notices(), *self.speed_lines]
+        return [line for text in said for line in wrapped(text)]
 
     def _train(self, notices: list[str]) -> Outcome:
         job, world, _, folder = self.context

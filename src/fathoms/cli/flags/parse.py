@@ -19,6 +19,7 @@ from fathoms.cli.flags.parse_errors import one_line
 from fathoms.config_checks import OFF_WORDS, takes_off
 from fathoms.errors import ConfigError, FathomsError, flag_of
 from fathoms.models.config import ViTConfig
+from fathoms.text_table import WIDTH, wrapped
 
 # tyro's type of what `tyro.conf.arg` returns.
 _ARG = type(tyro.conf.arg())
@@ -26,8 +27,15 @@ _ARG = type(tyro.conf.arg())
 
 def parse(module: Any, name: str, words: Sequence[str]) -> Any:
     """The `Args` of a command module from the words after the command; a mistake raises FathomsError."""
-    summary = inspect.cleandoc(module.__doc__ or "")
     annotate(module.Args)
+    shown = module.Args
+    if {"-h", "--help", ALL} & set(words):
+        # Of a command that does not say which flags those are, its own: not the groups that commands share.
+        hints = typing.get_type_hints(shown, include_extras=True)
+        own = [name for name, hint in hints.items() if not dataclasses.is_dataclass(hint)]
+        shown = shown if ALL in words else _of_use(shown, getattr(module, "USUAL", own))
+        print(_about(module, name, len(names_of(module.Args)[0]) - len(names_of(shown)[0])))
+        words = ["--help"]
     spelled = spell_out(words, module.Args, getattr(module, "ALIASES", {}))
     spelled, switched_off = take_off(spelled, module.Args)
 
@@ -37,10 +45,10 @@ def parse(module: Any, name: str, words: Sequence[str]) -> Any:
     try:
         with tyro._errors.on_parse_error(refuse):
             args = tyro.cli(
-                module.Args,
+                shown,
                 prog=f"fathoms {name}",
                 args=spelled,
-                description=f"{summary}\n\nexamples:\n{textwrap.indent(module.EXAMPLES.strip(), '  ')}",
+                description="",
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone),
             )
             holders = {
@@ -51,6 +59,38 @@ def parse(module: Any, name: str, words: Sequence[str]) -> Any:
     except SystemExit:
         sys.stdout.flush()
         raise
+
+
+def _about(module: Any, name: str, more: int) -> str:
+    """What a command does, with examples; `more` flags are not in the help text."""
+    parts = [
+        textwrap.fill(" ".join(part.split()), WIDTH)
+        for part in inspect.cleandoc(module.__doc__ or "").split("\n\n")
+    ]
+    examples = [" \\\n".join(wrapped(f"  {line}", 4)) for line in module.EXAMPLES.strip().splitlines()]
+    parts += [
+        "\n".join(["examples:", *examples]),
+        *([f"{more} more flags: fathoms {name} {ALL}"] if more else []),
+    ]
+    return "\n\n".join([*parts, ""])
+
+
+def _of_use(cls: type, usual: Sequence[str]) -> type:
+    """A dataclass of these fields alone, taken out of their groups, for the help text."""
+    fields: dict[str, Any] = {}
+
+    def look(group: type) -> None:
+        hints = typing.get_type_hints(group, include_extras=True)
+        for each in dataclasses.fields(group):
+            hint = hints[each.name]
+            if dataclasses.is_dataclass(hint):
+                look(typing.cast(type, hint))
+            elif each.name in usual:
+                how = {"default": each.default} if each.default is not dataclasses.MISSING else {}
+                fields[each.name] = (each.name, hint, dataclasses.field(**how))
+
+    look(cls)
+    return dataclasses.make_dataclass("Args", [fields[name] for name in usual])
 
 
 def parse_settings(module: Any, command: str, settings: Mapping[str, Any]) -> Any:
@@ -97,7 +137,7 @@ def field_docs(cls: type) -> dict[str, str]:
     for field, after in itertools.pairwise(statements):
         match field, after:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
-                docs[name] = str(text)
+                docs[name] = " ".join(str(text).split())
     return docs
 
 
@@ -109,6 +149,7 @@ def annotate(cls: type) -> None:
     the help text says what it stands for, and a positional argument is shown under its name, in brackets if optional.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    docs: dict[str, str] = {}
     for name, hint in typing.get_type_hints(cls, include_extras=True).items():
         kind, extras = (hint.__origin__, hint.__metadata__) if hasattr(hint, "__metadata__") else (hint, ())
         if dataclasses.is_dataclass(kind):
@@ -125,9 +166,31 @@ def annotate(cls: type) -> None:
             plain = default is None or isinstance(default, bool) or _is_many(options)
             hint_text = "" if plain else None
             metavar = _metavar(name, options, positional, default)
-            extras = (*extras, tyro.conf.arg(metavar=metavar, help_behavior_hint=hint_text))
+            docs = docs or field_docs(cls)
+            about = tyro.conf.arg(metavar=metavar, help=docs[name], help_behavior_hint=hint_text)
+            extras = (*extras, about)
         cls.__annotations__[name] = typing.cast(Any, Annotated)[(kind, *extras)]
 
+
+ALL = "--help-all"
+
+METAVARS = {
+    **dict.fromkeys(("axis", "tune"), "NAME=VALUE,VALUE"),
+    **dict.fromkeys(("plan", "config", "scores", "page"), "FILE"),
+    **dict.fromkeys(("budget", "by"), "TIME"),
+    **dict.fromkeys(("model", "recipe", "preset", "experiment"), "NAME"),
+    "arm": "NAME:OPTION=VALUE,…",
+    "seeds": "N[,N…]",
+    "keep_arms": "ARMS@SEEDS",
+    "shard": "K/N",
+    "slurm": "NAME=VALUE,…",
+    "output": "FOLDER",
+    "initial_checkpoint": "RUN|FILE",
+    "progressive_size": "EPOCH:SIZE,…",
+    "freeze": "PATTERN,…",
+    "log": "NAME,…",
+}
+"""How a value is written, of flags that take a text."""
 
 OFF = "none"
 """Value of an optional flag that was switched off, in the place of its own."""
@@ -137,7 +200,7 @@ def _metavar(name: str, options: tuple[Any, ...], positional: bool, default: Any
     """How a value is called in the help text; None leaves that to the parser."""
     many, word = _is_many(options), name.upper()
     if not positional:
-        return "NAME [NAME ...]" if many else None
+        return METAVARS.get(name, "NAME [NAME ...]" if many else None)
     if many:
         return f"{word} ..."
     return word if default is dataclasses.MISSING else f"[{word}]"
@@ -159,7 +222,7 @@ def optional(cls: type, name: str, doc: str, shows_defaults: bool = False) -> An
     for field, hint in hints.items():
         shown = shows_defaults and plain[field] not in (None, False)
         hint_text = f"(default: {plain[field]})" if shown else ""
-        metavar = "NAME [NAME ...]" if _is_many(typing.get_args(hint)) else None
+        metavar = _metavar(field, typing.get_args(hint), False, None)
         help_text = tyro.conf.arg(help=docs[field], help_behavior_hint=hint_text, metavar=metavar)
         # A boolean flag takes a value here: "not given" is a third state, which `spell_out` handles.
         kind = Annotated[hint | None, help_text, tyro.conf.FlagConversionOff]

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fathoms.cli import train as train_command
-from fathoms.cli.flags.parse import merged, parse_settings
+from fathoms.cli.flags.parse import given, merged, parse_settings
 from fathoms.comparing.plan import KEYS, TABLES, Plan
 from fathoms.comparing.presets import PRESETS
 from fathoms.errors import ConfigError, FathomsError, flag_of, flag_words
+from fathoms.machine import usable_cores
 from fathoms.models.config import FIELDS
 from fathoms.registry import check_name
 from fathoms.training.recipe import RECIPE_FIELDS
@@ -143,6 +144,19 @@ def parse_arms(texts: Iterable[str]) -> dict[str, dict[str, str]]:
     return arms
 
 
+def suited(args: Any, plan: Plan, earlier: Mapping[str, Any]) -> Any:
+    """The flags with a recipe that suits the data and the machine, where they name neither a recipe nor a model."""
+    if args.data is None or any((args.recipe, args.model, args.run.initial_checkpoint)):
+        return args
+    from fathoms.training.defaults import SWITCHES, starting_table
+
+    largest = {name: max(map(int, plan.axes[name])) for name in SWITCHES if name in plan.axes}
+    typed = {**given(args.training), **given(args.switches), **largest}
+    runs = args.jobs or max(1, usable_cores() // 2)
+    table = starting_table(args.data, args.run, typed, recorded=earlier.get("base"), runs=runs)
+    return dataclasses.replace(args, recipe=table)
+
+
 def refuse_void_flags(
     plan: Plan, flags: Mapping[str, Any], own_axes: Collection[str], written: Mapping[str, str]
 ) -> None:
@@ -169,7 +183,7 @@ def refuse_void_flags(
             raise ConfigError(f"{flag} is tuned; leave out {typed}, or add its value to --tune {name}")
 
 
-def parse_budget(text: str | None) -> float | None:
+def parse_budget(text: str | None, flag: str = "--budget") -> float | None:
     """Seconds of a time such as 90s, 25m or 8h.
 
     >>> parse_budget("25m")
@@ -179,7 +193,7 @@ def parse_budget(text: str | None) -> float | None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", text.strip())
     if not found or float(found[1]) <= 0:
-        raise ConfigError(f"--budget {text!r}: write a time, such as 90s, 25m or 8h")
+        raise ConfigError(f"{flag} {text!r}: write a time, such as 90s, 25m or 8h")
     return float(found[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[found[2]]
 
 
