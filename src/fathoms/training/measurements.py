@@ -309,9 +309,11 @@ def cost(job: Job, model: nn.Module, precision: str, device: torch.device) -> li
     """A line on the expected memory and what is free; the time left stands in the progress line."""
     from fathoms.machine import free_memory
 
-    size, free = expected_memory(job, model, precision, device), free_memory(device.type)
-    if size is None or job.run.fsdp:
+    # A forward pass of one rank alone would wait for the shards of the others.
+    size = None if job.run.fsdp else expected_memory(job, model, precision, device)
+    if size is None:
         return ["cost: memory and time are known after a few updates"]
+    free = free_memory(device.type)
     said = (
         f"cost: about {size / 1e9:.2g} GB of memory, {free / 1e9:.2g} GB are free; time: after a few updates"
     )
