@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -286,7 +287,8 @@ def as_table(results: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|",
     ]
     for row in results["verdicts"]:
-        interval = _interval([row["low"], row["high"]], digits)
+        sides = [row["low"], row["high"]]
+        interval = "–" if None in sides else " to ".join(_shown(side, digits) for side in sides)
         pair = f"{_cell(row['a'])} − {_cell(row['b'])}"
         shown = _shown(row["difference"], digits)
         level = row.get("level")
@@ -298,10 +300,6 @@ def as_table(results: Mapping[str, Any]) -> str:
     if any(row.get("new_images") for row in results["verdicts"]):
         lines += ["", "Intervals hold for new images as well as new seeds."]
     return "\n".join(lines) + "\n"
-
-
-def _interval(sides: Sequence[float | None], digits: int) -> str:
-    return "–" if None in sides else " to ".join(_shown(side, digits) for side in sides)
 
 
 def _share(arm: Mapping[str, Any]) -> str:
@@ -349,11 +347,19 @@ def write_results(folder: ComparisonFolder, results: Mapping[str, Any]) -> None:
     folder.write("results.csv", as_csv(results))
 
 
+def _number(text: Any) -> Any:
+    """The text of an option as the number that it is, else as it is."""
+    for kind in (int, float):
+        with contextlib.suppress(TypeError, ValueError):
+            return kind(text)
+    return text
+
+
 def load_results(folder: str | Path) -> list[dict[str, Any]]:
     """The cells of a comparison as plain rows, for pandas or a loop.
 
-    Each has its arm's options and tuned values by name, and `arm_name`, `seed`, `status`, `split`, `top1`, `loss`,
-    `reason` and `run`.
+    Each has its arm's options and tuned values by name, numbers as numbers, and `arm_name`, `seed`, `status`, `split`,
+    `top1`, `loss`, `reason` and `run`.
 
     >>> rows = load_results("results/compare/stem_patch8")
     >>> len(rows), rows[0]["stem_norm"], rows[0]["seed"], round(rows[0]["top1"], 2)
@@ -373,7 +379,11 @@ def load_results(folder: str | Path) -> list[dict[str, Any]]:
     )
     try:
         return [
-            {"arm_name": row["name"], **options_of(row, table), **{key: row[key] for key in kept}}
+            {
+                "arm_name": row["name"],
+                **{name: _number(value) for name, value in options_of(row, table).items()},
+                **{key: row[key] for key in kept},
+            }
             for row in rows
         ]
     except (KeyError, TypeError) as error:

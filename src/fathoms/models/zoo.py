@@ -6,10 +6,11 @@ alike; a recipe, a flag or the record of a run overrides it. Importing this file
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 from typing import TYPE_CHECKING, Any
 
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, UnknownNameError
 from fathoms.models.build_timm import TIMM, timm_preprocessing
 from fathoms.models.config import ViTConfig, check_early
 from fathoms.registry import check_name
@@ -216,7 +217,13 @@ def list_models(pattern: str = "*") -> list[str]:
 
 def model_config(name: str, **overrides: Any) -> ViTConfig:
     """The config of a named model, with any field overridden."""
-    check_name(name, [*MODELS, *ALIASES], "model", "model")
+    known = [*MODELS, *ALIASES]
+    family, rest, _ = name.partition("_") if isinstance(name, str) else ("", "", "")
+    if rest and not difflib.get_close_matches(family, {each.partition("_")[0] for each in known}):
+        raise UnknownNameError(
+            f"model: no model is called {name!r}; see `fathoms models`; one of timm's is 'timm/{name}' in a command"
+        )
+    check_name(name, known, "model", "model")
     shape = MODELS[ALIASES.get(name, name)]
     if shape.get("readout") == "class_attention" and overrides.get("depth", shape["depth"]) != shape["depth"]:
         # An exception to CaiT's rule belongs to the released depth.
