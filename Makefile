@@ -43,11 +43,12 @@ gpu: $(READY)
 	$(BIN)/python benchmarks/gpu_record.py
 
 # The workshop: pages, release, examples' texts, benchmark scripts; and the documentation as a site in build/site/html.
-# A stale page or number, a warning or a dead link is an error.
+# A stale page, number or output, a warning or a dead link is an error.
 docs: export OMP_NUM_THREADS = 1
 docs: $(READY)
 	$(BIN)/python website/generate.py --check
 	$(BIN)/python website/build.py
+	$(BIN)/python tests/run_examples.py --shown
 	$(PYTEST) tests/workshop
 
 lint: $(READY)

@@ -38,7 +38,7 @@ READ = {
 STAY = (
     ("mean, std, crop share", "of the model", "the same: a model's name brings them", "the start of a run"),
     ("class token and its position", "two parameters", "two", "changelog"),
-    ("start of the patch projection", "torch's convolution", "the same", "parts"),
+    ("start of the patch projection", "torch's convolution", "the same", "switches"),
     ("`--drop-path`", "linear in ViT and DeiT", "the same", "coming from"),
     ("`--drop-path` of DeiT-III", "linear in timm", "uniform, as its authors have it", "coming from"),
     ("`--color-jitter` beside `--aa`", "no effect, unless `3a`", "the same", "a line of the run"),
@@ -61,7 +61,7 @@ STAY = (
 """Settings that were found different by hand at cf1a1fe, and where users are told what is."""
 PAGES = {
     "changelog": "../CHANGELOG.md",
-    **{name: f"../docs/{name.replace(' ', '_')}.md" for name in ("coming from", "parts", "training")},
+    **{name: f"../docs/{name.replace(' ', '_')}.md" for name in ("coming from", "switches", "training")},
 }
 
 

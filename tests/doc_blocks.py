@@ -1,28 +1,31 @@
-"""Code blocks of the Markdown pages: what they hold, and which of them are not run, with the reason.
+"""Code blocks of the Markdown pages: what they hold, what they print, and which are not run, with the reason.
 
-Blocks marked `python`, `bash`, `sh` or `console` are run; without a language, those that begin with a command.
-A block that cannot run on a CPU without network has a comment on the line above it: `<!-- not run: needs a GPU -->`.
+Blocks marked `python`, `bash` or `sh` are run; without a language, those that begin with a command. A block marked
+`output` right after one of them is what it printed. A block that cannot run on a CPU without network has a comment on
+the line above it: `<!-- not run: needs a GPU -->`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-SHELL = ("bash", "sh", "shell", "console")
+SHELL = ("bash", "sh")
 PROGRAMS = ("fathoms", "python", "pytest", "make", "pip", "torchrun")
 _FENCE = re.compile(r"^(?P<indent> *)(?P<marks>`{3,}|~{3,})(?P<language>[\w-]*)")
 _NOT_RUN = re.compile(r"<!--\s*not run:\s*(.+?)\s*-->")
-_NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command of a shell block, and the lines that a console block promises it prints."""
-
-    text: str
-    promised: tuple[str, ...] = ()
+_NUMBER = re.compile(r"[-+−]?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
+# Clocks and machines, digests, dates.
+_VARIES = re.compile(
+    r"\b\d[\d,.:]*(?= ?(?:s|ms|seconds?|minutes?|min|hours?|images/s|[MGk]i?B|threads?|cores?)\b)"
+    r"|\b[0-9a-f]{6,}\b|\b\d{4}-\d\d-\d\d\b"
+)
+_PROGRESS = re.compile(r"^\s*\d+ ?% .* left\b|^\[\d+/\d+\]|^  so far: |Warning: |^  warnings\.warn")
+"""Lines that come by the clock, and warnings of other libraries."""
+_BEGIN = re.compile(r"\s*\S*(?: \S+)?")
+_ROOM = re.compile(r"(?:/[\w.+-]+)+/(?=site-packages/|stage/)")
+"""The place of an installation, or of the folder in which a page runs."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,10 @@ class Block:
     Args:
         page: The file.
         line: Its first line of code, counted from 1.
-        kind: "python", "shell" or "text".
+        kind: "python", "shell", "output" or "text".
         code: The code.
         not_run: The reason given above it, or "".
-        console: Whether lines that begin with "$ " are commands and all others their output.
+        printed: The block after it of what it prints, if there is one.
     """
 
     page: Path
@@ -43,26 +46,18 @@ class Block:
     kind: str
     code: str
     not_run: str = ""
-    console: bool = field(default=False)
+    printed: Block | None = None
 
     @property
-    def commands(self) -> list[Command]:
+    def commands(self) -> list[str]:
         """The commands of a shell block, one on each line; a line that ends in a backslash goes on."""
         lines = re.sub(r"\\\n\s*", " ", self.code).splitlines()
-        if not self.console:
-            plain = (re.sub(r"(^|\s)#.*", "", line).strip() for line in lines)
-            return [Command(line) for line in plain if line]
-        found: list[Command] = []
-        for line in lines:
-            if line.startswith("$ "):
-                found.append(Command(re.sub(r"\s#.*", "", line[2:]).strip()))
-            elif found and line.strip():
-                found[-1] = Command(found[-1].text, (*found[-1].promised, line.rstrip()))
-        return found
+        plain = (re.sub(r"(^|\s)#.*", "", line).strip() for line in lines)
+        return [line for line in plain if line]
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The code blocks of a page, in order."""
+    """The code blocks of a page, in order; what a block prints is part of it."""
     found: list[Block] = []
     opened: tuple[str, str, int, str] | None = None
     code: list[str] = []
@@ -72,8 +67,15 @@ def blocks_of(page: Path) -> list[Block]:
         if opened is not None:
             marks, language, start, why = opened
             if fence and fence["marks"].startswith(marks) and not fence["language"]:
-                text = "\n".join(code) + "\n"
-                found.append(Block(page, start, _kind(language, text), text, why, _is_console(text)))
+                text = "".join(f"{each}\n" for each in code)
+                block = Block(page, start, _kind(language, text), text, why)
+                if block.kind == "output" and found:
+                    before = found.pop()
+                    found.append(
+                        Block(before.page, before.line, before.kind, before.code, before.not_run, block)
+                    )
+                else:
+                    found.append(block)
                 opened, code = None, []
             else:
                 code.append(line)
@@ -88,51 +90,53 @@ def blocks_of(page: Path) -> list[Block]:
 def _kind(language: str, code: str) -> str:
     if language in SHELL:
         return "shell"
-    if language in ("python", "py"):
-        return "python"
-    words = code.removeprefix("$ ").split()
+    if language in ("python", "output"):
+        return language
+    words = code.split()
     return "shell" if not language and words and words[0] in PROGRAMS else "text"
 
 
-def _is_console(code: str) -> bool:
-    return code.startswith("$ ")
+def told(printed: str, shape: str = "") -> list[str]:
+    """The lines of an output, without those that come by the clock.
 
-
-def broken_promises(promised: tuple[str, ...], printed: str, tolerance: float = 0.05) -> list[str]:
-    """The promised lines that were not printed, in this order, with numbers within a relative tolerance.
-
-    A line of "..." or "…" stands for any lines, and at the end of a line for its rest.
+    A line "..." of the shape leaves lines out: as many of the first and last lines are kept as the shape has before the
+    first and after the last "...", and between two of them the lines that begin with the same two words.
     """
-    lines, missing = [_plain(line) for line in printed.splitlines()], []
-    for line in promised:
-        wanted = _plain(line)
-        if wanted in ("", "...", "…"):
-            continue
-        at = next((i for i, have in enumerate(lines) if _equal(wanted, have, tolerance)), None)
-        if at is None:
-            missing.append(line)
-        else:
-            lines = lines[at + 1 :]
-    return missing
+    lines = [_ROOM.sub("…/", line.rstrip()) for line in printed.splitlines() if not _PROGRESS.match(line)]
+    while lines and not lines[0]:
+        lines.pop(0)
+    while lines and not lines[-1]:
+        lines.pop()
+    parts = [part.splitlines() for part in re.split(r"^\.\.\.\n", shape, flags=re.MULTILINE)]
+    first, last = len(parts[0]), len(parts[-1])
+    if len(parts) == 1 or len(lines) <= first + last:
+        return lines
+    kept = lines[:first]
+    for part in parts[1:-1]:
+        begins = tuple(_BEGIN.match(line)[0] for line in part)
+        kept += ["...", *(line for line in lines if line.startswith(begins))]
+    return [*kept, "...", *lines[len(lines) - last :]]
 
 
-def _plain(line: str) -> str:
-    return " ".join(line.split())
+def differing(shown: list[str], printed: list[str], tolerance: float = 0.1) -> list[str]:
+    """The lines of an output that are not those that a page shows: other words, or numbers further than the tolerance.
+
+    Times, rates, memory, digests and dates are not compared.
+    """
+    wrong = [
+        f"- {old}\n+ {new}"
+        for old, new in zip(shown, printed, strict=False)
+        if not _equal(old, new, tolerance)
+    ]
+    longer, sign = (shown, "-") if len(shown) > len(printed) else (printed, "+")
+    return wrong + [f"{sign} {line}" for line in longer[min(len(shown), len(printed)) :]]
 
 
-def _equal(wanted: str, have: str, tolerance: float) -> bool:
+def _equal(shown: str, printed: str, tolerance: float) -> bool:
     """Whether two lines have the same words, and numbers within the tolerance."""
-    for end in ("...", "…"):
-        if wanted.endswith(end):
-            words = len(_NUMBER.sub("0", wanted.removesuffix(end)).rstrip())
-            shared = wanted.removesuffix(end).rstrip()
-            return _NUMBER.sub("0", have)[:words] == _NUMBER.sub("0", shared) and _near(
-                shared, have, tolerance
-            )
-    return _NUMBER.sub("0", wanted) == _NUMBER.sub("0", have) and _near(wanted, have, tolerance)
-
-
-def _near(wanted: str, have: str, tolerance: float) -> bool:
-    pairs = zip(_NUMBER.findall(wanted), _NUMBER.findall(have), strict=False)
-    values = [(float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in pairs]
-    return all(abs(a - b) <= tolerance * max(abs(a), abs(b)) for a, b in values)
+    old, new = (re.sub(r"[\s─━═]+", " ", _VARIES.sub("#", line)).strip() for line in (shown, printed))
+    if _NUMBER.sub("0", old) != _NUMBER.sub("0", new):
+        return False
+    pairs = zip(_NUMBER.findall(old), _NUMBER.findall(new), strict=True)
+    values = [[float(each.replace(",", "").replace("−", "-")) for each in pair] for pair in pairs]
+    return all(abs(a - b) <= max(tolerance * max(abs(a), abs(b)), 1e-3) for a, b in values)

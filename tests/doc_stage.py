@@ -67,8 +67,8 @@ def arrays(path: Path) -> None:
     np.savez(path, x_train=pixels[:120], y_train=labels[:120], x_test=pixels[120:], y_test=labels[120:])
 
 
-def set_up(folder: Path) -> None:
-    """Write everything that pages name into an empty folder."""
+def set_up(folder: Path, pages: str) -> None:
+    """Write everything that pages name into an empty folder; a run and a comparison only if their text has them."""
     photographs(folder / FOLDERS[0])
     for name in FOLDERS[1:]:
         shutil.copytree(folder / FOLDERS[0], folder / name)
@@ -77,10 +77,12 @@ def set_up(folder: Path) -> None:
     shutil.copy(folder / "cifar10.npz", folder / "cifar100.npz")
     for name in ("S24_224.pth", "checkpoint.pth"):
         torch.save({"model": {"weight": torch.ones(2, 2)}}, folder / name)
-    for command in (
-        f"train images --experiment NAME {TINY_RUN}",
-        f"compare --experiment COMPARISON {TINY_ARMS}",
+    for name, command in (
+        ("NAME", f"train images --experiment NAME {TINY_RUN}"),
+        ("COMPARISON", f"compare --experiment COMPARISON {TINY_ARMS}"),
     ):
+        if f"runs/{name}" not in pages:
+            continue
         words = [sys.executable, "-m", "fathoms", *command.split()]
         subprocess.run(words, cwd=folder, check=True, capture_output=True)
     programs = folder / "bin"

@@ -2,12 +2,16 @@
 
     python tests/run_examples.py                          # everything; `make examples`
     python tests/run_examples.py docs/probe.md examples/distil.py
+    python tests/run_examples.py --shown                  # the blocks whose output a page shows, compared; `make docs`
+    python tests/run_examples.py --write docs/start.md    # and written into the page
 
-Long commands run on tiny data (`doc_stage.py`). What cannot run here is counted and printed with its reason.
+A block whose output is shown runs as it is, in the order of the page; other long commands run on tiny data
+(`doc_stage.py`). What cannot run here is counted and printed with its reason.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -23,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from doc_blocks import Block, blocks_of, broken_promises
+from doc_blocks import Block, blocks_of, differing, told
 from doc_stage import PRELUDE, made_small, set_up
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +56,7 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """One thing that was run, or why it was not."""
+    """One thing that was run, or why it was not; what it printed."""
 
     place: str
     what: str
@@ -61,18 +65,26 @@ class Outcome:
     detail: str = ""
 
 
-def elsewhere(text: str) -> str:
-    """Why a piece of code is not run here, or ""."""
-    return next((why for pattern, why in ELSEWHERE.items() if re.search(pattern, text)), "")
+def elsewhere(block: Block) -> str:
+    """Why a block is not run here, or ""."""
+    # What a comment names is not needed to run Python.
+    text = re.sub(r"#.*", "", block.code) if block.kind == "python" else block.code
+    found = (why for pattern, why in ELSEWHERE.items() if re.search(pattern, text, re.MULTILINE))
+    return block.not_run or next(found, "")
+
+
+def surroundings(folder: Path) -> dict[str, str]:
+    """The environment of a page: its own programs first, 80 columns, one thread."""
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1"}
 
 
 def call(words: list[str], folder: Path, patience: float, ends: bool) -> tuple[int, str, float]:
     """Run a program in a folder: exit code, what it printed, seconds of CPU. One without an end is interrupted."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        words, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,
+        words, cwd=folder, env=surroundings(folder), text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
         printed, _ = process.communicate(timeout=patience)
@@ -87,87 +99,85 @@ def call(words: list[str], folder: Path, patience: float, ends: bool) -> tuple[i
     return code, printed, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def run_commands(block: Block, place: str, folder: Path, assigned: list[str]) -> Iterator[Outcome]:
+def run_shell(block: Block, folder: Path, assigned: list[str]) -> Iterator[Outcome]:
     """Run the commands of a shell block in order; assignments such as BASE="..." hold for the whole page."""
     for command in block.commands:
-        why = block.not_run or elsewhere(command.text)
-        if why:
-            yield Outcome(place, command.text, "not run", detail=why)
-        elif re.match(r"\w+=", command.text):
-            assigned.append(command.text)
-        else:
-            name = (re.match(r"fathoms (\w+)", command.text) or ["", ""])[1]
-            line = "\n".join([*assigned, made_small(command.text)])
-            patience, ends = PATIENCE.get(name, COMMAND_SECONDS), name not in PATIENCE
-            code, printed, seconds = call(["bash", "-c", line], folder, patience, ends)
-            # `data check` answers 1 where it finds bad files, which is what it is for.
-            broken = [] if line != command.text else broken_promises(command.promised, printed)
-            told = "\n".join([*printed.splitlines()[-6:], *(f"promised: {line}" for line in broken)])
-            yield Outcome(place, command.text, "failed" if code or broken else "ok", seconds, told)
+        if re.match(r"\w+=", command):
+            assigned.append(command)
+            continue
+        name = (re.match(r"fathoms (\w+)", command) or ["", ""])[1]
+        line = "\n".join([*assigned, command if block.printed else made_small(command)])
+        ends = block.printed is not None or name not in PATIENCE
+        patience = COMMAND_SECONDS * (5 if block.printed else 1) if ends else PATIENCE[name]
+        # A shown output may come with exit 1: `data check` answers so where it finds bad files.
+        code, printed, seconds = call(["bash", "-c", line], folder, patience, ends)
+        failed = code and not (block.printed and code == 1)
+        yield Outcome(where(block), command, "failed" if failed else "ok", seconds, printed)
 
 
-def run_python(blocks: list[Block], folder: Path) -> Iterator[Outcome]:
-    """Run the Python blocks of a page in order, in one namespace, each in its place."""
-    wanted = []
-    for block in blocks:
-        # What a comment names is not needed to run the code.
-        why = block.not_run or elsewhere(re.sub(r"#.*", "", block.code))
-        if why:
-            yield Outcome(where(block), first_line(block.code), "not run", detail=why)
-        else:
-            wanted.append(block)
-    if not wanted:
-        return
-    script = folder / "blocks.json"
-    script.write_text(json.dumps([[where(block), block.code] for block in wanted]))
-    _, printed, seconds = call([sys.executable, "-c", _RUN_BLOCKS], folder, COMMAND_SECONDS, True)
-    found = dict(re.findall(r"^@@ (\S+) (.+)$", printed, re.MULTILINE))
-    for block in wanted:
-        status = found.get(where(block), "not reached: the page took too long")
-        told = status if status == "ok" else f"{status}\n{printed[-600:]}"
-        share = seconds / len(wanted)
-        yield Outcome(where(block), first_line(block.code), "ok" if status == "ok" else "failed", share, told)
+class Interpreter:
+    """Python in a process of its own, in which the blocks of a page follow each other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _INTERPRETER], cwd=folder, env=surroundings(folder), text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def run(self, block: Block) -> Outcome:
+        """Run one block; what it printed is the detail."""
+        assert self.process.stdin
+        assert self.process.stdout
+        try:
+            self.process.stdin.write(json.dumps([where(block), block.code]) + "\n")
+            self.process.stdin.flush()
+            ok, printed, seconds = json.loads(self.process.stdout.readline())
+        except (BrokenPipeError, json.JSONDecodeError):
+            ok, printed, seconds = False, "the interpreter has ended", 0.0
+        what = first_line(block.code)
+        return Outcome(where(block), what, "ok" if ok else "failed", seconds, printed)
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.communicate()
 
 
-_RUN_BLOCKS = f"""
-import doctest, json, traceback
-space = {{}}
+_INTERPRETER = f"""
+import contextlib, io, json, os, signal, sys, time, traceback
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+space = {{"__name__": "__main__"}}
 exec({PRELUDE!r}, space)
-for place, code in json.load(open("blocks.json")):
-    try:
-        if code.startswith(">>> "):
-            test = doctest.DocTestParser().get_doctest(code, space, place, place, 0)
-            failed = doctest.DocTestRunner().run(test, clear_globs=False).failed
-            space.update(test.globs)
-            print("@@", place, f"{{failed}} lines differ" if failed else "ok", flush=True)
-        else:
+for line in sys.stdin:
+    place, code = json.loads(line)
+    printed, ok, began = io.StringIO(), True, time.process_time()
+    signal.alarm({COMMAND_SECONDS})
+    with contextlib.redirect_stdout(printed):
+        try:
             exec(compile(code, place, "exec"), space)
-            print("\\n@@", place, "ok", flush=True)
-    except Exception as error:
-        traceback.print_exc(limit=-1)
-        print("\\n@@", place, f"{{type(error).__name__}}: {{error}}".splitlines()[0], flush=True)
+        except Exception:
+            ok = False
+            print(traceback.format_exc(limit=-1))
+    signal.alarm(0)
+    answers.write(json.dumps([ok, printed.getvalue(), time.process_time() - began]) + "\\n")
+    answers.flush()
 """
 
 
 def run_example(path: Path) -> Outcome:
     """Run an example in an empty folder; it must end well and within its time."""
     place = str(path.relative_to(ROOT))
+    words = [sys.executable, str(path)]
     if path.suffix == ".ipynb":
         words = [sys.executable, "-c", _RUN_NOTEBOOK, str(path)]
         if importlib.util.find_spec("nbclient") is None:
-            return Outcome(
-                place,
-                "notebook",
-                "not run",
-                detail="needs pip install '.[notebook]'",
-            )
-    else:
-        words = [sys.executable, str(path)]
+            return Outcome(place, "notebook", "not run", detail="needs pip install '.[notebook]'")
     with tempfile.TemporaryDirectory() as folder:
         code, printed, seconds = call(words, Path(folder), 10 * EXAMPLE_SECONDS, True)
     late = seconds > EXAMPLE_SECONDS
-    told = printed[-1500:] + (f"\ntook {seconds:.0f} s of CPU, more than {EXAMPLE_SECONDS}" if late else "")
-    return Outcome(place, "example", "failed" if code or late else "ok", seconds, told)
+    said = printed + (f"\ntook {seconds:.0f} s of CPU, more than {EXAMPLE_SECONDS}" if late else "")
+    return Outcome(place, "example", "failed" if code or late else "ok", seconds, said)
 
 
 _RUN_NOTEBOOK = """
@@ -176,17 +186,38 @@ nbclient.NotebookClient(nbformat.read(sys.argv[1], 4), timeout=600).execute()
 """
 
 
-def run_page(page: Path, ready: Path) -> Iterator[Outcome]:
-    """Run the blocks of a page in a copy of the folder that is set up for it."""
-    blocks = blocks_of(page)
+def run_page(page: Path, ready: Path, shown: bool, write: bool) -> Iterator[Outcome]:
+    """Run the blocks of a page in a copy of the folder that is set up for it, and compare what is shown."""
+    blocks = [block for block in blocks_of(page) if block.kind in ("python", "shell")]
+    lines = page.read_text().splitlines()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "stage"
+        folder, assigned = Path(name) / "stage", list[str]()
         subprocess.run(["cp", "-r", ready, folder], check=True)
-        yield from run_python([block for block in blocks if block.kind == "python"], folder)
-        assigned: list[str] = []
+        python = Interpreter(folder)
+        written = []
         for block in blocks:
-            if block.kind == "shell":
-                yield from run_commands(block, where(block), folder, assigned)
+            if why := elsewhere(block):
+                if not shown:
+                    yield Outcome(where(block), first_line(block.code), "not run", detail=why)
+                continue
+            if shown and block.kind == "shell" and block.printed is None:
+                continue
+            runs = [python.run(block)] if block.kind == "python" else run_shell(block, folder, assigned)
+            done = []
+            for outcome in runs:
+                done.append(outcome)
+                yield outcome
+            if block.printed is not None and all(outcome.status == "ok" for outcome in done):
+                now = told("".join(outcome.detail for outcome in done), block.printed.code)
+                written.append((block.printed, now))
+                wrong = [] if write else differing(block.printed.code.splitlines(), now)
+                if wrong:
+                    yield Outcome(where(block.printed), "output", "failed", detail="\n".join(wrong))
+        python.close()
+    if write:
+        for old, now in reversed(written):
+            lines[old.line - 1 : old.line - 1 + len(old.code.splitlines())] = now
+        page.write_text("\n".join(lines) + "\n")
 
 
 def where(block: Block) -> str:
@@ -206,26 +237,30 @@ def show(outcome: Outcome) -> None:
     note = f"   [{outcome.detail}]" if outcome.status == "not run" else ""
     print(f"{outcome.status:<8} {time_taken}  {outcome.place}  {outcome.what[:110]}{note}", flush=True)
     if outcome.status == "failed":
-        print("    " + "\n    ".join(outcome.detail.strip().splitlines()), flush=True)
+        print("    " + "\n    ".join(outcome.detail.strip().splitlines()[-40:]), flush=True)
 
 
-def main(given: list[str]) -> int:
+def main() -> int:
     """Run what is given, or everything; 1 if something failed."""
-    every = [
-        ROOT / "README.md",
-        *sorted((ROOT / "docs").rglob("*.md")),
-        *sorted((ROOT / "examples").iterdir()),
-    ]
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("paths", nargs="*", type=Path, help="pages and examples; default: all")
+    parser.add_argument("--shown", action="store_true", help="only blocks whose output a page shows")
+    parser.add_argument("--write", action="store_true", help="write what they print into the pages")
+    args = parser.parse_args()
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if shown := args.shown or args.write:
+        pages = [page for page in pages if any(block.printed for block in blocks_of(page))]
+    every = pages if shown else [*pages, *sorted((ROOT / "examples").iterdir())]
     # In the background of a script SIGINT is ignored, and programs inherit that: none of them could be interrupted.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    paths = [Path(name).resolve() for name in given] or every
-    began, outcomes = time.monotonic(), []
+    paths = [path.resolve() for path in args.paths] or every
+    began, outcomes = time.monotonic(), list[Outcome]()
     with tempfile.TemporaryDirectory() as ready:
-        if any(path.suffix == ".md" for path in paths):
-            set_up(Path(ready))
+        blocks = (block for path in paths if path.suffix == ".md" for block in blocks_of(path))
+        set_up(Path(ready), "".join(block.code for block in blocks if not elsewhere(block)))
         for path in paths:
             if path.suffix == ".md":
-                found = run_page(path, Path(ready))
+                found = run_page(path, Path(ready), shown, args.write)
             elif path.suffix in (".py", ".ipynb") and path.name != "serve.py":
                 found = iter([run_example(path)])
             else:
@@ -235,13 +270,12 @@ def main(given: list[str]) -> int:
                 show(outcome)
     counts = Counter(outcome.status for outcome in outcomes)
     reasons = Counter(outcome.detail for outcome in outcomes if outcome.status == "not run")
-    print(
-        f"{counts['ok']} ok, {counts['failed']} failed, {counts['not run']} not run; {time.monotonic() - began:.0f} s"
-    )
+    seconds = time.monotonic() - began
+    print(f"{counts['ok']} ok, {counts['failed']} failed, {counts['not run']} not run; {seconds:.0f} s")
     for reason, count in reasons.most_common():
         print(f"  not run: {count} x {reason}")
     return 1 if counts["failed"] else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

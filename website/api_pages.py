@@ -1,45 +1,53 @@
-"""API reference, docs/api/*.md: a page for each room of public names, filled from docstrings when the site is built."""
+"""API reference, docs/api.md: public names in the order of use, filled from docstrings when the site is built."""
 
 from __future__ import annotations
 
-import functools
+import inspect
 
 import fathoms
+from doc_format import table
 from fathoms import parts
 
-# Page, its title, and the names of `fathoms` on it, in the order of use.
+# Groups of `fathoms`' names.
 TOP = {
-    "models": (
-        "Models and weights",
-        "create_model list_models ViT ViTConfig load_weights save_weights param_groups",
-    ),
-    "surgery": ("Models you already have", "accelerate fold norms swap_norms"),
-    "runs": (
-        "Runs, probes and comparisons",
-        "train Run compare Comparison evaluate predict export probe coordinate_check cost Costs judge load_run "
-        "load_results FathomsError",
-    ),
+    "Models and weights": "create_model list_models ViT ViTConfig load_weights save_weights param_groups",
+    "Models you already have": "accelerate fold norms swap_norms",
+    "Train, probe, compare, export": "train Run compare Comparison evaluate predict export probe coordinate_check "
+    "cost Costs judge load_run load_results FathomsError",
 }
 
 
-@functools.cache
+def groups() -> dict[str, list[str]]:
+    """The full path of every public name, by its group; of fathoms.parts by the file that a part is in."""
+    found = {
+        title: [f"{fathoms._HOMES.get(each, 'fathoms.errors')}.{each}" for each in names.split()]
+        for title, names in TOP.items()
+    }
+    for name in parts.__all__:
+        value = getattr(parts, name)
+        # Registries are on the page of the switches.
+        if hasattr(value, "__qualname__"):
+            room = value.__module__.removeprefix("fathoms.parts.").split(".")[0].replace("_", " ")
+            found.setdefault(f"Parts: {room}", []).append(f"{value.__module__}.{value.__qualname__}")
+    return found
+
+
 def pages() -> dict[str, str]:
-    """The text of every page of the reference, by its place on the site."""
-    made = {}
-    for name, (title, names) in TOP.items():
-        homes = [f"{fathoms._HOMES.get(each, 'fathoms.errors')}.{each}" for each in names.split()]
-        made[f"api/{name}.md"] = _page(title, "fathoms", homes)
-    made["api/parts.md"] = _page("Parts", "fathoms.parts", part_homes())
-    return made
+    """The text of the page, by its file name under docs/."""
+    lines = [
+        "# Python API",
+        "",
+        "Import the first three groups from `fathoms`, the parts from `fathoms.parts`. Letters in shapes: B images, N",
+        "tokens, D channels, H heads, K channels per head, L blocks, C classes. The site has signatures and sources.",
+        "",
+    ]
+    for title, homes in groups().items():
+        rows = [[f"`{home.rpartition('.')[2]}`", _first_line(home)] for home in homes]
+        lines += [f"## {title}", "", table(["name", "does"], rows), "", *(f"::: {home}\n" for home in homes)]
+    return {"api.md": "\n".join(lines)}
 
 
-def part_homes() -> list[str]:
-    """The full path of every class and function of `fathoms.parts`; registries are on the pages of the families."""
-    public = [getattr(parts, name) for name in parts.__all__]
-    return [f"{value.__module__}.{value.__qualname__}" for value in public if hasattr(value, "__qualname__")]
-
-
-def _page(title: str, room: str, homes: list[str]) -> str:
-    letters = "B images, N tokens, D channels, H heads,\nK channels per head, L blocks, C classes"
-    about = f"# {title}\n\nImport from `{room}`. Letters in shapes: {letters}.\n\n"
-    return about + "\n".join(f"::: {path}\n" for path in homes)
+def _first_line(home: str) -> str:
+    room, _, name = home.rpartition(".")
+    text = inspect.getdoc(getattr(__import__(room, fromlist=[name]), name)) or ""
+    return text.partition("\n")[0].replace("|", "\\|").replace("<", "&lt;")

@@ -33,19 +33,14 @@ def in_navigation(entries: Any) -> set[str]:
     return set().union(*map(in_navigation, values))
 
 
-def configured(root: Path, staged: Path, pages: list[str], url: str = "") -> str:
-    """The settings of the site, with this checkout's paths and every page of results/ in the navigation.
+def configured(root: Path, url: str = "") -> str:
+    """The settings of the site, with this checkout's paths.
 
     Only with a `url` does the site name an address of its own, in canonical links and the site map.
     """
-    entries = []
-    for page in pages:
-        if page.startswith("results/"):
-            title = (staged / page).read_text().partition("\n")[0].removeprefix("# ").replace('"', "'")
-            entries.append(f'{{ "{title}" = "{page}" }}')
     filled = {
-        '"MEASURED"': ", ".join(entries),
         "SOURCE": str(root / "src"),
+        "THEME": str(root / "website" / "theme"),
         "EXTENSION": str(root / "website" / "docstring_markdown.py"),
     }
     text = (root / "website" / "zensical.toml").read_text()
@@ -55,16 +50,34 @@ def configured(root: Path, staged: Path, pages: list[str], url: str = "") -> str
     return text.replace("[project]", f'[project]\nsite_url = "{url}"', 1) if url else text
 
 
+def for_programs(entries: Any, pages: Path) -> str:
+    """llms.txt: every page of the navigation with its first sentence."""
+    if isinstance(entries, list):
+        return "".join(for_programs(each, pages) for each in entries)
+    lines = ""
+    for title, place in entries.items():
+        if isinstance(place, list):
+            lines += f"\n## {title}\n\n{for_programs(place, pages)}"
+        else:
+            text = (pages / place).read_text()
+            found = re.search(
+                r"^(?:\*\*)?[A-Z`][^|#]*?\.(?=\s)", text.partition("\n# ")[2] or text, re.MULTILINE
+            )
+            about = " ".join(found[0].split()) if found else ""
+            lines += f"- [{title}]({place.removesuffix('.md')}/): {about}\n"
+    return lines
+
+
 def build(root: Path, target: Path, url: str = "") -> list[str]:
     """Stage and build the site; what is wrong with it, a line each."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     pages = stage(root, target / "pages")
-    config = configured(root, target / "pages", pages, url)
+    config = configured(root, url)
     named = in_navigation(tomllib.loads(config)["project"]["nav"])
-    wrong = [
-        f"website/zensical.toml: the navigation leaves out {page}" for page in sorted(set(pages) - named)
-    ]
+    # Records of measurements and the READMEs of rooms are linked from the sentences that use them.
+    guides = {page for page in pages if not page.startswith(("results/", "source/"))}
+    wrong = [f"website/zensical.toml: the navigation leaves out {page}" for page in sorted(guides - named)]
     wrong += [f"website/zensical.toml: there is no page {page}" for page in sorted(named - set(pages))]
     (target / "zensical.toml").write_text(config)
     command = [str(Path(sysconfig.get_path("scripts")) / "zensical"), "build", "--clean", "--strict"]
@@ -72,6 +85,8 @@ def build(root: Path, target: Path, url: str = "") -> list[str]:
     said = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
     if done.returncode or "warning" in said.lower():
         wrong.append(f"zensical build: exit {done.returncode}\n{said}")
+    nav = tomllib.loads(config)["project"]["nav"]
+    (target / "html" / "llms.txt").write_text(f"# fathoms\n{for_programs(nav, target / 'pages')}")
     for page in (target / "html").rglob("*.html"):
         page.write_text(CODE.sub('<code class="short">', page.read_text()))
     return [*wrong, *dead_links(target / "html")]

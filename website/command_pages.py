@@ -1,4 +1,4 @@
-"""Pages of the commands, docs/commands/*.md: every flag with its values, default and help text, from the parsers."""
+"""The page of the commands, docs/commands.md: every flag with its values, default and help text, from the parsers."""
 
 from __future__ import annotations
 
@@ -20,54 +20,56 @@ from fathoms.training.job import RunOptions
 from fathoms.training.recipe import Recipe
 
 SHARED = {
-    RunOptions: ("Options of the run", "options-of-the-run", RunOptions),
-    RunFlags: ("Options of the run", "options-of-the-run", RunOptions),
-    RecipeFlags: ("Options of training", "options-of-training", Recipe),
-    Switches: ("Options of the model", "options-of-the-model", ViTConfig),
+    RunOptions: ("Options of the run", RunOptions),
+    RunFlags: ("Options of the run", RunOptions),
+    RecipeFlags: ("Options of training", Recipe),
+    Switches: ("Options of the model", ViTConfig),
 }
-"""Groups of flags that several commands share: heading, anchor, and the class that has the defaults."""
+"""Groups of flags that several commands share: heading, and the class that has the defaults."""
 NOT_RUN = "<!-- not run: the examples of --help; the pages of the jobs have their own -->"
 
 
 def pages() -> dict[str, str]:
-    made = {f"commands/{slug(name)}.md": _page(name) for name in COMMANDS}
-    rows = [[f"[`fathoms {name}`]({slug(name)}.md)", summary] for name, summary in COMMANDS.items()]
-    text = "# Commands\n\n`fathoms COMMAND --help` prints the same. Exit codes: 0 success, 2 a mistake in the command "
-    text += "or its files, 130 Ctrl-C; longer lists are on the pages of training and comparing.\n\n"
-    return {"commands/index.md": f"{text}{table(['command', 'does'], rows)}\n", **made}
+    """The text of the page, by its file name under docs/."""
+    rows = [
+        [f"[`fathoms {name}`](#fathoms-{name.replace(' ', '-')})", summary]
+        for name, summary in COMMANDS.items()
+    ]
+    text = (
+        "# Command line\n\n`fathoms COMMAND --help` prints the same. Exit codes: 0 success, 2 a mistake in the "
+        "command or its files, 130 Ctrl-C; longer lists are on the pages of [training](training.md) and "
+        "[comparing](compare.md).\n\n<!-- written by website/generate.py from the parsers -->\n\n"
+        f"{table(['command', 'does'], rows)}\n\n"
+    )
+    return {"commands.md": text + "\n".join(map(_section, COMMANDS))}
 
 
-def slug(name: str) -> str:
-    return name.replace(" ", "_")
-
-
-def _page(name: str) -> str:
+def _section(name: str) -> str:
     module = module_of(name)
     about, examples = inspect.cleandoc(module.__doc__ or ""), module.EXAMPLES.strip()
-    lines = [f"# fathoms {name}", "", about, "", NOT_RUN, "", "```bash", examples, "```", ""]
+    lines = [f"## fathoms {name}", "", about, "", NOT_RUN, "", "```bash", examples, "```", ""]
+    head = ["flag", "values", "default", "meaning"]
     own, groups = [], []
     for field, (hint, extras) in _hints(module.Args).items():
-        group = next((known for known in SHARED if known is hint), None)
-        if group is not None:
-            groups.append(group)
+        if hint in SHARED:
+            groups.append(hint)
         elif dataclasses.is_dataclass(hint):
             own += _rows(typing.cast(type, hint), typing.cast(type, hint))
         else:
             own.append(_row(module.Args, module.Args, field, hint, extras))
-    lines += [table(["flag", "values", "default", "meaning"], own), ""] if own else []
+    lines += [table(head, own), ""] if own else []
     for group in groups:
-        heading, anchor, defaults = SHARED[group]
+        heading, defaults = SHARED[group]
         if name == "train":
-            lines += [f"## {heading}", ""]
-            lines += [table(["flag", "values", "default", "meaning"], _rows(group, defaults)), ""]
+            lines += [f"### {heading}", "", table(head, _rows(group, defaults)), ""]
         else:
-            words = heading[0].lower() + heading[1:]
-            lines += [f"And the [{words}](train.md#{anchor}), as in `fathoms train`.", ""]
+            anchor, words = heading.lower().replace(" ", "-"), heading[0].lower() + heading[1:]
+            lines += [f"And the [{words}](#{anchor}), as in `fathoms train`.", ""]
     if name == "train":
         other = [
             [f"`{alias}`", f"`{flag}`" if flag else "DATA, without a flag"] for alias, flag in ALIASES.items()
         ]
-        lines += ["## Other names", "", "Names of timm and its forks that are taken as they are:", ""]
+        lines += ["### Other names", "", "Names of timm and its forks that are taken as they are:", ""]
         lines += [table(["flag", "means"], other), ""]
     return "\n".join(lines)
 

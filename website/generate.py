@@ -29,8 +29,6 @@ import recipe_page
 from doc_format import TEXTS, Read, reader
 
 ROOT = Path(__file__).parents[1]
-OWNED = ("families", "commands", "api")
-"""Folders of docs/ that hold generated pages alone."""
 MARKED = re.compile(r"<!-- generated: (?P<name>[\w-]+) -->(?P<body>.*?)<!-- end -->", re.DOTALL)
 
 
@@ -84,11 +82,9 @@ def _as_block(text: str) -> str:
     return f"\n\n{text}\n\n"
 
 
-def stale(root: Path, texts: dict[Path, str]) -> list[Path]:
-    """Files whose text differs, and pages in generated folders that nothing writes any more."""
-    changed = [path for path, text in texts.items() if not path.is_file() or path.read_text() != text]
-    left = {path for folder in OWNED for path in (root / "docs" / folder).glob("*.md")}
-    return sorted([*changed, *(left - texts.keys())])
+def stale(texts: dict[Path, str]) -> list[Path]:
+    """Files whose text differs."""
+    return sorted(path for path, text in texts.items() if not path.is_file() or path.read_text() != text)
 
 
 def main() -> int:
@@ -104,18 +100,15 @@ def main() -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    found = stale(arguments.root, texts)
+    found = stale(texts)
     for path in found:
         print(f"{path.relative_to(arguments.root)}: ", end="")
         if arguments.check:
             print("differs from its source")
-        elif path in texts:
+        else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(texts[path])
             print("written")
-        else:
-            path.unlink()
-            print("removed")
     return 1 if arguments.check and found else 0
 
 

@@ -132,16 +132,3 @@ def signal_at_init(read: Read) -> str:
     rows = read("signal_at_init")["rows"]
     methods = {row["residual"] for row in rows}
     return f"{len(methods)} residual methods at depths {span((row['depth'] for row in rows), 'd')}"
-
-
-@text
-def part_costs(read: Read) -> str:
-    rows = {name: row["ratio"] for name, row in read("parts")["rows"].items() if "ratio" in row}
-    slow = [
-        f"{name} {ratio:.2f}" for name, ratio in sorted(rows.items(), key=lambda item: item[1]) if ratio < 0.9
-    ]
-    rest = [ratio for ratio in rows.values() if ratio >= 0.9]
-    return (
-        f"In a ViT of 24 blocks and 192 channels on an H200 a training step runs at {listed(slow)} of the plain one's "
-        f"speed, and with the other {len(rest)} parts at {span(rest, '.2f')}"
-    )

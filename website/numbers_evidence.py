@@ -65,5 +65,24 @@ def _top1(trial: Row) -> str:
     return trial["status"] if trial["top1"] is None else f"{trial['top1']:.1f}"
 
 
+def gap(folder: str, name: str, read: Read) -> str:
+    """One arm against the baseline: points, corrected interval, seeds."""
+    results = read(f"compare/{folder}/results")
+    verdict = next(each for each in results["verdicts"] if each["a"] == name)
+    difference, low, high = (f"{verdict[key]:+.1f}" for key in ("difference", "low", "high"))
+    seeds = min(arm["seeds"] for arm in results["arms"] if arm["name"] in (name, verdict["b"]))
+    return f"{difference} points ({low} to {high}), {seeds} seeds"
+
+
+# Arms whose distance to the baseline stands in a sentence.
+GAPS = {
+    "scaler-12": ("norms_by_depth", "scaler, normal, depth=12"),
+    "dyt-12": ("norms_by_depth", "dyt, depth=12"),
+    "derf-12": ("norms_by_depth", "derf, depth=12"),
+    "post-pos-4": ("stem_patch4", "stem_norm=post_pos"),
+    "post-pos-8": ("stem_patch8", "stem_norm=post_pos"),
+}
+for key, (folder, arm) in GAPS.items():
+    TEXTS[f"gap-{key}"] = functools.partial(gap, folder, arm)
 for folder in QUESTIONS:
     TEXTS[f"evidence-{folder.replace('_', '-')}"] = functools.partial(arms_table, folder)

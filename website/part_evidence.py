@@ -49,7 +49,7 @@ def _sentence(folder: str, plan: Row, arm: Row, verdicts: list[Row]) -> str:
         own += f",{gap} against `{found['b']}`: {words.get(found['verdict'], found['verdict'])}"
     elif plan["baseline"] and arm["name"] in {verdict["b"] for verdict in verdicts}:
         own += ", the baseline"
-    return f"{where}: {own} ([all arms](../evidence.md), `results/compare/{folder}`)"
+    return f"{where}: {own} ([all arms](evidence.md), `results/compare/{folder}`)"
 
 
 def coordinates(read: Read, name: str) -> str:
@@ -60,8 +60,8 @@ def coordinates(read: Read, name: str) -> str:
     stream = row["stream"]
     return (
         f"Coordinate check over depths {', '.join(map(str, row['sizes']))}: ten updates move the stream as depth to "
-        f"the power {stream['slope']:+.2f} ({stream['low']:+.2f} to {stream['high']:+.2f}), {row['verdict']} "
-        "([all methods](../../results/coordinates.md))"
+        f"the power {stream['slope']:+.2f} ({stream['low']:+.2f} to {stream['high']:+.2f}) "
+        "([all methods](../results/coordinates.md))"
     )
 
 
@@ -75,7 +75,7 @@ def swapped(read: Read, name: str) -> str:
     )
     return (
         f"In place of LayerNorm in a trained network (CIFAR-10, {len(rows)} seeds, calibrated): {before:.1f} % before, "
-        f"{now:.1f} % right after, {later:.1f} % five epochs later ([all rows](../../results/swap_cifar.md))"
+        f"{now:.1f} % right after, {later:.1f} % five epochs later ([all rows](../results/swap_cifar.md))"
     )
 
 
@@ -96,7 +96,7 @@ def speed(read: Read, family: str, name: str) -> str:
         return ""
     return (
         f"Speed: trains at {row['ratio']:.2f} times the images per second of the plain model, in "
-        f"{row['memory_ratio']:.2f} of its memory ({row['device']}; [all parts](../../results/parts.md))"
+        f"{row['memory_ratio']:.2f} of its memory ({row['device']}; [all parts](../results/parts.md))"
     )
 
 
@@ -112,7 +112,7 @@ def tuned(read: Read, name: str) -> str:
         said.append(f"{statistics.mean(best['top1'].values()):.1f} % at {depth} blocks (lr {best['lr']:g})")
     return (
         f"CIFAR-10, 2 epochs, {len(rows[0]['top1'])} seeds, the best of {len({row['lr'] for row in rows})} learning "
-        f"rates: {', '.join(said)} ([all rates](../../results/lr_over_depth.md))"
+        f"rates: {', '.join(said)} ([all rates](../results/lr_over_depth.md))"
     )
 
 
@@ -127,21 +127,31 @@ def evidence(read: Read, family: str, name: str) -> list[str]:
     return [each for each in said if each] or [NOTHING]
 
 
-def signal_table(read: Read, family: str) -> str:
-    """Growth of the stream, and gradient at the first block over the last, by depth, a row for each part."""
-    if family == "residual":
-        kept = read("signal_at_init")["rows"]
-        rows = [{**row, "part": f"`{row['residual']}`, {row['form']}"} for row in kept]
-    else:
-        kept = read("signal_by_part")["rows"]
-        rows = [{**row, "part": f"`{row['part']}`"} for row in kept if row["family"] == family]
-    depths = sorted({row["depth"] for row in rows})
-    found = {(row["part"], row["depth"]): row for row in rows}
-    cells = [
-        [part, *(_pair(found[part, depth]) for depth in depths)]
-        for part in dict.fromkeys(row["part"] for row in rows)
+def signal_table(read: Read) -> str:
+    """Growth of the stream, and gradient at the first block over the last, by depth; even parts in one sentence."""
+    residuals = [
+        {**row, "part": f"`residual={row['residual']}`, {row['form']}"}
+        for row in read("signal_at_init")["rows"]
     ]
-    return table(["part", *(f"{depth} blocks" for depth in depths)], cells)
+    others = [{**row, "part": f"`{row['family']}={row['part']}`"} for row in read("signal_by_part")["rows"]]
+    found: dict[str, dict[int, Row]] = {}
+    for row in (*residuals, *others):
+        found.setdefault(row["part"], {})[row["depth"]] = row
+    depths = sorted({depth for own in found.values() for depth in own})
+    even = [
+        part
+        for part, own in found.items()
+        if all(0.5 <= row[key] <= 2 for row in own.values() for key in ("growth", "gradient_ratio"))
+    ]
+    rows = [
+        [part, *(_pair(own[depth]) if depth in own else "" for depth in depths)]
+        for part, own in found.items()
+        if part not in even
+    ]
+    return (
+        table(["part", *(f"{depth} blocks" for depth in depths)], rows)
+        + f"\n\nWithin a factor of two at every depth: {', '.join(even)}."
+    )
 
 
 def _pair(row: Row) -> str:

@@ -1,7 +1,7 @@
 """Make the pictures of docs/images from real runs: `python website/pictures.py`.
 
-One sweep of `fathoms probe`, the page of a run on the digits, and the page of the comparison in results/, the last two
-photographed by Chromium. It takes about two minutes on two quiet cores.
+Figures that commands write, and the pages of a run on the digits and of the comparison in results/, photographed by
+Chromium. It takes about four minutes on two quiet cores.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from PIL import Image
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 SIZE = (1100, 820)
+INSIDE = "--residual layerscale --residual-init 0.1 --depth 8 --patch-size 1 --epochs 12"
+"""The run that the gallery looks into."""
 
 
 def fathoms(*words: str) -> None:
@@ -32,26 +34,25 @@ def photograph(page: Path, picture: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder) / "page.png"
         options = ["--headless", "--no-sandbox", "--hide-scrollbars", f"--window-size={SIZE[0]},{SIZE[1]}"]
-        command = [
-            chromium,
-            *options,
-            f"--user-data-dir={folder}/profile",
-            f"--screenshot={shot}",
-            page.as_uri(),
-        ]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        places = [f"--user-data-dir={folder}/profile", f"--screenshot={shot}", page.as_uri()]
+        subprocess.run([chromium, *options, *places], check=True, capture_output=True, timeout=120)
         few = Image.open(shot).convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE)
         few.save(picture, optimize=True)
 
 
 def main() -> None:
     """Write every picture."""
-    IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        sweep = ("--depths", "12,24,48,96", "--axis", "residual=none,layerscale,completep")
-        fathoms("probe", *sweep, "--figures", folder)
-        shutil.copyfile(Path(folder) / "sweep.svg", IMAGES / "depths.svg")
-        fathoms("train", "--output", folder, "--experiment", "digits")
+        output = ("--output", folder, "--experiment")
+        fathoms("compare", *output, "first")
+        for name, picture in (("scores", "first_comparison"), ("cost-training-time", "accuracy_by_time")):
+            shutil.copyfile(f"{folder}/first/figures/{name}.svg", IMAGES / f"{picture}.svg")
+        fathoms("train", *output, "inside", *INSIDE.split())
+        fathoms("probe", f"{folder}/inside", "--figures", folder)
+        for name in ("depth", "scales", "attention"):
+            for kind in ("svg", "json"):
+                shutil.copyfile(f"{folder}/{name}.{kind}", IMAGES / f"{name}.{kind}")
+        fathoms("train", *output, "digits")
         photograph(Path(folder) / "digits" / "report.html", IMAGES / "run_page.png")
     photograph(ROOT / "results" / "compare" / "stem_patch8" / "report.html", IMAGES / "comparison_page.png")
 

@@ -13,6 +13,15 @@ DATA = {"digits": "", "cifar": " cifar10.npz"}
 
 def pages() -> dict[str, str]:
     """The text of the page, by its file name under docs/."""
+    recipes = {name: read_recipe(name) for name in recipe_names()}
+    rows = [
+        [
+            f"[`{name}`](#{name})",
+            recipe["about"],
+            DATA.get(name, " ImageNet").strip() or "the built-in digits",
+        ]
+        for name, recipe in recipes.items()
+    ]
     lines = [
         "# Recipes",
         "",
@@ -22,14 +31,17 @@ def pages() -> dict[str, str]:
         "",
         "<!-- written by website/generate.py from src/fathoms/training/recipes/*.toml -->",
         "",
+        table(["recipe", "about", "data"], rows),
+        "",
     ]
-    for name in recipe_names():
-        lines += _recipe(name, read_recipe(name))
+    for name, recipe in recipes.items():
+        lines += _recipe(name, recipe)
     return {"recipes.md": "\n".join(lines)}
 
 
 def _recipe(name: str, recipe: dict[str, Any]) -> list[str]:
-    model, about = recipe.pop("model", {}), recipe.pop("about")
+    model = recipe.pop("model", {})
+    recipe.pop("about")
     option = "" if name == "digits" else f" --recipe {name}"
     changed = [
         [f"`{key}`", _shown(value), _shown(DEFAULTS[key])]
@@ -37,13 +49,12 @@ def _recipe(name: str, recipe: dict[str, Any]) -> list[str]:
         if value != DEFAULTS[key]
     ]
     own = ", ".join(f"`{key}={_shown(value)}`" for key, value in model.items())
-    not_run = [] if name in DATA else ["<!-- not run: trains on ImageNet -->", ""]
-    command = f"fathoms train{DATA.get(name, ' imagenet/')}{option}"
+    command = f"`fathoms train{DATA.get(name, ' imagenet/')}{option}`"
     return [
-        *(f"## {name}", "", f"{about}.", "", *not_run, "```bash", command, "```", ""),
-        *([f"Model: {own}.", ""] if own else []),
+        *(f"## {name}", "", f"{command}{f'. Model: {own}' if own else ''}.", ""),
+        *('<details markdown="1"><summary>Options that differ from the defaults</summary>', ""),
         table(["option", "value", "default without a recipe"], changed),
-        "",
+        *("", "</details>", ""),
     ]
 
 

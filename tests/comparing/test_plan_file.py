@@ -139,7 +139,7 @@ def test_every_ready_plan_is_listed_with_its_number_of_runs(comparisons):
     listed = dict(
         re.findall(
             r"^\| \[`(\w+)`\]\S+ \|.*\| (\d+)[^|]* \|[^|]*\|$",
-            (PLANS.parent / "docs" / "plans.md").read_text(),
+            (PLANS.parent / "docs" / "evidence.md").read_text(),
             re.M,
         )
     )

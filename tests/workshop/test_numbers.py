@@ -43,18 +43,16 @@ def test_what_is_edited_missing_or_of_an_older_result_is_found_and_written_again
     claims, recipes = checkout / "docs" / "claims.md", checkout / "docs" / "recipes.md"
     claims.write_text(claims.read_text().replace("times as fast per core", "times as slow per core"))
     recipes.write_text("edited")
-    (checkout / "docs" / "families" / "old.md").write_text("of a family that is gone")
     edited = {claims: claims.read_text(), recipes: recipes.read_text()}
     checked = generate(checkout, "--check")
     assert checked.returncode == 1
     assert {line.partition(":")[0] for line in checked.stdout.splitlines()} == {
-        *("README.md", "docs/claims.md", "docs/families/old.md", "docs/recipes.md", "docs/speed.md"),
+        *("README.md", "docs/claims.md", "docs/recipes.md", "docs/speed.md"),
         *(f"results/compare/stem_patch8/figures/{name}.svg" for name in ("scores", "differences")),
     }
     assert {path: path.read_text() for path in edited} == edited
     assert generate(checkout).returncode == 0
     assert generate(checkout, "--check").returncode == 0
-    assert not (checkout / "docs" / "families" / "old.md").exists()
     for path, text in kept.items():
         changed = path in (checkout / "README.md", checkout / "docs" / "speed.md")
         assert (path.read_text() == text) is not changed, path

@@ -18,28 +18,31 @@ DOCS = ROOT / "docs"
 ALL_FLAGS = {flag for name in COMMANDS for flag in names_of(module_of(name).Args)[0]}
 
 
+def section(name):
+    """The part of the page of the commands that is about one."""
+    return (DOCS / "commands.md").read_text().partition(f"\n## fathoms {name}\n")[2].partition("\n## ")[0]
+
+
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_flag_that_the_help_names_is_documented(name, capsys):
     module = module_of(name)
     with pytest.raises(SystemExit):
-        parse(module, name, ["--help"])
+        parse(module, name, ["--help-all"])
     # A flag begins a line of the help.
     told = set(re.findall(r"^[│\s]*(--[a-z0-9][a-z0-9-]*)", capsys.readouterr().out, re.MULTILINE))
     assert len(told) >= len(names_of(module.Args)[0])
-    page = (DOCS / "commands" / f"{name.replace(' ', '_')}.md").read_text()
-    train = (DOCS / "commands" / "train.md").read_text()
-    for group in re.findall(r"train\.md#(options-[a-z-]+)", page):
+    page = section(name)
+    for group in re.findall(r"\(#(options-[a-z-]+)", page):
         heading = group.replace("-", " ").capitalize()
-        page += train.partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    shown = {"--help", *re.findall(r"`(--[a-z0-9-]+)`", page)}
+        page += section("train").partition(f"### {heading}\n")[2].partition("\n### ")[0]
+    shown = {"--help", "--help-all", *re.findall(r"`(--[a-z0-9-]+)`", page)}
     # A line of a help text may begin with the negative of a flag.
     assert {flag for flag in told - shown if flag.replace("--no-", "--") not in shown} == set()
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_row_of_a_command_says_what_its_flag_means(name):
-    page = (DOCS / "commands" / f"{name.replace(' ', '_')}.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    rows = [line for line in section(name).splitlines() if line.startswith("| `")]
     assert [row for row in rows if not row.split("|")[-2].strip()] == []
 
 
@@ -84,10 +87,10 @@ def test_every_public_name_has_its_place_in_the_reference(script):
     import fathoms
 
     api_pages = script("api_pages")
-    told = {name for _, names in api_pages.TOP.values() for name in names.split()}
+    told = {name for names in api_pages.TOP.values() for name in names.split()}
     assert told == set(fathoms.__all__) - {"parts"}
     assert {"LayerScale", "patchify", "families"} <= {
-        home.rpartition(".")[2] for home in api_pages.part_homes()
+        home.rpartition(".")[2] for homes in api_pages.groups().values() for home in homes
     }
 
 
@@ -100,11 +103,11 @@ def test_the_picture_of_the_architecture_has_only_arrows_that_point_down(script)
     assert architecture.reduced({"a": {"b", "c"}, "b": {"c"}}) == {"a": {"b"}, "b": {"c"}}
 
 
-BESIDE = (ROOT / "docs" / "beside.md").read_text()
+BESIDE = (ROOT / "docs" / "coming_from.md").read_text().partition("\n## timm\n")[0]
 HERE = {
     cells[0]: cells[1:]
     for cells in (
-        line.strip("| ").split(" | ") for line in BESIDE.partition("## What is here")[2].splitlines()
+        line.strip("| ").split(" | ") for line in BESIDE.partition("### What is here")[2].splitlines()
     )
     if len(cells) == 6 and set(cells[0]) != {"-"}
 }
@@ -130,7 +133,7 @@ def test_the_numbers_of_parts_are_those_of_the_registry(feature):
 
 
 def test_each_of_the_others_is_named_with_the_version_looked_at():
-    about = BESIDE.partition("\n## ")[0]
+    about = BESIDE.partition("\n### ")[0]
     for other in (
         r"timm \d+\.\d+\.\d+",
         r"deit at [0-9a-f]{7}",

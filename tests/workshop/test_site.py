@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -69,17 +70,53 @@ def test_dead_files_and_anchors_of_a_built_site_are_found(script, tmp_path):
     assert found == ["index.html: a/#not", "index.html: b/", "index.html: c.png"]
 
 
-def test_the_navigation_names_every_page_and_no_other(script, tmp_path):
+def test_the_navigation_names_every_guide_and_no_other_page(script, tmp_path):
     build, pages = script("build"), script("stage").stage(ROOT, tmp_path)
-    project = tomllib.loads(build.configured(ROOT, tmp_path, pages))["project"]
-    assert build.in_navigation(project["nav"]) == set(pages)
+    project = tomllib.loads(build.configured(ROOT))["project"]
+    guides = {page for page in pages if not page.startswith(("results/", "source/"))}
+    assert build.in_navigation(project["nav"]) == guides
 
 
-def test_the_site_names_an_address_of_its_own_only_where_one_is_given(script, tmp_path):
-    build, pages = script("build"), script("stage").stage(ROOT, tmp_path)
+def test_the_site_names_an_address_of_its_own_only_where_one_is_given(script):
+    build = script("build")
     plain, published = (
-        tomllib.loads(build.configured(ROOT, tmp_path, pages, url))["project"]
-        for url in ("", "https://example.org/fathoms/")
+        tomllib.loads(build.configured(ROOT, url))["project"] for url in ("", "https://example.org/fathoms/")
     )
     assert "site_url" not in plain
     assert published == {**plain, "site_url": "https://example.org/fathoms/"}
+
+
+SEARCHED = {
+    "tutorial": "tutorial_photos.md",
+    "quickstart": "start.md",
+    "windows": "start.md",
+    "docker": "start.md",
+    "gallery": "gallery.md",
+    "confidence interval": "compare.md",
+    "p-value": "compare.md",
+    "significance": "compare.md",
+    "quantization": "ship.md",
+    "huggingface": "ship.md",
+    "gradient clipping": "training.md",
+    "cite": "index.md",
+    "fine-tune": "training.md",
+    "learning rate": "tutorial_deep.md",
+    "slurm": "many_runs.md",
+    "onnx": "ship.md",
+    "layerscale": "switches.md",
+}
+"""What people type into a search box, and the page that answers."""
+
+
+def test_the_words_people_search_for_are_on_the_page_that_answers(script, tmp_path):
+    script("stage").stage(ROOT, tmp_path)
+    texts = {page: " ".join((tmp_path / page).read_text().lower().split()) for page in SEARCHED.values()}
+    assert {word: page for word, page in SEARCHED.items() if word not in texts[page]} == {}
+
+
+def test_no_page_of_the_site_loads_anything_from_elsewhere(script, tmp_path):
+    pages = script("stage").stage(ROOT, tmp_path)
+    loaded = re.compile(r"!\[[^\]]*\]\(https?:|<(?:img|script|link)[^>]*https?:|@import|url\(https?:")
+    theme = [ROOT / "website" / "theme" / "main.html", ROOT / "website" / "assets" / "site.css"]
+    texts = {str(path): path.read_text() for path in [*theme, *(tmp_path / page for page in pages)]}
+    assert [path for path, text in texts.items() if loaded.search(text)] == []
