@@ -51,9 +51,3 @@ def test_kernels_are_chosen_where_they_run_and_refused_elsewhere_with_the_reason
         choose_backend("triton", torch.device("cpu"))
     with pytest.raises(UnknownNameError, match="did you mean 'triton'"):
         choose_backend("tritn", torch.device("cpu"))
-
-
-def test_the_log_says_where_policies_run():
-    torch_ = choose_backend("torch", torch.device("cpu"))
-    assert torch_.described(torch.device("cpu")) == ""
-    assert torch_.described(torch.device("mps")) == "; images on mps by torch, policies on the CPU"

@@ -14,7 +14,6 @@ from fathoms.data.images.crops import draw_boxes
 from fathoms.data.images.pixels import (
     PixelLayout,
     as_words,
-    evaluation_geometry,
     evaluation_pixels,
     ragged,
     resize,
@@ -128,10 +127,6 @@ def test_resize_on_the_cpu_is_pillow_s(photo):
         assert found.mean() < 0.1
 
 
-def test_geometry_keeps_the_middle():
-    assert evaluation_geometry(375, 500, 224, 0.875) == (256, 341, 16, 58)
-
-
 def test_photographs_for_evaluation_agree_with_timm_s_within_the_promise(photograph_tar):
     create_transform = pytest.importorskip(
         "timm.data", reason="the extra 'timm' is not installed"
@@ -146,37 +141,3 @@ def test_photographs_for_evaluation_agree_with_timm_s_within_the_promise(photogr
         found.append(np.abs(evaluation_pixels(decoder.decode(data), 224, 0.9).numpy() - expected).mean())
     assert max(found) <= 1.5
     assert np.mean(found) < 0.1
-
-
-def test_a_fixed_model_scores_the_same_on_both_pipelines(photograph_tar):
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    create_transform = pytest.importorskip(
-        "timm.data", reason="the extra 'timm' is not installed"
-    ).create_transform
-    path = photograph_tar(40, train=200, test=340)
-    reference, decoder = (
-        create_transform(32, crop_pct=0.9, interpolation="bicubic", use_prefetcher=True),
-        choose_decoder(),
-    )
-
-    def timm_features(source, rows):
-        out = []
-        for index in rows:
-            with Image.open(io.BytesIO(source.read(index))) as image:
-                out.append(np.asarray(reference(image.convert("RGB"))).ravel() / 255)
-        return np.array(out)
-
-    train, test = open_source(path, "train"), open_source(path, "test")
-    model = linear_model.RidgeClassifier(alpha=300.0).fit(
-        timm_features(train, range(len(train))), train.labels
-    )
-    theirs = model.score(timm_features(test, range(len(test))), test.labels)
-    ours = np.array(
-        [
-            evaluation_pixels(decoder.decode(test.read(i)), 32, 0.9).numpy().ravel() / 255
-            for i in range(len(test))
-        ]
-    )
-    # Neither by chance nor always right, so that a difference of pixels could show.
-    assert 0.35 < theirs < 0.98
-    assert abs(model.score(ours, test.labels) - theirs) <= 0.003

@@ -78,7 +78,7 @@ DAMAGE = {
     "a label beyond the names": (
         "cifar",
         lambda p: relabel(p / "data_batch_2.bin", 0, 9),
-        "data_batch_2.bin: labels run to 9 for 3 classes",
+        "labels run to 9 for 3 classes",
     ),
     "a cut idx file": ("idx", lambda p: cut(p / "train-images-idx3-ubyte"), "do not hold (6, 32, 32) values"),
     "an idx file too long": ("idx", lambda p: grow(p / "train-images-idx3-ubyte"), "more than the declared"),
@@ -90,7 +90,7 @@ DAMAGE = {
     "labels of other images": (
         "idx",
         lambda p: (p / "train-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 2) + b"\0\1"),
-        "6 images for 2 labels in train-labels-idx1-ubyte",
+        "6 images for 2 labels",
     ),
     "images cut out of a tar": ("tar-folder", lambda p: cut(p, 5000), "images.tar"),
 }
@@ -127,16 +127,6 @@ def test_the_idx_splits_that_are_listed_open_by_their_names(tmp_path):
     path = MAKERS["idx"](tmp_path)
     assert list_splits(path) == ["train", "t10k"]
     assert [open_source(path, split).split for split in ("t10k", "test", "val")] == ["t10k"] * 3
-
-
-def test_cifar_lists_its_held_out_images_once(tmp_path):
-    assert list_splits(MAKERS["cifar"](tmp_path)) == ["train", "test"]
-
-
-def test_cifar_as_a_pickle_is_refused_with_a_hint(tmp_path, capsys):
-    (tmp_path / "data_batch_1").write_bytes(b"\x80\x04N.")
-    assert main(["data", "info", str(tmp_path)]) == 2
-    assert "get CIFAR's 'binary version' (the Python one is a pickle)" in capsys.readouterr().err
 
 
 def test_a_gzipped_idx_file_is_unpacked_no_further_than_its_header_says(tmp_path):

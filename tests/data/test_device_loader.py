@@ -116,14 +116,6 @@ def test_padding_shifts_by_at_most_four_pixels_and_flips_if_asked(source, flip):
         assert any((window == image).all() for window in windows)
 
 
-def test_sources_that_do_not_fit_together_are_refused():
-    images = np.zeros((4, 8, 8, 3), np.uint8)
-    with pytest.raises(DataError, match="4 images for 3 labels"):
-        ArraySource("npz", "train", images, np.zeros(3, int), ["a"])
-    with pytest.raises(DataError, match="labels run to 7 for 2 classes"):
-        ArraySource("npz", "train", images, np.array([0, 1, 7, 0]), ["a", "b"])
-
-
 def test_an_epoch_is_cut_into_groups_of_nearly_one_size(source, monkeypatch):
     whole = loader(source)
     monkeypatch.setattr(type(whole), "_at_once", 4)

@@ -381,10 +381,6 @@ def test_packing_is_advised_only_where_waiting_is_worth_it():
     assert "fathoms data pack" in stats.advice("turbojpeg", "folder", workers=2, cores=2)
 
 
-def test_the_log_line_says_which_decoder_is_in_use(photo_folder):
-    assert "decoder in use: " in train_loader(open_source(photo_folder)).describe()
-
-
 def test_without_augmentation_bytes_come_out(photo_folder):
     source = open_source(photo_folder)
     transform = TrainTransform(32, CropOptions(crop="pad", hflip=0.0), 0)

@@ -1,7 +1,5 @@
 """Mixup, cutmix and erasing: timm's distributions, exact targets."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -20,49 +18,29 @@ def test_an_odd_batch_can_be_mixed():
 
 
 def test_mixing_needs_the_number_of_classes():
-    with pytest.raises(ConfigError, match="classes=0: mixup and cutmix need the number of classes"):
+    with pytest.raises(ConfigError, match="^classes=0: "):
         Augment(AugmentOptions(mix=MixOptions(mixup=0.8)))
 
 
 @pytest.mark.parametrize(
     ("options", "given", "message"),
     [
-        (MixOptions, {"mixup": -1.0}, "--mixup -1.0: is negative; use 0 or more"),
-        (MixOptions, {"cutmix": -0.5}, "--cutmix -0.5: is negative; use 0 or more"),
-        (MixOptions, {"mixup_prob": 2.0}, "--mixup-prob 2.0: is not a probability; use 0 to 1"),
-        (
-            MixOptions,
-            {"mixup_switch_prob": -1.0},
-            "--mixup-switch-prob -1.0: is not a probability; use 0 to 1",
-        ),
-        (
-            MixOptions,
-            {"mixup_mode": "btch"},
-            "--mixup-mode: no mixing mode is called 'btch'; did you mean 'batch'?",
-        ),
-        (MixOptions, {"smoothing": 1.0}, "--smoothing 1.0: is out of range; use 0 or more and less than 1"),
-        (AugmentOptions, {"reprob": 1.5}, "--reprob 1.5: is not a probability; use 0 to 1"),
-        (AugmentOptions, {"recount": 0}, "--recount 0: is too small; use 1 or more"),
-        (
-            AugmentOptions,
-            {"remode": "pixl"},
-            "--remode: no erasing mode is called 'pixl'; did you mean 'pixel'?",
-        ),
-        (
-            AugmentOptions,
-            {"train_interpolation": "bicbic"},
-            "--train-interpolation: no filter is called 'bicbic'",
-        ),
-        (
-            AugmentOptions,
-            {"std": (0.0, 1.0, 1.0)},
-            "--std (0.0, 1.0, 1.0): is not positive; use numbers above zero",
-        ),
+        (MixOptions, {"mixup": -1.0}, "--mixup -1.0: "),
+        (MixOptions, {"cutmix": -0.5}, "--cutmix -0.5: "),
+        (MixOptions, {"mixup_prob": 2.0}, "--mixup-prob 2.0: "),
+        (MixOptions, {"mixup_switch_prob": -1.0}, "--mixup-switch-prob -1.0: "),
+        (MixOptions, {"mixup_mode": "btch"}, "--mixup-mode: .* 'batch'"),
+        (MixOptions, {"smoothing": 1.0}, "--smoothing 1.0: "),
+        (AugmentOptions, {"reprob": 1.5}, "--reprob 1.5: "),
+        (AugmentOptions, {"recount": 0}, "--recount 0: "),
+        (AugmentOptions, {"remode": "pixl"}, "--remode: .* 'pixel'"),
+        (AugmentOptions, {"train_interpolation": "bicbic"}, "--train-interpolation: .* 'bicubic'"),
+        (AugmentOptions, {"std": (0.0, 1.0, 1.0)}, "--std "),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_an_option_out_of_range_is_refused_by_the_name_of_its_flag(options, given, message):
-    with pytest.raises((ConfigError, UnknownNameError), match=re.escape(message)):
+    with pytest.raises((ConfigError, UnknownNameError), match=f"^{message}"):
         options(**given)
 
 

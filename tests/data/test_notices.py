@@ -16,13 +16,11 @@ TINY = ["--recipe", "digits", "--depth", "1", "--dim", "16", "--heads", "2", "--
 TINY += ["--image-size", "16", "--patch-size", "8", "--epochs", "1", "--device", "cpu"]
 
 
-def arrays(path, train=8, test=8, classes=2, copy=False, grey=False):
+def arrays(path, train=8, test=8, classes=2, copy=False):
     rng = np.random.default_rng(0)
     x, other = (rng.integers(0, 256, (8, side, side, 3), dtype=np.uint8) for side in (train, test))
     labels = np.arange(8) % classes
-    np.savez(
-        path, x_train=x[..., 0] if grey else x, y_train=labels, x_test=x if copy else other, y_test=labels
-    )
+    np.savez(path, x_train=x, y_train=labels, x_test=x if copy else other, y_test=labels)
     return path
 
 
@@ -43,13 +41,9 @@ def lines(path):
             {"test": 12},
             "warning: splits have images of different sizes (train 8x8, test 12x12); all are resized",
         ),
-        (
-            {"grey": True},
-            "warning: some splits are grey and others in colour (train grey, test RGB); grey becomes three",
-        ),
         ({"classes": 1}, "warning: there is one class, '0'; a classifier needs two"),
     ],
-    ids=["nothing", "copies", "tiny", "sizes", "grey", "one class"],
+    ids=["nothing", "copies", "tiny", "sizes", "one class"],
 )
 def test_odd_arrays_get_a_line_from_every_command(tmp_path, capsys, options, line):
     path = arrays(tmp_path / "d.npz", **options)
@@ -62,23 +56,19 @@ def test_odd_arrays_get_a_line_from_every_command(tmp_path, capsys, options, lin
     assert line in capsys.readouterr().out
     assert main(["data", "check", str(path), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])["warnings"]
-    line = (
-        "warning: 8 of 8 test images are also in train"
-        if "copy" in options
-        else line.replace(" looked at", "")
-    )
-    assert any(line.replace(" looked at", "") in other.replace(" looked at", "") for other in printed)
+    # The check looks at all images: it finds the copies one by one.
+    line = "warning: 8 of 8 test images are also in train" if "copy" in options else line
+    assert any(line in other for other in printed)
     code = main(["train", str(path), *TINY, "--output", str(tmp_path / "runs")])
     printed = capsys.readouterr()
     if "classes" in options:
         assert code == 2
-        assert (
-            "has one class, '0', and a classifier needs two; give each class a folder, or a number"
-            in printed.err
-        )
+        assert "has one class, '0', and a classifier needs two" in printed.err
     else:
         assert code == 0
-        assert all(other in printed.out + printed.err for other in found)
+        # Lines are wrapped at the width of a terminal.
+        said = " ".join((printed.out + printed.err).split())
+        assert all(other in said for other in found)
 
 
 def test_odd_files_get_a_line(tmp_path, capsys):

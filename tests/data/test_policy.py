@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fathoms.data import Augment, AugmentOptions, Refs
+from fathoms.data import AugmentOptions
 from fathoms.data.augment.policies import LEVELS, draw_layers, parse_policy
 from fathoms.data.counter_rng import sample_keys
 from fathoms.errors import ConfigError, UnknownNameError
@@ -113,24 +113,3 @@ def test_weighted_sets_draw_no_operation_twice():
 def test_a_policy_that_means_nothing_is_refused(text, complaint):
     with pytest.raises((ConfigError, UnknownNameError), match=f"^--aa.*{complaint}"):
         AugmentOptions(aa=text)
-
-
-def test_the_pipeline_is_a_function_of_seed_epoch_and_sample():
-    import torch
-
-    images = torch.randint(
-        0, 256, (24, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
-    options = AugmentOptions(aa="rand-m9-mstd0.5-inc1", color_jitter=0.4, reprob=0.5, remode="rand")
-    augment = Augment(options, seed=1)
-    index = np.arange(24)
-
-    def run(rows, epoch=0, repeat=0):
-        refs = Refs(index[rows], np.full(len(index[rows]), repeat), index[rows])
-        out = augment.colours(images[rows].clone(), refs, epoch)
-        return augment.finish(out, torch.zeros(len(out), dtype=torch.int64), refs, epoch, 0)[0]
-
-    whole = run(slice(0, 24))
-    assert torch.equal(run(slice(10, 17)), whole[10:17])
-    assert not torch.equal(run(slice(0, 24), epoch=1), whole)
-    assert not torch.equal(run(slice(0, 24), repeat=1), whole)

@@ -127,15 +127,6 @@ def test_a_loader_that_is_closed_in_the_middle_says_so(photo_folder):
     assert same_batches(loader.epoch(1), train_loader(source, "threads").epoch(1))
 
 
-def test_larger_images_get_more_memory(photo_folder):
-    source = open_source(photo_folder)
-    apart, threads = train_loader(source), train_loader(source, "threads")
-    assert same_batches(apart.epoch(0), threads.epoch(0))
-    for loader in (apart, threads):
-        loader.set_size(64)
-    assert same_batches(apart.epoch(1), threads.epoch(1))
-
-
 def test_many_tasks_for_one_process_do_not_fill_its_pipe(photo_folder):
     source = open_source(photo_folder)
     loader = train_loader(source, workers=1, prefetch=200)

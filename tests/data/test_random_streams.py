@@ -97,10 +97,6 @@ def test_a_stream_is_read_by_its_own_source_alone(source, monkeypatch):
         assert moved == {name for name, (_, own) in SOURCES.items() if own == stream} | inherited, stream
 
 
-def test_no_two_streams_have_a_number():
-    assert len(set(rng.STREAMS.values())) == len(rng.STREAMS)
-
-
 def test_draws_of_one_key_are_independent():
     """Place, size, flip and filter of a crop; operations, sign and filter of a policy."""
     count = 4000

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from fathoms.files import check_absent
 from fathoms.text_table import plural
 
 if TYPE_CHECKING:
-    from fathoms.data.dataset_check import Report
+    from fathoms.data.dataset_check import CheckedFile, Report
     from fathoms.data.readiness import AnySource
 
 EXAMPLES: str = """\
@@ -65,10 +64,9 @@ def run(args: Args) -> int:
     with progress_bar("checking", sum(len(source) for source in sources)) as advance:
         report = check_sources(sources, args.workers or usable_cores(), args.near, advance)
     damaged = verify_pack(Path(args.path)) if sources[0].kind == "pack" else []
-    _write(target, sources, report)
-    result = _summary(sources, report, target) | {"damaged_shards": damaged} | _remarks(sources, report)
-    for name in damaged:
-        print(printable(f"BAD {name!r}: its sha256 differs from the index; pack again"))
+    files = {s.split: [file for file in report.files if file.split == s.split] for s in sources}
+    _write(target, sources, files)
+    result = _summary(sources, report, files) | {"manifest": str(target), "damaged_shards": damaged}
     _print(sources, report, result)
     if args.json:
         print(json.dumps(result))
@@ -87,13 +85,11 @@ def _target(args: Args) -> Path:
     return target
 
 
-def _write(target: Path, sources: list[AnySource], report: Report) -> None:
+def _write(target: Path, sources: list[AnySource], files: dict[str, list[CheckedFile]]) -> None:
     """Write the manifest; arrays are known by their fingerprint, without a row for each image."""
-    from fathoms.data import ArraySource
+    from fathoms.data import ArraySource, DataError
     from fathoms.data.readiness import write_manifest
-    from fathoms.data.sources.source import DataError
 
-    files = {source.split: [f for f in report.files if f.split == source.split] for source in sources}
     facts = {
         source.split: {
             "kind": source.kind,
@@ -114,8 +110,18 @@ def _write(target: Path, sources: list[AnySource], report: Report) -> None:
         raise DataError(f"{target}: cannot be written ({error.strerror}); give --manifest FILE") from error
 
 
-def _summary(sources: list[AnySource], report: Report, target: Path) -> dict[str, Any]:
+def _summary(sources: list[AnySource], report: Report, files: dict[str, list[CheckedFile]]) -> dict[str, Any]:
+    from fathoms.data.readiness import of_classes, of_sizes, overlaps
+    from fathoms.data.sources.source import left_out_of
+
     balance = {source.split: report.balance(source.classes, source.split) for source in sources}
+    good = {split: [file for file in own if not file.problem] for split, own in files.items()}
+    warnings = [
+        *of_classes(sources),
+        *of_sizes({split: Counter(file.shape for file in own) for split, own in good.items()}),
+        *overlaps({split: [file.row.sha256 for file in own] for split, own in good.items()}),
+        *report.notices(),
+    ]
     return {
         "files": len(report.files),
         "bad": [{"name": f.row.name, "problem": f.problem} for f in report.bad],
@@ -129,37 +135,18 @@ def _summary(sources: list[AnySource], report: Report, target: Path) -> dict[str
         "modes": report.modes(),
         "rotated": sum(file.rotated for file in report.files),
         "decoder": report.decoder,
-        "manifest": str(target),
+        "left_out": left_out_of(*sources).to_json(),
+        "warnings": warnings,
     }
-
-
-def _remarks(sources: list[AnySource], report: Report) -> dict[str, Any]:
-    """Files that were left out, and notices about the good ones."""
-    from fathoms.data.readiness import of_classes, of_colours, of_sizes, overlaps
-    from fathoms.data.sources.source import left_out_of
-
-    good = {s.split: [f for f in report.files if f.split == s.split and not f.problem] for s in sources}
-    warnings = [
-        *of_classes(sources),
-        *of_sizes({split: Counter(file.shape for file in files) for split, files in good.items()}),
-        *of_colours(sources),
-        *overlaps({split: [file.row.sha256 for file in files] for split, files in good.items()}),
-        *report.notices(),
-    ]
-    return {"left_out": left_out_of(*sources).to_json(), "warnings": warnings}
-
-
-def _print_remarks(sources: Sequence[AnySource], warnings: list[str]) -> None:
-    from fathoms.data.sources.source import left_out_of
-
-    for line in (left_out_of(*sources).describe(), *warnings):
-        if line:
-            print(printable(line))
 
 
 def _print(sources: list[AnySource], report: Report, result: dict[str, Any]) -> None:
     from fathoms.data import ArraySource
+    from fathoms.data.sources.source import left_out_of
 
+    shards = result["damaged_shards"]
+    for name in shards:
+        print(printable(f"BAD {name!r}: its sha256 differs from the index; pack again"))
     noun = "images" if isinstance(sources[0], ArraySource) else "files"
     for source in sources:
         low, high = result["smallest_class"][source.split], result["largest_class"][source.split]
@@ -180,8 +167,9 @@ def _print(sources: list[AnySource], report: Report, result: dict[str, Any]) -> 
     _print_some("same image", [" = ".join(map(repr, group)) for group in report.exact])
     _print_some("nearly the same", [f"{a!r} ~ {b!r} ({bits} bits)" for a, b, bits in report.near])
     _print_some("in more than one split", [", ".join(map(repr, group)) for group in report.across])
-    _print_remarks(sources, result["warnings"])
-    shards = result["damaged_shards"]
+    for line in (left_out_of(*sources).describe(), *result["warnings"]):
+        if line:
+            print(printable(line))
     damaged = f", {plural(len(shards), 'damaged shard')}" if shards else ""
     bad = f"{len(report.bad)} bad of {len(report.files)} {noun}{damaged}"
     print(printable(f"{bad}; manifest: {result['manifest']}"))

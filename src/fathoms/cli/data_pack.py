@@ -55,6 +55,7 @@ class Args:
 def run(args: Args) -> int:
     """Pack every split; returns 1 if files were left out."""
     check_counts(args, ("workers",), least=0)
+    from fathoms.data import ArraySource, DataError, list_splits, open_source
     from fathoms.data.packing import (
         PackOptions,
         check_no_other_data,
@@ -62,16 +63,25 @@ def run(args: Args) -> int:
         remove_old_shards,
         write_index,
     )
+    from fathoms.machine import usable_cores
 
     max_side = 500 if args.max_side is None and args.short_side is None else args.max_side
     options = PackOptions(max_side, args.short_side, args.quality, args.shard_samples)
-    sources = _opened(args.source)
+    opened = [open_source(args.source, split) for split in list_splits(args.source)]
+    sources = [source for source in opened if not isinstance(source, ArraySource)]
+    if len(sources) < len(opened):
+        raise DataError(
+            f"{args.source}: arrays are kept on the device and need no packing; train on them directly"
+        )
     folder = Path(args.target)
-    _check_apart(Path(args.source), folder)
+    if Path(args.source).resolve() in (folder.resolve(), *folder.resolve().parents):
+        raise DataError(
+            f"{folder}: lies in the data that is packed, and would become part of it; give another target"
+        )
     check_no_other_data(folder)
     if not args.overwrite:
         check_pack_target(folder, sources, options)
-    packed = _pack(sources, folder, options, args.workers)
+    packed = _pack(sources, folder, options, args.workers or usable_cores())
     write_index(folder, sources[0].classes, {split: entry for split, (entry, _) in packed.items()}, options)
     removed = remove_old_shards(folder) if args.overwrite else []
     results = {split: result for split, (_, result) in packed.items()}
@@ -81,26 +91,13 @@ def run(args: Args) -> int:
     return 1 if any(result.skipped for result in results.values()) else 0
 
 
-def _opened(path: str) -> list[Source]:
-    """Every split of the data; arrays are refused."""
-    from fathoms.data import ArraySource, DataError, list_splits, open_source
-
-    opened = [open_source(path, split) for split in list_splits(path)]
-    sources = [source for source in opened if not isinstance(source, ArraySource)]
-    if len(sources) < len(opened):
-        raise DataError(f"{path}: arrays are kept on the device and need no packing; train on them directly")
-    return sources
-
-
 def _pack(
     sources: list[Source], folder: Path, options: PackOptions, workers: int
 ) -> dict[str, tuple[dict[str, Any], PackResult]]:
     """Write the shards of every split, with a bar; the index entry and the result of each."""
     from fathoms.cli.terminal.live_output import progress_bar
     from fathoms.data.packing import pack_split
-    from fathoms.machine import usable_cores
 
-    workers = workers or usable_cores()
     packed, before = {}, 0
     with progress_bar("packing", sum(len(source) for source in sources)) as advance:
         for source in sources:
@@ -148,15 +145,3 @@ def _summary(results: dict[str, PackResult], removed: list[str], folder: Path) -
         "left_out": [{"name": name, "problem": reason} for name, reason in _skipped(results)],
         "index": str(folder / "index.json"),
     }
-
-
-def _check_apart(source: Path, target: Path) -> None:
-    """Refuse a target in the source, whose shards would be part of the data from then on."""
-    from fathoms.data import DataError
-
-    if target.resolve() == source.resolve():
-        raise DataError(f"{target}: source and target are the same folder; give another target")
-    if source.resolve() in target.resolve().parents:
-        raise DataError(
-            f"{target}: lies in the data that is packed, and would become part of it; give another target"
-        )

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 # The public names, by module.
 _MODULES = {
-    "augment.erase_and_mix": ("MixOptions", "soft_targets"),
-    "augment.pipeline": ("IMAGENET_MEAN", "IMAGENET_STD", "Augment", "AugmentOptions", "choose_backend"),
+    "augment.erase_and_mix": ("MixOptions",),
+    "augment.pipeline": ("Augment", "AugmentOptions", "choose_backend"),
     "device_loader": ("DeviceLoader",),
     "images.crops": ("CropOptions",),
-    "images.decode": ("Decoder", "choose_decoder"),
+    "images.decode": ("choose_decoder",),
     "images.transforms": ("EvalTransform", "ImageTransform", "TrainTransform"),
     "loader": ("Loader", "LoaderOptions"),
-    "readiness": ("verify_manifest",),
-    "sampler": ("Batch", "LoaderStats", "Refs", "Sampler"),
+    "sampler": ("Batch", "Refs", "Sampler"),
     "sources.arrays": ("ArraySource",),
     "sources.source": ("ArchiveError", "BadImageError", "DataError", "LoaderError", "Source"),
     "sources.splits": ("list_splits", "open_source"),
@@ -28,24 +27,18 @@ _HOMES = {name: f"fathoms.data.{module}" for module, names in _MODULES.items() f
 if TYPE_CHECKING:
     # The same names for the type checker, which does not run `__getattr__`; a test compares the two.
     from fathoms.data.augment.erase_and_mix import MixOptions as MixOptions
-    from fathoms.data.augment.erase_and_mix import soft_targets as soft_targets
-    from fathoms.data.augment.pipeline import IMAGENET_MEAN as IMAGENET_MEAN
-    from fathoms.data.augment.pipeline import IMAGENET_STD as IMAGENET_STD
     from fathoms.data.augment.pipeline import Augment as Augment
     from fathoms.data.augment.pipeline import AugmentOptions as AugmentOptions
     from fathoms.data.augment.pipeline import choose_backend as choose_backend
     from fathoms.data.device_loader import DeviceLoader as DeviceLoader
     from fathoms.data.images.crops import CropOptions as CropOptions
-    from fathoms.data.images.decode import Decoder as Decoder
     from fathoms.data.images.decode import choose_decoder as choose_decoder
     from fathoms.data.images.transforms import EvalTransform as EvalTransform
     from fathoms.data.images.transforms import ImageTransform as ImageTransform
     from fathoms.data.images.transforms import TrainTransform as TrainTransform
     from fathoms.data.loader import Loader as Loader
     from fathoms.data.loader import LoaderOptions as LoaderOptions
-    from fathoms.data.readiness import verify_manifest as verify_manifest
     from fathoms.data.sampler import Batch as Batch
-    from fathoms.data.sampler import LoaderStats as LoaderStats
     from fathoms.data.sampler import Refs as Refs
     from fathoms.data.sampler import Sampler as Sampler
     from fathoms.data.sources.arrays import ArraySource as ArraySource
@@ -61,12 +54,10 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """The public names."""
     return sorted(_HOMES)

@@ -88,7 +88,6 @@ def generator(seed: int, epoch: int, stream: str, place: int = 0, second: int = 
 def generators(
     seed: int, epoch: int, stream: str, places: Sequence[int], second: int = 0
 ) -> list[np.random.Generator]:
-    """The `generator` of each of many places; their keys are computed together."""
     keys = sample_keys(seed, epoch, stream, places, second)
     return [np.random.Generator(np.random.Philox(key=int(key))) for key in keys]
 

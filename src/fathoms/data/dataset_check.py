@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import UInt8, UInt64
+from jaxtyping import UInt8
 
 from fathoms.data.images.decode import Decoder, choose_decoder
 from fathoms.data.images.pixels import resize
@@ -34,7 +34,6 @@ WINDOW = 128
 
 
 def ordered_map(pool: Executor, work: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:
-    """Yield the result for each item, in order."""
     left = iter(items)
     waiting = deque(pool.submit(work, item) for item in islice(left, WINDOW))
     while waiting:
@@ -80,22 +79,9 @@ def near_pairs(hashes: Sequence[int | None], limit: int = NEAR) -> list[tuple[in
     >>> near_pairs([0, 1, 1])
     [(0, 1, 1), (0, 2, 1), (1, 2, 0)]
     """
-    places: dict[int, list[int]] = defaultdict(list)
-    for place, value in enumerate(hashes):
-        if value is not None:
-            places[value].append(place)
-    found = [(i, j, 0) for group in places.values() for i, j in itertools.combinations(group, 2)]
-    groups = list(places.values())
-    for (one, other), bits in _near_values(np.array(list(places), np.uint64), limit).items():
-        pairs = itertools.product(groups[one], groups[other])
-        found += [(min(pair), max(pair), bits) for pair in pairs]
-    return sorted(found)
-
-
-def _near_values(values: UInt64[np.ndarray, "n"], limit: int) -> dict[tuple[int, int], int]:
-    """The distance of every two different hashes within `limit` bits, by their places."""
-    bands = limit + 1
-    edges = [round(64 * band / bands) for band in range(bands + 1)]
+    places = np.array([place for place, value in enumerate(hashes) if value is not None], np.int64)
+    values = np.array([value for value in hashes if value is not None], np.uint64)
+    edges = [round(64 * band / (limit + 1)) for band in range(limit + 2)]
     pairs: dict[tuple[int, int], int] = {}
     for low, high in itertools.pairwise(edges):
         part = (values >> np.uint64(low)) & np.uint64((1 << (high - low)) - 1)
@@ -105,37 +91,18 @@ def _near_values(values: UInt64[np.ndarray, "n"], limit: int) -> dict[tuple[int,
             # A stable sort: places rise within a group.
             for at, first in enumerate(group[:-1]):
                 others = group[at + 1 :]
-                distance = _bit_count(values[others] ^ values[first])
+                differing = (values[others] ^ values[first]).view(np.uint8).reshape(-1, 8)
+                distance = np.unpackbits(differing, axis=1).sum(1)
                 for other, bits in zip(others[distance <= limit], distance[distance <= limit], strict=True):
-                    pairs[int(first), int(other)] = int(bits)
-    return pairs
+                    pairs[int(places[first]), int(places[other])] = int(bits)
+    return sorted((one, other, bits) for (one, other), bits in pairs.items())
 
 
-def first_of_each(keys: Sequence[Hashable], most: int) -> list[int]:
-    """Places of the first `most` of each key.
-
-    >>> first_of_each("abaab", 2)
-    [0, 1, 2, 4]
-    """
-    seen: Counter[Hashable] = Counter()
-    kept = []
-    for place, key in enumerate(keys):
-        seen[key] += 1
-        if seen[key] <= most:
-            kept.append(place)
-    return kept
-
-
-def _bit_count(values: np.ndarray) -> np.ndarray:
-    return np.unpackbits(values.view(np.uint8).reshape(-1, 8), axis=1).sum(1)
-
-
-def exact_groups(digests: list[str]) -> list[list[int]]:
-    """Groups of two or more indices with the same digest."""
-    places: dict[str, list[int]] = defaultdict(list)
-    for place, digest in enumerate(digests):
-        places[digest].append(place)
-    return [group for group in places.values() if len(group) > 1]
+def _grouped(files: Iterable[CheckedFile], key: Callable[[CheckedFile], Hashable]) -> list[list[CheckedFile]]:
+    groups: dict[Hashable, list[CheckedFile]] = defaultdict(list)
+    for file in files:
+        groups[key(file)].append(file)
+    return list(groups.values())
 
 
 @dataclass(frozen=True)
@@ -165,11 +132,9 @@ class Report:
 
     @property
     def bad(self) -> list[CheckedFile]:
-        """Files that cannot be used."""
         return [file for file in self.files if file.problem]
 
     def modes(self) -> dict[str, int]:
-        """The number of images of each kind ("JPEG RGB", "PNG RGBA", …)."""
         return dict(Counter(f.mode for f in self.files if f.mode).most_common())
 
     def notices(self) -> list[str]:
@@ -222,13 +187,9 @@ def check_sources(
     near: int = NEAR,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Report:
-    """Decode every image of every source; find duplicates within and across splits.
+    """Decode every image of every source with `workers` threads; find duplicates within and across splits.
 
-    Args:
-        sources: The splits.
-        workers: Decoding threads.
-        near: Bits by which two perceptual hashes may differ; -1 skips near duplicates.
-        progress: Called with the number of images done.
+    Two images are near duplicates if their perceptual hashes differ in at most `near` bits; -1 skips the search.
     """
     decoder = choose_decoder("auto")
     arrays = all(isinstance(source, ArraySource) for source in sources)
@@ -248,18 +209,18 @@ def check_sources(
 
 def _find_duplicates(report: Report, near: int) -> None:
     good = [file for file in report.files if not file.problem]
-    names = [file.row.name for file in good]
-    splits = [file.split for file in good]
-    groups = exact_groups([file.row.sha256 for file in good])
-    report.exact = [[names[i] for i in group] for group in groups]
-    report.across = [[names[i] for i in group] for group in groups if len({splits[i] for i in group}) > 1]
+    copies = [group for group in _grouped(good, lambda file: file.row.sha256) if len(group) > 1]
+    report.exact = [[file.row.name for file in group] for group in copies]
+    report.across = [
+        [file.row.name for file in group] for group in copies if len({file.split for file in group}) > 1
+    ]
     if near < 0:
         return
     # Copies within a split are listed above.
-    own = [good[i] for i in first_of_each([(file.row.sha256, file.split) for file in good], 1)]
-    hashed = [file for file in own if file.hash is not None]
-    kept = [hashed[i] for i in first_of_each([(file.hash, file.split) for file in hashed], CROWD)]
-    report.crowded = len(hashed) - len(kept)
+    own = [group[0] for group in _grouped(good, lambda file: (file.row.sha256, file.split))]
+    crowds = _grouped((f for f in own if f.hash is not None), lambda file: (file.hash, file.split))
+    report.crowded = sum(max(0, len(crowd) - CROWD) for crowd in crowds)
+    kept = [file for crowd in crowds for file in crowd[:CROWD]]
     for i, j, distance in near_pairs([file.hash for file in kept], near):
         one, other = kept[i], kept[j]
         if one.row.sha256 == other.row.sha256:

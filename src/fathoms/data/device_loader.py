@@ -37,15 +37,11 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """A generator run piece by piece between training batches: each `next` is a piece, its return value the result.
-
-    Args:
-        key: identifies the result, so that one begun for something else is not used. None after an error.
-        pieces: the work.
-    """
+    """A generator run piece by piece between training batches: each `next` is a piece, its return value the result."""
 
     def __init__(self, key: object, pieces: Generator[None, None, T]) -> None:
         self.key = key
+        """Identifies the result, so that one begun for something else is not used; None after an error."""
         self._pieces = pieces
         self._result: list[T] = []
 
@@ -64,7 +60,6 @@ class Ahead(Generic[T]):
         return not self._result
 
     def finish(self) -> T:
-        """Do the rest and return the result."""
         while self.advance():
             pass
         return self._result[0]
@@ -133,13 +128,6 @@ class DeviceLoader:
             )
 
     @property
-    def _at_once(self) -> int:
-        """Batches prepared together: a GPU processes a small image faster than the host can launch the work."""
-        if self.device.type != "cuda":
-            return 1
-        return max(1, _PIXELS_AT_ONCE // (self.sampler.batch_size * self.size**2))
-
-    @property
     def _ahead(self) -> bool:
         """Whether a group of batches is prepared piece by piece while the one before it is used.
 
@@ -148,16 +136,19 @@ class DeviceLoader:
         return self.device.type == "cuda"
 
     @property
+    def _at_once(self) -> int:
+        """Batches prepared together: a GPU processes a small image faster than the host can launch the work."""
+        at_once = _PIXELS_AT_ONCE // (self.sampler.batch_size * self.size**2)
+        return max(1, at_once) if self.device.type == "cuda" else 1
+
+    @property
     def batches(self) -> int:
-        """Number of batches of one epoch."""
         return self.sampler.batches
 
     def set_size(self, size: int) -> None:
-        """Yield images of another size from now on."""
         self.size = size
 
     def describe(self) -> str:
-        """One line for the log: data and where it is kept."""
         return (
             f"data: {self.source.kind} {self.source.split}, {len(self.source)} images, "
             f"{len(self.source.classes)} classes; kept on {self.device}, no decoder in use"
@@ -165,7 +156,6 @@ class DeviceLoader:
         )
 
     def advice(self) -> str:
-        """Empty: there are no workers to wait for."""
         return ""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -233,10 +223,11 @@ class DeviceLoader:
         sizes = [len(part) for part in parts]
         ids = torch.from_numpy(refs.index.astype(np.int64))
         softened = [None] * len(parts) if targets is None else targets.split(sizes)
-        pieces = zip(
-            images.split(sizes), labels.split(sizes), ids.split(sizes), numbers, softened, strict=True
-        )
-        return [Batch(own, named, ids, epoch, number, soft) for own, named, ids, number, soft in pieces]
+        columns = images.split(sizes), labels.split(sizes), ids.split(sizes), numbers, softened
+        return [
+            Batch(own, named, ids, epoch, number, soft)
+            for own, named, ids, number, soft in zip(*columns, strict=True)
+        ]
 
     def _crops(self, refs: Refs, epoch: int) -> torch.Tensor:
         height, width = self.source.images.shape[1:3]

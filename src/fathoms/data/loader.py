@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fathoms.config_checks import check_ranges, ranged
 from fathoms.data.augment.pipeline import Augment, choose_backend
 from fathoms.data.images.crops import most_bytes
 from fathoms.data.images.decode import DECODERS, choose_decoder
@@ -35,15 +36,15 @@ CAN_FORK = sys.platform == "linux"
 class LoaderOptions:
     """Speed and limits of a loader, and how it reads images."""
 
-    workers: int = 0
+    workers: int = ranged(0, least=0)
     """Number of decoding workers; 0 means one per CPU core."""
     worker_kind: str = "auto"
     """threads, processes, or auto: processes where they feed a GPU with training crops, else threads."""
-    prefetch: int = 3
+    prefetch: int = ranged(3, least=1)
     """Batches prepared ahead."""
-    timeout: float = 60.0
+    timeout: float = ranged(60.0, above=0)
     """Seconds one file may take before its worker counts as hung and is replaced, once."""
-    max_bad: float = 0.01
+    max_bad: float = ranged(0.01, least=0, most=1)
     """Share of the data set that may be bad before the run stops."""
     decoder: str = "auto"
     """auto, turbojpeg (crop decode), simplejpeg or pillow."""
@@ -53,22 +54,14 @@ class LoaderOptions:
     """Whether colours become the mean of R, G and B, for models of one channel."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, "--")
         check_name(self.decoder, DECODERS, "decoder", "decoder")
         check_name(self.worker_kind, WORKER_KINDS, "kind of worker", "--worker-kind")
         if self.worker_kind == "processes" and not CAN_FORK:
             raise ConfigError("--worker-kind processes: needs Linux; use threads")
-        if self.workers < 0:
-            raise ConfigError(f"--workers {self.workers}: must be at least 0, which means one per core")
-        if self.prefetch < 1:
-            raise ConfigError(f"prefetch={self.prefetch}: must be at least 1")
-        if self.timeout <= 0:
-            raise ConfigError(f"timeout={self.timeout}: must be positive")
-        if not 0 <= self.max_bad <= 1:
-            raise ConfigError(f"--max-bad {self.max_bad}: is not a share; use 0 to 1")
 
     @property
     def count(self) -> int:
-        """The number of workers, with 0 resolved to the cores this process may use."""
         return self.workers or usable_cores()
 
 
@@ -131,8 +124,13 @@ class Loader:
             raise ConfigError(
                 f"data: the sampler is for {sampler.size} samples, the source has {len(source)}"
             )
-        if isinstance(transform, ImageTransform):
-            _check_own(augment, options)
+        own = isinstance(transform, ImageTransform)
+        if own and augment is not None:
+            raise ConfigError("augment: a transform of your own gives the model's input; leave augment out")
+        if own and (not CAN_FORK or (options is not None and options.worker_kind == "threads")):
+            raise ConfigError(
+                "worker_kind: a transform of your own needs processes, on Linux; leave threads out"
+            )
         self.source, self.sampler, self.transform, self.augment = source, sampler, transform, augment
         self.options = options or LoaderOptions()
         self.device = torch.device(device)
@@ -146,12 +144,10 @@ class Loader:
 
     @property
     def grey(self) -> bool:
-        """Whether colours become the mean of R, G and B."""
         return self.options.grey
 
     @property
     def batches(self) -> int:
-        """Number of batches of one epoch."""
         return self.sampler.batches
 
     def set_size(self, size: int) -> None:
@@ -159,7 +155,6 @@ class Loader:
         self.transform = dataclasses.replace(self.transform, size=size)
 
     def describe(self) -> str:
-        """One line for the log: data, decoder, workers, where images are resized."""
         where = getattr(self.transform, "resize_on", "worker")
         return (
             f"data: {self.source.kind} {self.source.split}, {len(self.source)} images, "
@@ -265,11 +260,3 @@ class Loader:
         if self._processes is not None:
             self._processes[1].close()
             self._processes = None
-
-
-def _check_own(augment: Augment | None, options: LoaderOptions | None) -> None:
-    """Refuse what does not go with a transform of the user's own."""
-    if augment is not None:
-        raise ConfigError("augment: a transform of your own gives the model's input; leave augment out")
-    if not CAN_FORK or (options is not None and options.worker_kind == "threads"):
-        raise ConfigError("worker_kind: a transform of your own needs processes, on Linux; leave threads out")

@@ -17,18 +17,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from fathoms.config_checks import check_ranges, ranged
 from fathoms.data.counter_rng import generator
 from fathoms.data.dataset_check import ordered_map
 from fathoms.data.images.decode import Decoder, choose_decoder
-from fathoms.data.images.image_header import ImageHeader
 from fathoms.data.images.pixels import resize
 from fathoms.data.sources.pack_index import INDEX_FORMAT, INDEX_NAME, is_shard_name, shard_file, shard_path
 from fathoms.data.sources.source import BadImageError, DataError, Source, is_image
 from fathoms.data.sources.splits import detect
 from fathoms.data.sources.tar_files import CLASS_LIST
-from fathoms.errors import ConfigError, flag_of
+from fathoms.errors import ConfigError
 from fathoms.files import open_own, sync_folder, write_atomic
 from fathoms.untrusted import read_json, read_plain, sha256_of
 
@@ -40,25 +38,20 @@ Repacked = tuple[int, int, bytes | None, str]
 class PackOptions:
     """Options of re-encoding, by the names of their flags."""
 
-    max_side: int | None = 500
+    max_side: int | None = ranged(500, least=1)
     """Longest side in pixels; larger images are shrunk."""
-    short_side: int | None = None
+    short_side: int | None = ranged(None, least=1)
     """Shortest side in pixels, instead of `max_side`."""
-    quality: int = 90
+    quality: int = ranged(90, least=1, most=100)
     """JPEG quality; colour is stored at half resolution (4:2:0)."""
-    shard_samples: int = 4096
+    shard_samples: int = ranged(4096, least=1)
     """Images per shard."""
 
     def __post_init__(self) -> None:
         if (self.max_side is None) == (self.short_side is None):
             found = "is missing, and so is" if self.max_side is None else "cannot be combined with"
             raise ConfigError(f"--max-side: {found} --short-side; give one of the two")
-        if not 1 <= self.quality <= 100:
-            raise ConfigError(f"--quality {self.quality}: is out of range; use 1 to 100")
-        for flag in ("max_side", "short_side", "shard_samples"):
-            value = getattr(self, flag)
-            if value is not None and value < 1:
-                raise ConfigError(f"{flag_of(flag)} {value}: is too small; use 1 or more")
+        check_ranges(self, "--")
 
 
 @dataclass(frozen=True)
@@ -84,29 +77,19 @@ def target_size(height: int, width: int, options: PackOptions) -> tuple[int, int
     return max(1, round(height * scale)), max(1, round(width * scale))
 
 
-def encode(pixels: np.ndarray, quality: int) -> bytes:
-    """A JPEG with 4:2:0 colour."""
+def repack(data: bytes, decoder: Decoder, options: PackOptions) -> bytes:
+    """The bytes to store: re-encoded, or the original ones if they are smaller and load in the same way."""
     from PIL import Image
 
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, subsampling=2)
-    return buffer.getvalue()
-
-
-def repack(data: bytes, decoder: Decoder, options: PackOptions) -> bytes:
-    """The bytes to store: re-encoded, or the original ones if they are smaller."""
     header = decoder.header(data)
     pixels = decoder.decode(data, header=header)
-    height, width = target_size(*header.shown, options)
-    small = resize(pixels, height, width, cubic=True).permute(1, 2, 0).contiguous().numpy()
-    out = encode(small, options.quality)
-    return data if _keeps(header, (height, width)) and len(data) <= len(out) else out
-
-
-def _keeps(header: ImageHeader, size: tuple[int, int]) -> bool:
-    """Whether the original bytes would load the same way as a packed image."""
+    size = target_size(*header.shown, options)
+    small = resize(pixels, *size, cubic=True).permute(1, 2, 0).contiguous().numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(small).save(buffer, "JPEG", quality=options.quality, subsampling=2)
     plain = header.format == "JPEG" and header.components == 3 and not header.progressive
-    return plain and header.orientation == 1 and header.shown == size
+    same = plain and header.orientation == 1 and header.shown == size
+    return data if same and len(data) <= len(buffer.getvalue()) else buffer.getvalue()
 
 
 def pack_split(
@@ -157,18 +140,11 @@ def pack_split(
 
 
 def _finished(path: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
-    """The entry of a shard that an earlier run completed with the same source and options."""
-    side = path.with_suffix(".json")
-    if not path.is_file() or not side.is_file():
-        return None
-    try:
-        facts = read_json(side, DataError)
-        same = all(facts[key] == wanted[key] for key in wanted) and path.stat().st_size == facts["bytes"]
-        # A shard that was damaged in its place has its size still.
-        same = same and sha256_of(path) == facts["sha256"]
-    except (DataError, KeyError):
-        return None
-    return facts if same else None
+    """The table of a shard that an earlier run completed with the same source and options."""
+    facts = _read(path.with_suffix(".json"))
+    whole = path.is_file() and path.stat().st_size == facts.get("bytes")
+    # A shard that was damaged in its place has its size still.
+    return facts if whole and _is_of(facts, wanted) and sha256_of(path) == facts.get("sha256") else None
 
 
 def _write_shard(
@@ -224,14 +200,12 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> int:
 
 
 def write_index(folder: Path, classes: tuple[str, ...], splits: dict[str, Any], options: PackOptions) -> None:
-    """Write the index of all splits, with the sha256 of every shard."""
     content = {"format": INDEX_FORMAT, "classes": list(classes), "options": asdict(options), "splits": splits}
     write_atomic(folder / INDEX_NAME, json.dumps(content, indent=1).encode())
     write_atomic(folder / CLASS_LIST, class_list(classes))
 
 
 def class_list(classes: tuple[str, ...]) -> bytes:
-    """The file of class names, one on each line."""
     return ("\n".join(classes) + "\n").encode()
 
 
@@ -250,33 +224,35 @@ def check_pack_target(folder: Path, sources: Sequence[Source], options: PackOpti
     """Refuse a folder in which packing would replace a file that is not of the same pack."""
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder}: is a file, not a folder; give another target")
-    index, pack = folder / INDEX_NAME, {source.split: source.fingerprint() for source in sources}
-    if index.is_file():
-        table = _read(index)
-        if _sources(table.get("splits")) != pack or table.get("options") != asdict(options):
-            raise _other_pack(index)
-    listing = folder / CLASS_LIST
-    if os.path.lexists(listing) and not _holds(listing, class_list(sources[0].classes)):
-        raise _other_pack(listing)
+    pack = {source.split: source.fingerprint() for source in sources}
+    others = []
+    if (folder / INDEX_NAME).is_file() and _made_of(folder / INDEX_NAME) != (asdict(options), pack):
+        others.append(folder / INDEX_NAME)
+    if not _holds(folder / CLASS_LIST, class_list(sources[0].classes)):
+        others.append(folder / CLASS_LIST)
     for source in sources:
         wanted = {"source": pack[source.split], "options": asdict(options)}
         for number in range(-(-len(source) // options.shard_samples)):
             path = shard_file(folder, source.split, number)
-            there = [file for file in (path, path.with_suffix(".json")) if os.path.lexists(file)]
-            if there and not _is_of(path.with_suffix(".json"), wanted):
-                raise _other_pack(there[0])
+            if not _is_of(_read(path.with_suffix(".json")), wanted):
+                others += [path, path.with_suffix(".json")]
+    for path in others:
+        if os.path.lexists(path):
+            raise DataError(
+                f"{path}: is there already, of other data or options; give another target, or --overwrite to "
+                "replace it"
+            )
 
 
 def check_no_other_data(folder: Path) -> None:
     """Refuse a folder that holds a data set of another kind: with an index in it, it would be read as the pack."""
     if not folder.is_dir():
         return
-    kinds = {"hub": "a data set of the Hub", "idx": "IDX files", "cifar": "CIFAR files"}
     # Class folders, alone or in those of splits.
-    images = next(
-        (path for at in ("*", "*/*", "*/*/*") for path in folder.glob(at) if is_image(path.name)), None
-    )
-    what = kinds.get(detect(folder)) or (images and str(images.relative_to(folder)))
+    files = (path for at in ("*", "*/*", "*/*/*") for path in folder.glob(at))
+    what = next((str(path.relative_to(folder)) for path in files if is_image(path.name)), None)
+    if (kind := detect(folder)) in ("hub", "idx", "cifar"):
+        what = f"of kind {kind}"
     if what is not None:
         raise DataError(
             f"{folder}: holds other data ({what}), which the pack would hide; give another target"
@@ -309,21 +285,17 @@ def _holds(path: Path, data: bytes) -> bool:
         return False
 
 
-def _sources(splits: Any) -> dict[str, Any]:
-    """The fingerprints of what the splits of an index were packed from."""
-    entries = splits.items() if isinstance(splits, dict) else ()
-    return {name: entry.get("source") if isinstance(entry, dict) else None for name, entry in entries}
+def _made_of(index: Path) -> tuple[Any, dict[str, Any]] | None:
+    """The options of a pack and the fingerprint of each of its sources; None if its index is damaged."""
+    table = _read(index)
+    try:
+        return table["options"], {name: entry["source"] for name, entry in table["splits"].items()}
+    except (KeyError, TypeError, AttributeError):
+        return None
 
 
-def _other_pack(path: Path) -> DataError:
-    return DataError(
-        f"{path}: is there already, of other data or options; give another target, or --overwrite to replace it"
-    )
-
-
-def _is_of(table: Path, wanted: dict[str, Any]) -> bool:
+def _is_of(facts: dict[str, Any], wanted: dict[str, Any]) -> bool:
     """Whether a shard's table says that it was packed from this source with these options."""
-    facts = _read(table)
     return all(facts.get(key) == wanted[key] for key in wanted)
 
 

@@ -24,13 +24,12 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
 from fathoms.data.images.pixels import Allocate
 from fathoms.data.images.transforms import Chunk
 from fathoms.data.sampler import LoaderStats
 from fathoms.data.sources.source import LoaderError
-from fathoms.data.workers import Done, Pool, Status, Task, TaskRunner, Worker, lower_priority
+from fathoms.data.workers import Done, Entry, Pool, Status, TaskRunner, Worker, lower_priority
 from fathoms.errors import FathomsError
 
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -51,13 +50,10 @@ class Arena:
         if pin:
             _cuda("cudaHostRegister", self._bytes.data_ptr(), self._bytes.numel(), 0)
 
-    def slot(self, number: int) -> Tensor:
-        """All bytes of a slot."""
-        return self._bytes[number * self.slot_bytes : (number + 1) * self.slot_bytes]
-
     def allocator(self, number: int) -> Allocate:
         """Memory at the start of a slot; each call gives the same bytes again."""
-        return lambda shape: self.slot(number)[: prod(shape)].view(tuple(shape))
+        slot = self._bytes[number * self.slot_bytes : (number + 1) * self.slot_bytes]
+        return lambda shape: slot[: prod(shape)].view(tuple(shape))
 
     def close(self) -> None:
         """Unpin the memory; it is freed with the last tensor that refers to it."""
@@ -67,7 +63,6 @@ class Arena:
 
 
 def _cuda(name: str, *arguments: int) -> None:
-    """Call a function of the CUDA runtime; raise its error."""
     torch.cuda.check_error(int(getattr(torch.cuda.cudart(), name)(*arguments)))
 
 
@@ -91,7 +86,7 @@ class _Process(Worker):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
 
-    def send(self, entry: tuple[int, Task, int]) -> None:
+    def send(self, entry: Entry) -> None:
         super().send(entry)
         # The pool notices a dead process, and gives its tasks to another.
         with contextlib.suppress(ConnectionError):
@@ -113,7 +108,6 @@ class _Process(Worker):
         return self.ended
 
     def retire(self) -> None:
-        """Kill it, whatever it does."""
         self.pipe.close()
         if not self._wait(os.WNOHANG):
             os.kill(self.pid, signal.SIGKILL)
@@ -121,18 +115,7 @@ class _Process(Worker):
 
 
 class Processes(Pool[_Process]):
-    """The processes of a loader and their shared memory; they live as long as the loader.
-
-    Args:
-        run: what a process does with a task.
-        count: number of processes.
-        timeout: seconds that one file may take.
-        stats: where bad images and replaced processes are noted.
-        allowed_bad: bad images before the run stops.
-        pin: whether the memory is pinned, for a GPU.
-        slots: number of results that exist at once.
-        slot_bytes: size of the largest result.
-    """
+    """The processes of a loader, and memory for `slots` results at once; they live as long as the loader."""
 
     def __init__(
         self,
@@ -169,7 +152,6 @@ class Processes(Pool[_Process]):
         return self._slots[number]
 
     def reuse(self, numbers: Iterable[int], event: torch.cuda.Event | None) -> None:
-        """Use the slots of some tasks again, once the device has completed `event`."""
         self._in_use.append((event, [self._slots.pop(number) for number in numbers]))
 
     def _receive(self, seconds: float) -> tuple[_Process, int, Done] | None:
@@ -184,7 +166,6 @@ class Processes(Pool[_Process]):
         return None
 
     def _with_pixels(self, number: int, chunk: Chunk | None, shapes: dict[str, Any]) -> Chunk | None:
-        """The chunk, its pixels a view of the slot."""
         if chunk is None:
             return None
         view = self._arena.allocator(self._slots[number])
@@ -199,11 +180,9 @@ class Processes(Pool[_Process]):
 
     @property
     def closed(self) -> bool:
-        """Whether the processes have ended, by `close` or by an error."""
         return not self._end.alive
 
     def close(self) -> None:
-        """End the processes and free the memory."""
         self._end()
 
 
@@ -233,12 +212,9 @@ def _serve(run: TaskRunner, status: Status, pipe: Connection, arena: Arena, pare
             # The pixels are in the slot already; only their shape in bytes and their type travel.
             shapes, chunk = {}, done.chunk
             if chunk is not None:
-                both = (("images", chunk.images), ("pixels", chunk.pixels))
-                shapes = {
-                    name: (tuple(pixels.view(torch.uint8).shape), pixels.dtype)
-                    for name, pixels in both
-                    if pixels is not None
-                }
+                both = {"images": chunk.images, "pixels": chunk.pixels}
+                there = {name: pixels for name, pixels in both.items() if pixels is not None}
+                shapes = {name: (tuple(p.view(torch.uint8).shape), p.dtype) for name, p in there.items()}
                 chunk = dataclasses.replace(chunk, images=None, pixels=None)
             pipe.send((number, shapes, Done(chunk, done.bad, _picklable(done.error))))
     finally:

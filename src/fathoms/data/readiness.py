@@ -8,16 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
 
 from fathoms.data.images.decode import choose_decoder
-from fathoms.data.sources.arrays import ArraySource
+from fathoms.data.sources.arrays import ArraySource, is_numbered
 from fathoms.data.sources.image_folder import folder_splits
 from fathoms.data.sources.source import MANIFEST_NAME, DataError, Source, left_out_of
 from fathoms.data.sources.splits import AnySource, Roles
@@ -31,8 +30,6 @@ _BEGIN = b'{"format": "fathoms-manifest-'
 
 @dataclass(frozen=True)
 class FileRow:
-    """One file of a split: name, size, label and sha256."""
-
     name: str
     size: int
     label: int
@@ -40,7 +37,6 @@ class FileRow:
 
 
 def default_manifest(path: str | Path) -> Path:
-    """Default path of the manifest of the data set at `path`."""
     place = Path(path)
     return place / MANIFEST_NAME if place.is_dir() else place.with_name(f"{place.name}.{MANIFEST_NAME}")
 
@@ -66,7 +62,7 @@ def write_manifest(path: Path, splits: dict[str, dict[str, Any]], rows: dict[str
     write_atomic(path, json.dumps(content, ensure_ascii=True, indent=None).encode())
 
 
-def verify_manifest(path: str | Path, source: Source | ArraySource) -> dict[str, Any]:
+def verify_manifest(path: str | Path, source: AnySource) -> dict[str, Any]:
     """Compare `source` with its manifest; raises `DataError` naming the first file that changed.
 
     Fingerprints are compared; where they differ, names, sizes and classes, and then the contents. Files that the
@@ -82,58 +78,38 @@ def verify_manifest(path: str | Path, source: Source | ArraySource) -> dict[str,
     facts = splits.get(source.split) if isinstance(splits, dict) else None
     if not isinstance(facts, dict):
         raise DataError(f"{path}: it has no split {source.split!r}; run `fathoms data check` again")
-    if facts.get("fingerprint") == source.fingerprint():
-        return facts
-    change = _first_change(facts, source)
-    if change is None:
-        return facts
-    raise DataError(f"{path}: {change} since the check; run `fathoms data check` again")
+    try:
+        same = facts.get("fingerprint") == source.fingerprint()
+        change = None if same else _first_change(facts, source)
+    except (KeyError, TypeError, ValueError, IndexError):
+        change = "the manifest is damaged and cannot be compared"
+    if change is not None:
+        raise DataError(f"{path}: {change} since the check; run `fathoms data check` again")
+    return facts
 
 
-def verify_sources(path: str | Path, sources: Iterable[Source | ArraySource]) -> None:
-    """Compare splits of the data set at `path` with its manifest, if it has one."""
-    manifest = default_manifest(path)
-    if manifest.is_file():
-        for source in sources:
-            verify_manifest(manifest, source)
-
-
-def _first_change(facts: dict[str, Any], source: Source | ArraySource) -> str | None:
+def _first_change(facts: dict[str, Any], source: AnySource) -> str | None:
     """The first change; None if only bad files are gone."""
     if isinstance(source, ArraySource):
-        return (
-            "the list of classes changed"
-            if facts.get("classes") != list(source.classes)
-            else "the arrays changed"
-        )
-    try:
-        classes = list(facts["classes"])
-        before = {str(name): (size, classes[label]) for name, size, label, _ in facts["files"]}
-        bad = {str(name) for name, _ in facts.get("bad", ())}
-    except (KeyError, TypeError, ValueError, IndexError):
-        return "the manifest is damaged and cannot be compared"
+        return "the arrays changed"
+    rows = {str(name): (size, facts["classes"][label]) for name, size, label, _ in facts["files"]}
+    hashes = {str(name): digest for name, _, _, digest in facts["files"]}
+    bad = {str(name) for name, _ in facts.get("bad", ())}
     labels = source.labels.tolist()
     now = {source.where(i): (source.size(i), source.classes[labels[i]]) for i in range(len(source))}
-    for name in sorted(before.keys() - now.keys() - bad):
+    for name in sorted(rows.keys() - now.keys() - bad):
         return f"{name} disappeared"
-    for name in sorted(now.keys() - before.keys()):
+    for name in sorted(now.keys() - rows.keys()):
         return f"{name} was added"
     for name, value in now.items():
-        if before[name] != value:
+        if rows[name] != value:
             return f"{name} changed"
-    # A class goes with its last file, and an empty one may have been added to the list.
-    gone = set(classes) - set(source.classes)
-    if gone & {name for file, (_, name) in before.items() if file in now} or set(source.classes) - set(
-        classes
-    ):
-        return "the list of classes changed"
     # A file that is gone changes the fingerprint too, which then says nothing about the others.
-    return None if before.keys() - now.keys() else _replaced(facts, source)
+    return None if rows.keys() - now.keys() else _replaced(hashes, source)
 
 
-def _replaced(facts: dict[str, Any], source: Source) -> str:
+def _replaced(hashes: dict[str, str], source: Source) -> str:
     """The first file that was replaced by another of its size, found by reading the files up to it."""
-    hashes = {str(name): digest for name, _, _, digest in facts["files"]}
     for index in range(len(source)):
         name = source.where(index)
         try:
@@ -148,9 +124,9 @@ def _replaced(facts: dict[str, Any], source: Source) -> str:
 def check_trainable(path: str | None, roles: Roles) -> None:
     """Refuse data that changed since its check, has one class, or has a class that a split lacks; None: the digits."""
     train = roles.train
-    if path is not None:
-        whole = {id(source): source for source in (getattr(split, "source", split) for split in roles[:3])}
-        verify_sources(path, tuple(source for source in whole.values() if source is not None))
+    if path is not None and (manifest := default_manifest(path)).is_file():
+        for source in roles.whole():
+            verify_manifest(manifest, source)
     _check_classes(path, train)
     for split in (roles.val, roles.test):
         odd = [] if split is None else sorted(set(train.classes) ^ set(split.classes))
@@ -161,7 +137,7 @@ def check_trainable(path: str | None, roles: Roles) -> None:
     empty = np.setdiff1d(np.arange(len(train.classes)), train.labels)
     if len(empty):
         remedy = "fill or remove it"
-        if list(train.classes) == [str(number) for number in range(len(train.classes))]:
+        if is_numbered(train.classes):
             remedy += ", or number the classes from 0, as numpy.unique(y, return_inverse=True)[1] does"
         raise ConfigError(f"{path}: class {train.classes[empty[0]]!r} has no training images; {remedy}")
 
@@ -193,7 +169,7 @@ def notices(sources: Sequence[AnySource]) -> list[str]:
     left = left_out_of(*sources).describe()
     sizes = {source.split: _sizes(source) for source in sources}
     lines = [left] if left else []
-    lines += of_classes(sources) + of_sizes(sizes) + of_colours(sources)
+    lines += of_classes(sources) + of_sizes(sizes)
     lines += [
         f"warning: {source.split} holds the same images as {train.split}; "
         "its accuracy says nothing about new images"
@@ -224,11 +200,7 @@ def of_classes(sources: Sequence[AnySource]) -> list[str]:
 
 
 def of_sizes(sizes: Mapping[str, Counter[Size]]) -> list[str]:
-    """Lines about images that are tiny, or of another size in another split.
-
-    Args:
-        sizes: How many images of a split have each height and width.
-    """
+    """Lines about images that are tiny, or of another size in another split, from the count of each size."""
     lines = []
     for split, counted in sizes.items():
         tiny = {size: count for size, count in counted.items() if min(size) < TINY}
@@ -248,37 +220,16 @@ def of_sizes(sizes: Mapping[str, Counter[Size]]) -> list[str]:
     return lines
 
 
-def of_colours(sources: Sequence[AnySource]) -> list[str]:
-    """A line about arrays of which some splits are grey and others are in colour.
-
-    Both are taken, since a model of one channel sees them alike; to one of three channels they are different data.
-    """
-    arrays = [source for source in sources if isinstance(source, ArraySource)]
-    colours = {s.split: "grey" if _is_grey(s.images[_picked(len(s))]) else "RGB" for s in arrays}
-    if len(set(colours.values())) < 2 or not all(
-        _is_grey(s.images) for s in arrays if colours[s.split] == "grey"
-    ):
-        return []
-    listed = ", ".join(f"{split} {colour}" for split, colour in colours.items())
-    return [
-        f"warning: some splits are grey and others in colour ({listed}); grey becomes three equal channels"
-    ]
-
-
-def _is_grey(images: UInt8[np.ndarray, "N H W 3"]) -> bool:
-    return np.array_equal(images[..., 0], images[..., 1]) and np.array_equal(images[..., 1], images[..., 2])
-
-
 def overlaps(digests: Mapping[str, Sequence[str]]) -> list[str]:
     """Lines about splits that hold images of the first one, by the hashes of their images."""
     first, *others = digests
     known = set(digests[first])
-    lines = []
-    for split in others:
-        both = sum(digest in known for digest in digests[split])
-        if both:
-            lines.append(f"warning: {both} of {len(digests[split])} {split} images are also in {first}")
-    return lines
+    both = {split: sum(digest in known for digest in digests[split]) for split in others}
+    return [
+        f"warning: {count} of {len(digests[split])} {split} images are also in {first}"
+        for split, count in both.items()
+        if count
+    ]
 
 
 def _picked(count: int) -> list[int]:

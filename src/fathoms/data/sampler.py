@@ -34,12 +34,10 @@ class Refs:
         return len(self.index)
 
     def part(self, start: int, stop: int) -> Refs:
-        """Samples start to stop."""
         return Refs(self.index[start:stop], self.repeat[start:stop], self.position[start:stop])
 
     @classmethod
     def joined(cls, parts: Sequence[Refs]) -> Refs:
-        """Concatenate `parts`."""
         names = [entry.name for entry in fields(cls)]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
@@ -77,24 +75,20 @@ class Sampler:
             raise ConfigError(
                 f"--aug-repeats {self.aug_repeats}: has no meaning for order='sequential'; leave it out"
             )
-        if self.order == "shuffled" and self.size < self.world:
-            raise DataError(
-                f"data: {self.size} samples for {self.world} ranks; use at most {self.size} ranks"
-            )
         if self.order == "shuffled" and self.size < self.global_batch:
+            most = self.size // self.world
+            remedy = f"use a batch size of at most {most}" if most else f"use at most {self.size} ranks"
             raise DataError(
                 f"data: {self.size} samples do not fill one batch of {self.batch_size} x {self.world} ranks; "
-                f"use a batch size of at most {self.size // self.world}"
+                f"{remedy}"
             )
 
     @property
     def global_batch(self) -> int:
-        """Samples of a batch over all ranks."""
         return self.batch_size * self.world
 
     @property
     def batches(self) -> int:
-        """Number of batches of one epoch on this rank."""
         if self.order == "shuffled":
             return self.size // self.global_batch
         mine = len(range(self.rank, self.size, self.world))
@@ -180,12 +174,10 @@ class LoaderStats:
 
     @property
     def wait_share(self) -> float:
-        """Share of the time spent waiting for data, 0 to 1."""
         return self.waited / self.elapsed if self.elapsed > 0 else 0.0
 
     @property
     def images_per_second(self) -> float:
-        """Images delivered per second of elapsed time."""
         return self.images / self.elapsed if self.elapsed > 0 else 0.0
 
     def note_bad(self, name: str, reason: str, allowed: int) -> None:

@@ -57,7 +57,7 @@ class Done(NamedTuple):
 
 
 class Status:
-    """The file that a worker reads: written by it, read by its parent, also from another process."""
+    """The file that a worker reads, in memory that it shares with its parent."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -72,7 +72,6 @@ class Status:
 
     @property
     def item(self) -> str:
-        """The file that it reads."""
         return bytes(self._status["item"][0, : int(self._status["length"][0])]).decode(errors="replace")
 
     @property
@@ -114,27 +113,29 @@ class TaskRunner:
         return Done(chunk if error is None else None, bad, error)
 
 
+# The number of a task, the task, and the slot of memory for its result.
+Entry = tuple[int, Task, int]
+
+
 class Worker(ABC):
     """One worker as its pool sees it: its status, and the tasks that it has not finished, in order."""
 
     def __init__(self, name: str) -> None:
         self.status = Status(name)
-        self.tasks: deque[tuple[int, Task, int]] = deque()
+        self.tasks: deque[Entry] = deque()
         self.head_since = 0.0
         """When the task at the head of its queue got there, in monotonic seconds."""
 
-    def send(self, entry: tuple[int, Task, int]) -> None:
-        """Give it a task: number, task, and slot of memory."""
+    def send(self, entry: Entry) -> None:
         self.head_since = self.head_since if self.tasks else time.monotonic()
         self.tasks.append(entry)
 
     @abstractmethod
-    def died(self) -> bool:
-        """Whether it is gone."""
+    def died(self) -> bool: ...
 
     @abstractmethod
     def result_waits(self) -> bool:
-        """Whether a result of its may not have been read yet."""
+        """Whether one of its results may not have been read yet."""
 
     @abstractmethod
     def retire(self) -> None:
@@ -158,12 +159,7 @@ class Pool(ABC, Generic[W]):
     """Hands numbered tasks to workers, and gives their results by number.
 
     The first worker that dies or hangs is replaced; the second in an epoch ends the run. Tasks are pure functions: one
-    that runs again changes nothing but the time.
-
-    Args:
-        timeout: seconds that one file may take.
-        stats: where bad images and replaced workers are noted.
-        allowed_bad: bad images before the run stops.
+    that runs again changes nothing but the time. `timeout` is in seconds for one file.
     """
 
     def __init__(self, timeout: float, stats: LoaderStats, allowed_bad: int) -> None:
@@ -171,13 +167,12 @@ class Pool(ABC, Generic[W]):
         self.workers: list[W] = []
         self.busy = False
         """Whether an epoch uses it."""
-        self._backlog: deque[tuple[int, Task, int]] = deque()
+        self._backlog: deque[Entry] = deque()
         self._ready: dict[int, Chunk] = {}
         self._lost = 0
 
     @abstractmethod
-    def _start(self, name: str) -> W:
-        """A new worker."""
+    def _start(self, name: str) -> W: ...
 
     @abstractmethod
     def _receive(self, seconds: float) -> tuple[W, int, Done] | None:
@@ -189,11 +184,9 @@ class Pool(ABC, Generic[W]):
         """Whether the workers have ended."""
 
     @abstractmethod
-    def close(self) -> None:
-        """End the workers."""
+    def close(self) -> None: ...
 
     def _slot(self, _number: int) -> int:
-        """The slot of memory for a task."""
         return 0
 
     def reuse(self, numbers: Iterable[int], event: torch.cuda.Event | None) -> None:
@@ -211,7 +204,6 @@ class Pool(ABC, Generic[W]):
             raise
 
     def submit(self, number: int, task: Task) -> None:
-        """Queue a task."""
         with self._closed_on_error():
             self._backlog.append((number, task, self._slot(number)))
             self._distribute()
@@ -228,19 +220,17 @@ class Pool(ABC, Generic[W]):
         """Wait for the result of a task; a worker that died or hangs is noticed meanwhile."""
         while number not in self._ready:
             with self._closed_on_error():
-                done = self._take()
-            if done is not None:
-                self._note(done)
+                found = self._take()
+            if found is None:
+                continue
+            done, (chunk, bad, error) = found
+            for name, reason in bad:
+                self._stats.note_bad(name, reason, self._allowed_bad)
+            if error is not None:
+                raise error
+            if chunk is not None:
+                self._ready[done] = chunk
         return self._ready.pop(number)
-
-    def _note(self, done: tuple[int, Done]) -> None:
-        number, (chunk, bad, error) = done
-        for name, reason in bad:
-            self._stats.note_bad(name, reason, self._allowed_bad)
-        if error is not None:
-            raise error
-        if chunk is not None:
-            self._ready[number] = chunk
 
     def _take(self) -> tuple[int, Done] | None:
         found = self._receive(CHECK_EVERY)
@@ -307,7 +297,7 @@ class _Thread(Worker):
     def __init__(self, name: str, run: TaskRunner, allocate: Allocate, results: queue.SimpleQueue) -> None:
         super().__init__(name)
         self._run, self._allocate, self._results = run, allocate, results
-        self._queue: queue.SimpleQueue[tuple[int, Task, int] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._ready, self._retired = threading.Event(), False
         self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
         threads_before = torch.get_num_threads()
@@ -325,7 +315,7 @@ class _Thread(Worker):
             number, task, _ = entry
             self._results.put((self, number, self._run(task, self.status, self._allocate)))
 
-    def send(self, entry: tuple[int, Task, int]) -> None:
+    def send(self, entry: Entry) -> None:
         super().send(entry)
         self._queue.put(entry)
 
@@ -362,7 +352,6 @@ class Threads(Pool[_Thread]):
 
     @property
     def closed(self) -> bool:
-        """Whether the threads were told to end."""
         return self._closed
 
     def finish(self) -> None:
@@ -380,5 +369,4 @@ class Threads(Pool[_Thread]):
 
 
 def own_memory(pin: bool) -> Allocate:
-    """Memory of this process alone, pinned for a GPU or not."""
     return lambda shape: torch.empty(tuple(shape), dtype=torch.uint8, pin_memory=pin)

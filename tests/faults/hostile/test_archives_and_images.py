@@ -254,15 +254,13 @@ IMAGES = {
 @pytest.mark.parametrize("kind", IMAGES)
 def test_an_untrusted_image(kind, place):
     data, expected = IMAGES[kind]
-    for backend in ("auto", "simplejpeg"):
-        decoder = choose_decoder(backend)
-        if isinstance(expected, tuple):
-            assert decoder.decode(data).shape == (*expected, 3)
-        else:
-            with pytest.raises(BadImageError) as caught:
-                decoder.decode(data)
-            assert expected in str(caught.value)
-            assert str(caught.value).isprintable()
+    if isinstance(expected, tuple):
+        assert choose_decoder().decode(data).shape == (*expected, 3)
+    else:
+        with pytest.raises(BadImageError) as caught:
+            choose_decoder().decode(data)
+        assert expected in str(caught.value)
+        assert str(caught.value).isprintable()
     assert not list(place.iterdir())
 
 

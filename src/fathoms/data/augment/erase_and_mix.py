@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Int64, UInt8
 from torch import Tensor
 
+from fathoms.config_checks import check_ranges, ranged
 from fathoms.data.counter_rng import device_uniforms, sample_keys, to_device, uniforms
-from fathoms.errors import ConfigError
 from fathoms.registry import check_name
 
 
@@ -33,15 +33,6 @@ def inside_boxes(box: Int[Tensor, "*shape 4"], height: int, width: int) -> Bool[
 
 MODES = ("const", "rand", "pixel")
 _TRIES = 10
-
-
-def check_erasing(reprob: float, remode: str, recount: int) -> None:
-    """Refuse options out of range."""
-    check_name(remode, MODES, "erasing mode", "--remode")
-    if not 0 <= reprob <= 1:
-        raise ConfigError(f"--reprob {reprob}: is not a probability; use 0 to 1")
-    if recount < 1:
-        raise ConfigError(f"--recount {recount}: is too small; use 1 or more")
 
 
 def draw_rectangles(keys: np.ndarray, prob: float, count: int, height: int, width: int) -> np.ndarray:
@@ -111,11 +102,7 @@ def erase(
     else:
         noise: Tensor | float = 0.0
         if mode == "pixel":
-            noise = (
-                normal_noise(device_uniforms(own, channels * height * width))
-                .view(picked.shape)
-                .to(images.dtype)
-            )
+            noise = normal_noise(device_uniforms(own, picked[0].numel())).view(picked.shape).to(images.dtype)
         picked = torch.where(inside.any(1)[:, None], noise, picked)
     return put_rows(images, rows, where, picked)
 
@@ -127,36 +114,25 @@ MIX_MODES = ("batch", "pair", "elem")
 class MixOptions:
     """Mixup and cutmix, by the names of their flags; both alphas at zero mean no mixing."""
 
-    mixup: float = 0.0
+    mixup: float = ranged(0.0, least=0)
     """Alpha of the beta distribution of mixup."""
-    cutmix: float = 0.0
+    cutmix: float = ranged(0.0, least=0)
     """Alpha of the beta distribution of cutmix."""
-    mixup_prob: float = 1.0
+    mixup_prob: float = ranged(1.0, least=0, most=1)
     """Probability of mixing at all."""
-    mixup_switch_prob: float = 0.5
+    mixup_switch_prob: float = ranged(0.5, least=0, most=1)
     """Probability of cutmix where both are on."""
     mixup_mode: str = "batch"
     """One mixture for the batch, one per pair, or one per sample."""
-    smoothing: float = 0.1
+    smoothing: float = ranged(0.1, least=0, below=1)
     """Label smoothing of the soft targets."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, "--")
         check_name(self.mixup_mode, MIX_MODES, "mixing mode", "--mixup-mode")
-        for flag, alpha in (("--mixup", self.mixup), ("--cutmix", self.cutmix)):
-            if alpha < 0:
-                raise ConfigError(f"{flag} {alpha}: is negative; use 0 or more")
-        for flag, prob in (
-            ("--mixup-prob", self.mixup_prob),
-            ("--mixup-switch-prob", self.mixup_switch_prob),
-        ):
-            if not 0 <= prob <= 1:
-                raise ConfigError(f"{flag} {prob}: is not a probability; use 0 to 1")
-        if not 0 <= self.smoothing < 1:
-            raise ConfigError(f"--smoothing {self.smoothing}: is out of range; use 0 or more and less than 1")
 
     @property
     def active(self) -> bool:
-        """Whether anything is mixed."""
         return self.mixup > 0 or self.cutmix > 0
 
 
@@ -179,12 +155,11 @@ class Mixture:
     def joined(cls, parts: Sequence[Mixture]) -> Mixture:
         """The mixtures of several batches as one; partners stay within their batch."""
         first = np.cumsum([0, *(len(part.share) for part in parts)])
-        return cls(
-            np.concatenate([part.share for part in parts]),
-            np.concatenate([part.cut for part in parts]),
-            np.concatenate([part.box for part in parts]),
-            np.concatenate([part.partner + start for part, start in zip(parts, first, strict=False)]),
-        )
+        columns = [
+            (part.share, part.cut, part.box, part.partner + start)
+            for part, start in zip(parts, first, strict=False)
+        ]
+        return cls(*map(np.concatenate, zip(*columns, strict=True)))
 
 
 def draw_mixture(
@@ -256,16 +231,6 @@ class Finish:
     mixture: Mixture | None
 
 
-def normalise(
-    images: UInt8[Tensor, "B 3 H W"],
-    scale: Float[Tensor, "3 1 1"],
-    shift: Float[Tensor, "3 1 1"],
-    dtype: torch.dtype,
-) -> Float[Tensor, "B 3 H W"]:
-    """Pixels v as v * scale + shift, which is (v / 255 - mean) / std, computed in float32."""
-    return torch.addcmul(shift, images, scale).to(dtype)
-
-
 def finish(
     images: UInt8[Tensor, "B 3 H W"],
     scale: Float[Tensor, "3 1 1"],
@@ -273,8 +238,8 @@ def finish(
     dtype: torch.dtype,
     drawn: Finish,
 ) -> Float[Tensor, "B 3 H W"]:
-    """Normalise, erase and mix."""
-    out = normalise(images, scale, shift, dtype)
+    """Normalise, erase and mix: v * scale + shift, which is (v / 255 - mean) / std, is computed in float32."""
+    out = torch.addcmul(shift, images, scale).to(dtype)
     if drawn.erasing is not None:
         out = erase(out, drawn.erasing.rectangles, drawn.erasing.mode, drawn.erasing.keys)
     return out if drawn.mixture is None else mix_images(out, drawn.mixture)

@@ -6,19 +6,18 @@ different operations need not be gathered, and the host's work does not grow wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import triton
-from jaxtyping import Float, Float32, Float64, Int32, UInt8
+from jaxtyping import Float, Float32, Int32, UInt8
 from torch import Tensor
 
 from fathoms.data.augment import layer_kernels as codes
 from fathoms.data.augment.erase_and_mix import Finish
 from fathoms.data.augment.layer_kernels import layer_kernel, table_kernel
-from fathoms.data.augment.per_image import CUT_MARGIN, PLANE, matrices
+from fathoms.data.augment.per_image import PLANE, POINTWISE, matrices
 from fathoms.data.augment.pixel_kernels import (
     FIELDS,
     REACH,
@@ -37,6 +36,7 @@ from fathoms.registry import check_name
 
 # Rows and columns of the result per program, at most.
 _ROWS, _COLUMNS, _WARPS = 16, 64, 4
+_VALUES = np.arange(256, dtype=np.uint8)
 
 
 def resize_boxes(
@@ -68,19 +68,10 @@ def resize_boxes(
     return images
 
 
-# Two straight lines of a table: threshold, slope and shift below it, slope and shift from it on, mask.
-_Number = int | float | np.ndarray
-FACTOR_LINES: dict[str, Callable[[np.ndarray], tuple[_Number, ...]]] = {
-    "invert": lambda _: (0, 1, 0, -1, 255, 255),
-    "posterize": lambda factor: (256, 1, 0, 1, 0, 0xFF << 8 - np.clip(factor.astype(np.int64), 0, 8) & 0xFF),
-    "solarize": lambda factor: (factor, 1, 0, -1, 255, 255),
-    "solarize_add": lambda factor: (128, 1, factor, 1, 0, 255),
-    "brightness": lambda factor: (256, factor, CUT_MARGIN, 1, 0, 255),
-}
 IMAGE_TABLES = ("auto_contrast", "contrast", "equalize")
 
 CODES: dict[str, int] = {
-    **dict.fromkeys(FACTOR_LINES, codes.LINES.value),
+    **dict.fromkeys(POINTWISE, codes.GIVEN.value),
     **dict.fromkeys(PLANE, codes.LINEAR.value),
     "auto_contrast": codes.AUTO_CONTRAST.value,
     "contrast": codes.CONTRAST.value,
@@ -109,8 +100,8 @@ class KernelArguments(NamedTuple):
     """Index of the image's table or matrix."""
     factor: Float32[np.ndarray, " B"]
     tabled: Int32[np.ndarray, " t"]
-    """The images that get a table, those with lines first."""
-    lines: Float64[np.ndarray, "l 6"]
+    """The images that get a table, those whose table is given first."""
+    given: UInt8[np.ndarray, "g 256"]
     matrix: Float32[np.ndarray, "m 6"]
     blurred: Int32[np.ndarray, " b"]
     boxes: Float32[np.ndarray, "b k"]
@@ -120,41 +111,33 @@ def kernel_arguments(layer: Layer, height: int, width: int) -> KernelArguments:
     """Convert a layer to kernel arguments."""
     for kind in layer.rows:
         check_name(kind, CODES, "operation", "apply_layer")
-    lined, tabled, moved, blurred = (
+    pointwise, tabled, moved, blurred = (
         {kind: rows for kind, rows in layer.rows.items() if kind in kinds}
-        for kinds in (FACTOR_LINES, IMAGE_TABLES, PLANE, ("gaussian_blur",))
+        for kinds in (POINTWISE, IMAGE_TABLES, PLANE, ("gaussian_blur",))
     )
     code, slot = np.zeros((2, len(layer.argument)), np.int32)
     for kind, rows in layer.rows.items():
         code[rows] = CODES[kind]
-    tables, mapped, blurs = (_joined(group) for group in (lined | tabled, moved, blurred))
+    tables, mapped, blurs = (_joined(group) for group in (pointwise | tabled, moved, blurred))
     code[mapped] += layer.cubic[mapped]
     slot[tables] = np.arange(len(tables))
     slot[mapped] = np.arange(len(mapped))
-    lines = [_lines(kind, layer.argument[rows]) for kind, rows in lined.items()]
+    given = [
+        np.broadcast_to(POINTWISE[kind](_VALUES, layer.argument[rows, None]), (len(rows), 256))
+        for kind, rows in pointwise.items()
+    ]
     maps = [matrices(kind, layer.argument[rows], height, width) for kind, rows in moved.items()]
     factor = layer.argument.astype(np.float32)
-    boxes = np.empty((0, 0), np.float32)
-    if len(blurs):
-        boxes = blur_boxes(factor[blurs])
     return KernelArguments(
         code,
         slot,
         factor,
         tables,
-        np.concatenate([np.empty((0, 6)), *lines]),
+        np.concatenate([np.empty((0, 256), np.uint8), *given]),
         np.concatenate([np.empty((0, 6)), *maps]).astype(np.float32),
         blurs,
-        boxes,
+        blur_boxes(factor[blurs]),
     )
-
-
-def _lines(kind: str, factor: np.ndarray) -> Float64[np.ndarray, "n 6"]:
-    """The lines of the tables of one operation."""
-    out = np.empty((len(factor), 6))
-    for column, value in zip(out.T, FACTOR_LINES[kind](factor), strict=True):
-        column[:] = value
-    return out
 
 
 def blur_boxes(factor: Float32[np.ndarray, " b"]) -> Float32[np.ndarray, "b k"]:
@@ -188,14 +171,14 @@ def apply_layer(
         return images
     arguments = kernel_arguments(layer, height, width)
     images, out = images.contiguous(), torch.empty(images.shape, dtype=torch.uint8, device=images.device)
-    code, slot, factor, tabled, lines, matrix, blurred, boxes = to_device(arguments, images.device)
+    code, slot, factor, tabled, given, matrix, blurred, boxes = to_device(arguments, images.device)
     tables = torch.empty(len(tabled), 3, 256, dtype=torch.uint8, device=images.device)
     tiles = triton.cdiv(pixels, TILE)
     # Triton launches on the current device, which in a new thread is the first one.
     with torch.cuda.device_of(images):
         if len(tabled):
             launch(
-                table_kernel, (3 * len(tabled),), images, tables, tabled, code, factor, lines, pixels,
+                table_kernel, (3 * len(tabled),), images, tables, tabled, code, factor, given, pixels,
                 BLOCK=TILE if pixels <= TILE else STEP, **_options(4 if pixels <= TILE else 8),
             )  # fmt: skip
         launch(

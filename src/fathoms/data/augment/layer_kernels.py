@@ -1,8 +1,8 @@
 """Triton kernels that apply drawn operations to a batch: lookup tables, then each image's own operation.
 
 A program takes a tile of one image, all three channels, and branches on the image's operation code. The arithmetic is
-that of `fathoms.data.augment.per_image`: float64 for lines and stretches, float32 for contrast, integers for luma, its
-mean and histograms. Launched without fused multiply-adds. Blurred images are left to `blur_kernel`.
+that of `fathoms.data.augment.per_image`: float64 for stretches, float32 for contrast, integers for luma, its mean and
+histograms. Launched without fused multiply-adds. Blurred images are left to `blur_kernel`.
 """
 
 # Device code: to a type checker its constants are constexpr objects and its tensors unknown.
@@ -17,7 +17,7 @@ from fathoms.data.augment import per_image
 
 # Operation codes; those with a table come first.
 COPY = tl.constexpr(0)
-LINES = tl.constexpr(1)
+GIVEN = tl.constexpr(1)
 AUTO_CONTRAST = tl.constexpr(2)
 CONTRAST = tl.constexpr(3)
 EQUALIZE = tl.constexpr(4)
@@ -41,17 +41,6 @@ def cut(value):
 def luma(red, green, blue):
     """Luma as Pillow rounds it, of and in int32."""
     return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
-
-
-@triton.jit
-def line_table(line_ptr):
-    """Table of two straight lines, below a threshold and from it on, cut to a byte and masked."""
-    ramp = tl.arange(0, 256).to(tl.float64)
-    low = ramp * tl.load(line_ptr + 1) + tl.load(line_ptr + 2)
-    high = ramp * tl.load(line_ptr + 3) + tl.load(line_ptr + 4)
-    value = tl.where(ramp < tl.load(line_ptr), low, high)
-    value = tl.minimum(tl.maximum(value, 0.0), 255.0).to(tl.int32)
-    return (value & tl.load(line_ptr + 5).to(tl.int32)).to(tl.uint8)
 
 
 @triton.jit
@@ -109,7 +98,7 @@ def contrast_table(image_ptr, pixels, factor, BLOCK: tl.constexpr):
 
 @triton.jit
 def table_kernel(
-    batch_ptr, table_ptr, row_ptr, code_ptr, factor_ptr, line_ptr, pixels, BLOCK: tl.constexpr
+    batch_ptr, table_ptr, row_ptr, code_ptr, factor_ptr, given_ptr, pixels, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Write the table of one channel of one image; the first channel's program writes contrast's for all three."""
     place = tl.program_id(0) // 3
@@ -119,8 +108,8 @@ def table_kernel(
     image_ptr = batch_ptr + row.to(tl.int64) * 3 * pixels
     plane_ptr = image_ptr + channel * pixels
     into = table_ptr + place * 768 + tl.arange(0, 256)
-    if code == LINES:
-        tl.store(into + channel * 256, line_table(line_ptr + place * 6))
+    if code == GIVEN:
+        tl.store(into + channel * 256, tl.load(given_ptr + place * 256 + tl.arange(0, 256)))
     elif code == AUTO_CONTRAST:
         tl.store(into + channel * 256, auto_contrast_table(plane_ptr, pixels, BLOCK))
     elif code == EQUALIZE:
@@ -147,7 +136,6 @@ def pixel_of(image_ptr, pixels, at, here):
 
 @triton.jit
 def store_pixel(out_ptr, pixels, at, here, red, green, blue):
-    """Three bytes, one to each plane."""
     tl.store(out_ptr + at, red, mask=here)
     tl.store(out_ptr + pixels + at, green, mask=here)
     tl.store(out_ptr + 2 * pixels + at, blue, mask=here)
@@ -155,7 +143,6 @@ def store_pixel(out_ptr, pixels, at, here, red, green, blue):
 
 @triton.jit
 def copy(image_ptr, out_ptr, pixels, at, here):
-    """Copy the image."""
     for channel in tl.static_range(3):
         value = tl.load(image_ptr + channel * pixels + at, mask=here, other=0)
         tl.store(out_ptr + channel * pixels + at, value, mask=here)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,29 +53,20 @@ def look_up(image: Pixels, table: Table) -> Pixels:
     return np.stack([np.take(own, plane) for own, plane in zip(table, image, strict=True)])
 
 
-def invert(image: Pixels, _: float) -> Pixels:
-    """255 - v."""
-    return ~image
+def _posterize(values: np.ndarray, factor: float | np.ndarray) -> np.ndarray:
+    dropped = 8 - np.clip(np.asarray(factor).astype(np.int64), 0, 8)
+    return values & (0xFF << dropped & 0xFF).astype(np.uint8)
 
 
-def posterize(image: Pixels, factor: float) -> Pixels:
-    """The `factor` highest bits."""
-    return image & np.uint8(0xFF << 8 - min(8, max(0, int(factor))) & 0xFF)
-
-
-def solarize(image: Pixels, factor: float) -> Pixels:
-    """Every value from the threshold `factor` up inverted; a bit that is set twice is clear again."""
-    return image ^ ((image >= factor) * np.uint8(255))
-
-
-def solarize_add(image: Pixels, factor: float) -> Pixels:
-    """`factor`, at most 128, added to every value below 128."""
-    return image + (image < 128) * np.uint8(factor)
-
-
-def brightness(image: Pixels, factor: float) -> Pixels:
-    """Scale: factor * v."""
-    return np.take(np.clip(np.arange(256) * factor + CUT_MARGIN, 0, 255).astype(np.uint8), image)
+# What becomes of a value, whatever the rest of the image: the strength may be an array, for the tables of many images.
+POINTWISE: dict[str, Callable[[np.ndarray, Any], np.ndarray]] = {
+    "invert": lambda values, _: ~values,
+    "posterize": _posterize,
+    # From the threshold up a value is inverted; a bit that is set twice is clear again.
+    "solarize": lambda values, factor: values ^ ((values >= factor) * np.uint8(255)),
+    "solarize_add": lambda values, factor: values + (values < 128) * np.asarray(factor).astype(np.uint8),
+    "brightness": lambda values, factor: np.clip(values * factor + CUT_MARGIN, 0, 255).astype(np.uint8),
+}
 
 
 def contrast(image: Pixels, factor: float) -> Pixels:
@@ -164,7 +156,6 @@ def _from_pillow(pillow: Image.Image) -> Pixels:
 
 
 def gaussian_blur(image: Pixels, factor: float) -> Pixels:
-    """Pillow's blur with standard deviation `factor`."""
     return _from_pillow(_to_pillow(image).filter(ImageFilter.GaussianBlur(factor)))
 
 
@@ -196,13 +187,10 @@ def tap_weights(d: Float[Tensor, "*shape"], taps: int) -> list[Float[Tensor, "*s
     return [d * (-1 + d * (2 - d)), 1 + d * d * (d - 2), d * (1 + d * (1 - d)), d * d * (d - 1)]
 
 
-def _edged(image: Pixels, axis: int) -> UInt8[np.ndarray, "3 h w"]:
-    """The image with its edges repeated twice: every neighbour that a point inside it can have."""
-    shape = list(image.shape)
-    shape[axis] += 4
-    out = np.empty(shape, np.uint8)
-    into, of = np.moveaxis(out, axis, 0), np.moveaxis(image, axis, 0)
-    into[2:-2], into[:2], into[-2:] = of, of[:1], of[-1:]
+def _edged(image: Pixels) -> UInt8[np.ndarray, "3 H w"]:
+    """The rows with their ends repeated twice: every neighbour that a point inside can have."""
+    out = np.empty((*image.shape[:2], image.shape[2] + 4), np.uint8)
+    out[..., 2:-2], out[..., :2], out[..., -2:] = image, image[..., :1], image[..., -1:]
     return out
 
 
@@ -217,62 +205,37 @@ def shift_rows(image: Pixels, shift: Float[np.ndarray, " H"], cubic: bool, fill:
     weights = tap_weights(torch.from_numpy((shift - base).astype(np.float32))[:, None], 4 if cubic else 2)
     taps = len(weights)
     first = base.astype(np.int64) + (3 - taps // 2) + np.arange(height) * (width + 4)
-    fetched = _fetch(_edged(image, 2), first[:, None] + np.arange(width + taps - 1))
-    out = fetched[..., :width] * weights[0]
+    # A place outside is filled below, so any pixel will do.
+    places = first[:, None] + np.arange(width + taps - 1)
+    fetched = torch.from_numpy(np.take(_edged(image).reshape(3, -1), places, axis=1, mode="clip")).float()
+    total = fetched[..., :width] * weights[0]
     for tap in range(1, taps):
-        out.addcmul_(fetched[..., tap : tap + width], weights[tap])
+        total.addcmul_(fetched[..., tap : tap + width], weights[tap])
+    out = to_bytes(total)
     nearest = np.floor(shift + 0.5).astype(np.int32)[:, None] + np.arange(width, dtype=np.int32)
-    return _filled(to_bytes(out), nearest, width, fill)
+    # A negative number is a very large unsigned one.
+    outside = nearest.view(np.uint32) >= width
+    for plane, value in zip(out, fill, strict=True):
+        np.copyto(plane, value, where=outside)
+    return out
 
 
-def shift_columns(image: Pixels, shift: Float[np.ndarray, " W"], cubic: bool, fill: Fill) -> Pixels:
-    """Column x of the result is column x of the image moved up by shift[x] pixels."""
-    _, height, width = image.shape
-    base = np.floor(shift)
-    weights = tap_weights(torch.from_numpy((shift - base).astype(np.float32)), 4 if cubic else 2)
-    taps = len(weights)
-    first = (base.astype(np.int64) + (3 - taps // 2)) * width + np.arange(width)
-    fetched = _fetch(_edged(image, 1), first + (np.arange(height + taps - 1) * width)[:, None])
-    out = fetched[:, :height] * weights[0]
-    for tap in range(1, taps):
-        out.addcmul_(fetched[:, tap : tap + height], weights[tap])
-    nearest = np.floor(shift + 0.5).astype(np.int32) + np.arange(height, dtype=np.int32)[:, None]
-    return _filled(to_bytes(out), nearest, height, fill)
-
-
-def slide(image: Pixels, shift: float, axis: int, cubic: bool, fill: Fill) -> Pixels:
-    """The image moved by `shift` pixels, left for axis 2 and up for axis 1: by slices alone."""
-    length = image.shape[axis]
+def slide(image: Pixels, shift: float, cubic: bool, fill: Fill) -> Pixels:
+    """The image moved left by `shift` pixels: by slices alone."""
+    width = image.shape[2]
     whole, nearest = math.floor(shift), math.floor(shift + 0.5)
     weights = [float(weight) for weight in tap_weights(torch.tensor(shift - whole), 4 if cubic else 2)]
     out = np.empty_like(image)
     out[:] = fill[:, None, None]
-    first, last = max(0, -nearest), min(length, length - nearest)
+    first, last = max(0, -nearest), min(width, width - nearest)
     if first < last:
         start = first + whole + 3 - len(weights) // 2
-        taken = (
-            torch.from_numpy(_edged(image, axis)).narrow(axis, start, last - first + len(weights) - 1).float()
-        )
-        total = taken.narrow(axis, 0, last - first) * weights[0]
+        taken = torch.from_numpy(_edged(image)).narrow(2, start, last - first + len(weights) - 1).float()
+        total = taken[..., : last - first] * weights[0]
         for tap, weight in enumerate(weights[1:], start=1):
-            total.add_(taken.narrow(axis, tap, last - first), alpha=weight)
-        where = (slice(None), slice(first, last)) if axis == 1 else (..., slice(first, last))
-        out[where] = to_bytes(total)
+            total.add_(taken[..., tap : tap + last - first], alpha=weight)
+        out[..., first:last] = to_bytes(total)
     return out
-
-
-def _fetch(padded: UInt8[np.ndarray, "3 h w"], index: np.ndarray) -> Float[Tensor, "3 y x"]:
-    """Gather pixels by their place in a plane; a place outside is filled later, so any pixel will do."""
-    return torch.from_numpy(np.take(padded.reshape(3, -1), index, axis=1, mode="clip")).float()
-
-
-def _filled(image: Pixels, nearest: np.ndarray, limit: int, fill: Fill) -> Pixels:
-    """The image with the fill where the nearest pixel is not in 0..limit-1."""
-    # A negative number is a very large unsigned one.
-    outside = nearest.view(np.uint32) >= limit
-    for plane, value in zip(image, fill, strict=True):
-        np.copyto(plane, value, where=outside)
-    return image
 
 
 def move(image: Pixels, matrix: Float[np.ndarray, "6"], cubic: bool, fill: Fill) -> Pixels:
@@ -283,12 +246,16 @@ def move(image: Pixels, matrix: Float[np.ndarray, "6"], cubic: bool, fill: Fill)
     """
     _, height, width = image.shape
     a, b, c, d, e, f = matrix.tolist()
-    if (a, b, d, e) == (1, 0, 0, 1) and 0 in (c, f):
-        return slide(image, c or f, 2 if c else 1, cubic, fill)
+    # Along columns: along the rows of the image turned over.
+    turned = image.swapaxes(1, 2)
+    if (a, b, d, e, f) == (1, 0, 0, 1, 0):
+        return slide(image, c, cubic, fill)
+    if (a, b, c, d, e) == (1, 0, 0, 0, 1):
+        return slide(turned, f, cubic, fill).swapaxes(1, 2)
     if (a, d, e, f) == (1, 0, 1, 0):
         return shift_rows(image, b * (np.arange(height) + 0.5) + c, cubic, fill)
     if (a, b, c, e) == (1, 0, 0, 1):
-        return shift_columns(image, d * (np.arange(width) + 0.5) + f, cubic, fill)
+        return shift_rows(turned, d * (np.arange(width) + 0.5) + f, cubic, fill).swapaxes(1, 2)
     resample = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
     pillow, colour = _to_pillow(image), tuple(fill.tolist())
     moved = pillow.transform(
@@ -298,11 +265,7 @@ def move(image: Pixels, matrix: Float[np.ndarray, "6"], cubic: bool, fill: Fill)
 
 
 COLOUR: dict[str, Callable[[Pixels, float], Pixels]] = {
-    "invert": invert,
-    "posterize": posterize,
-    "solarize": solarize,
-    "solarize_add": solarize_add,
-    "brightness": brightness,
+    **POINTWISE,
     "contrast": contrast,
     "auto_contrast": auto_contrast,
     "equalize": equalize,

@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
+from fathoms.config_checks import check_ranges, ranged
 from fathoms.data.augment.erase_and_mix import (
+    MODES,
     Erasing,
     Finish,
     MixOptions,
     Mixture,
-    check_erasing,
     draw_mixture,
     draw_rectangles,
     finish,
@@ -31,6 +32,7 @@ from fathoms.data.augment.policies import (
     parse_policy,
 )
 from fathoms.data.counter_rng import generators, sample_keys
+from fathoms.data.images.crops import FILTERS
 from fathoms.data.images.pixels import PixelLayout, resize_boxes
 from fathoms.data.sampler import Refs
 from fathoms.errors import ConfigError
@@ -38,7 +40,6 @@ from fathoms.ops.dispatch import why_not_triton
 from fathoms.registry import check_name
 
 IMPLS = ("auto", "torch", "triton")
-FILTERS = ("random", "bilinear", "bicubic")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -50,11 +51,11 @@ class AugmentOptions:
     """rand-m9-mstd0.5-inc1 and the like; v0, v0r, original, originalr (AutoAugment); 3a."""
     color_jitter: float | tuple[float, ...] | None = None
     """Strength of brightness, contrast, saturation (and hue); without effect beside a policy other than a `3a`."""
-    reprob: float = 0.0
+    reprob: float = ranged(0.0, least=0, most=1)
     """Probability of random erasing."""
     remode: str = "const"
     """const, rand (a colour for each rectangle) or pixel (noise)."""
-    recount: int = 1
+    recount: int = ranged(1, least=1)
     """Largest number of erased rectangles."""
     mix: MixOptions = field(default_factory=MixOptions)
     """Mixup and cutmix."""
@@ -66,7 +67,8 @@ class AugmentOptions:
     """Divided by, on the scale 0 to 1."""
 
     def __post_init__(self) -> None:
-        check_erasing(self.reprob, self.remode, self.recount)
+        check_ranges(self, "--")
+        check_name(self.remode, MODES, "erasing mode", "--remode")
         if self.aa is not None:
             parse_policy(self.aa)
         if self.color_jitter is not None:
@@ -94,12 +96,8 @@ class Backend:
 
     def described(self, device: torch.device) -> str:
         """A few words for the log; empty where the workers do everything."""
-        if device.type == "cpu":
-            return ""
-        where = f"{device} by {self.name}"
-        return (
-            f"; images on {where}" if self.name == "triton" else f"; images on {where}, policies on the CPU"
-        )
+        policies = "" if self.name == "triton" else ", policies on the CPU"
+        return "" if device.type == "cpu" else f"; images on {device} by {self.name}{policies}"
 
 
 TORCH = Backend("torch", resize_boxes, apply_layer, finish)
@@ -146,9 +144,7 @@ class Augment:
         backend: Backend | None = None,
     ) -> None:
         if train and options.mix.active and classes < 2:
-            raise ConfigError(
-                f"classes={classes}: mixup and cutmix need the number of classes; give 2 or more"
-            )
+            raise ConfigError(f"classes={classes}: mixup and cutmix need 2 or more")
         self.options, self.seed, self.classes, self.train, self.dtype = options, seed, classes, train, dtype
         self.device = torch.device(device)
         self.backend = backend or TORCH
@@ -211,12 +207,7 @@ class Augment:
     ) -> Mixture | None:
         """Draw how the samples of each batch are mixed, on the host alone; None if mixing is off.
 
-        Args:
-            batches: The samples of each batch, by its number in the epoch.
-            epoch: Number of the epoch, from 0.
-            height: Height of the images.
-            width: Width of the images.
-            total: Samples of a batch over all ranks, which share one mixture; None: these are all.
+        All ranks share the mixture of a batch, which has `total` samples over them; None: these are all.
         """
         if not self.train or not self.options.mix.active:
             return None

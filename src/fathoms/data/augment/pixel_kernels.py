@@ -9,8 +9,7 @@ would each cost host time.
 
 # Device code: to a type checker its constants are constexpr objects and its tensors unknown.
 # pyrefly: ignore-errors
-# Device code: to a type checker its constants are constexpr objects and its tensors unknown.
-# pyrefly: ignore-errors
+
 from __future__ import annotations
 
 import triton
@@ -61,7 +60,6 @@ def taps_of(place, length, cubic, flip, SIZE: tl.constexpr):
 
 @triton.jit
 def one_over_sum(taps, nearest, step, cubic):
-    """One over the sum of the weights at each place."""
     total = tl.zeros_like(nearest)
     for tap in range(tl.max(taps, 0)):
         total += tl.where(tap < taps, tap_weight(nearest + tap * step, cubic), 0.0)
@@ -76,7 +74,6 @@ def channel(words, shift: tl.constexpr):
 
 @triton.jit
 def as_byte(total):
-    """Round a sum to a byte."""
     return tl.minimum(tl.maximum(total + 0.5, 0.0), 255.0).to(tl.int32)
 
 

@@ -191,12 +191,8 @@ LEVELS: dict[str, Operation] = {
     "GaussianBlur": Operation("gaussian_blur", lambda m: np.clip(0.1 + 1.9 * m, 0.1, 2)),
     "GaussianBlurRand": Operation("gaussian_blur", lambda m: 2 * np.clip(m, 0, 1), "from 0.1"),
 }
-for _name, _kind in (
-    ("Color", "colour"),
-    ("Contrast", "contrast"),
-    ("Brightness", "brightness"),
-    ("Sharpness", "sharpness"),
-):
+for _name in ("Color", "Contrast", "Brightness", "Sharpness"):
+    _kind = "colour" if _name == "Color" else _name.lower()
     LEVELS[_name] = Operation(_kind, lambda m: m * 1.8 + 0.1)
     LEVELS[f"{_name}Increasing"] = Operation(_kind, _up_to(0.9), "about one")
 
@@ -294,7 +290,6 @@ def _choices(policy: Policy, draws: np.ndarray) -> np.ndarray:
 
 
 def draw_layers(policy: Policy, keys: np.ndarray, interpolation: str = "random") -> list[Layer]:
-    """Draw the operations of each key, layer by layer."""
     firsts = [number * _DRAWS for number in range(len(policy.layers))]
     pairs = np.stack([uniforms(keys, 2, first) for first in firsts], 1)
     choices = _choices(policy, pairs[..., 0])
@@ -305,7 +300,11 @@ def draw_layers(policy: Policy, keys: np.ndarray, interpolation: str = "random")
         # Most of the time of a draw is its hash, and samples without an operation need no further draws.
         first, second, sign, filters, extra = uniforms(keys[used], _DRAWS - 2, firsts[number] + 2).T
         choice = choices[used, number]
-        magnitude = _magnitudes(centre[used], policy, first, second)
+        centre = centre[used]
+        # An infinite spread means uniform between 0 and the magnitude.
+        uniform = math.isinf(policy.spread)
+        magnitude = centre * first if uniform else centre + policy.spread * normals(first, second)
+        magnitude = np.clip(magnitude, 0, policy.limit)
         argument, cubic = np.zeros(len(keys)), np.full(len(keys), interpolation == "bicubic")
         if interpolation == "random":
             cubic[used] = filters < 0.5
@@ -318,13 +317,6 @@ def draw_layers(policy: Policy, keys: np.ndarray, interpolation: str = "random")
             groups.setdefault(operation.kind, []).append(rows)
         layers.append(Layer({kind: np.concatenate(rows) for kind, rows in groups.items()}, argument, cubic))
     return layers
-
-
-def _magnitudes(centre: np.ndarray, policy: Policy, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Magnitudes about `centre`, from two draws each."""
-    uniform = math.isinf(policy.spread)
-    drawn = centre * first if uniform else centre + policy.spread * normals(first, second)
-    return np.clip(drawn, 0, policy.limit)
 
 
 _KINDS = ("brightness", "contrast", "colour", "hue")

@@ -62,11 +62,13 @@ def read_header(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageHeader:
         raise BadImageError("the file is empty")
     header = _read_jpeg(data) if data[:2] == b"\xff\xd8" else _read_other(data, max_pixels)
     check_size(header.width, header.height, max_pixels)
+    # Entropy-coded bytes never hold FF DA, so counting it counts the scans (or more, never fewer).
+    if header.progressive and data.count(b"\xff\xda") > MAX_SCANS:
+        raise BadImageError(f"progressive JPEG with more than {MAX_SCANS} scans")
     return header
 
 
 def check_size(width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
-    """Refuse an empty or absurdly large image."""
     if width < 1 or height < 1:
         raise BadImageError(f"it declares {width}x{height} pixels")
     if width * height > max_pixels:
@@ -102,16 +104,8 @@ def _read_jpeg(data: bytes) -> ImageHeader:
         # 0xC0 to 0xCF are frame headers, apart from three tables that share the range.
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             # The tables of four components end within 18 bytes; what follows says nothing more.
-            header = _frame(data[body : min(place, body + 18)], marker, orientation)
-            _check_scans(header, data)
-            return header
+            return _frame(data[body : min(place, body + 18)], marker, orientation)
     raise BadImageError("JPEG ends inside its header")
-
-
-def _check_scans(header: ImageHeader, data: bytes) -> None:
-    # Entropy-coded bytes never hold FF DA, so counting it counts the scans (or more, never fewer).
-    if header.progressive and data.count(b"\xff\xda") > MAX_SCANS:
-        raise BadImageError(f"progressive JPEG with more than {MAX_SCANS} scans")
 
 
 @functools.lru_cache(1024)

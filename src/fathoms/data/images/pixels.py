@@ -129,7 +129,6 @@ def words_to_planes(words: Int32[Tensor, "B H W"]) -> UInt8[Tensor, "B 3 H W"]:
 def add_weighted(
     total: Float[Tensor, "3 *shape"], planes: UInt8[Tensor, "3 *shape"], weight: Float[Tensor, "*ones"]
 ) -> None:
-    """Add weight * planes to `total`."""
     if total.device.type == "cpu":
         # A GPU converts bytes as it reads them; a CPU is twice as quick if that is a pass of its own.
         planes = planes.to(torch.float32, memory_format=torch.contiguous_format)

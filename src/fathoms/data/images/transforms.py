@@ -55,7 +55,6 @@ class TrainTransform:
             raise ConfigError(f"size={self.size}: must be at least 1")
 
     def __call__(self, reader: SampleReader, refs: Refs, epoch: int, allocate: Allocate) -> Chunk:
-        """Decode the crops of `refs` into memory from `allocate`."""
         on_device = self.resize_on == "device"
         indices, pixels, layout = decode_crops(
             reader, refs, epoch, self.seed, self.crop, self.size, allocate, resized=not on_device
@@ -73,7 +72,6 @@ class EvalTransform:
     interpolation: str = "bicubic"
 
     def __call__(self, reader: SampleReader, refs: Refs, _epoch: int, allocate: Allocate) -> Chunk:
-        """Decode the images of `refs`; they are the same in every epoch."""
         out = allocate((len(refs), 3, self.size, self.size)).zero_()
         labels = reader.source.labels[refs.index].astype(np.int64)
         for slot, index in enumerate(refs.index):
@@ -138,7 +136,6 @@ class ImageTransform:
         return out.as_subclass(Tensor).float()
 
     def __call__(self, reader: SampleReader, refs: Refs, epoch: int, allocate: Allocate) -> Chunk:
-        """Decode and transform the images of `refs` into memory from `allocate`."""
         memory = allocate((len(refs), 3, self.size, 4 * self.size)).zero_()
         out, labels = memory.view(torch.float32), np.full(len(refs), -1, np.int64)
         keys = sample_keys(self.seed, epoch, "own", refs.index, refs.repeat)
@@ -160,14 +157,12 @@ class ImageTransform:
         return Chunk(labels, out)
 
     def _candidates(self, reader: SampleReader, refs: Refs, epoch: int, slot: int) -> list[int]:
-        """The sample of a slot, and in training those that replace it."""
         if not self.train:
             return [int(refs.index[slot])]
         return list(replacements(self.seed, epoch, refs, slot, len(reader.source)))
 
 
 def seed_all(key: int) -> None:
-    """Seed the generators that transforms draw from, in this process."""
     torch.default_generator.manual_seed(key & (2**63 - 1))
     random.seed(key)
     np.random.seed(key & (2**32 - 1))

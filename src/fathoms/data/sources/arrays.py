@@ -36,14 +36,7 @@ SMALL = 1 << 28
 class ArraySource:
     """One split as uint8 pixels (N, H, W, 3) and labels; small enough to live on the device.
 
-    Args:
-        kind: The name of the reader.
-        split: The name of the split.
-        images: The pixels.
-        labels: A class number for each image.
-        classes: The names of the classes.
-        where: The file, as error messages name it; default: the kind.
-        left_out: What the reader did not take.
+    `kind` is the name of the reader, `where` the file in error messages, `left_out` what the reader did not take.
     """
 
     def __init__(
@@ -86,11 +79,9 @@ class ArraySource:
         return len(self.images)
 
     def where(self, index: int) -> str:
-        """SPLIT[INDEX]."""
         return f"{self.split}[{index}]"
 
     def fingerprint(self) -> str:
-        """Hash of all pixels, labels and class names, computed once."""
         if self._fingerprint is None:
             digest = hashlib.sha256(np.ascontiguousarray(self.images).data)
             digest.update(self.labels.tobytes())
@@ -199,14 +190,17 @@ def open_npz(path: str | Path, split: str = "train") -> ArraySource:
             for name in _SPLITS
             if f"y_{name}" in files
         }
-        named = _class_names(_array(archive, "classes"), path) if "classes" in files else None
-    classes = named or [str(i) for i in range(1 + max(int(own.max()) for own in labels.values()))]
+        named = _array(archive, "classes") if "classes" in files else None
+    if named is not None and named.ndim != 1:
+        raise DataError(f"{path}: classes has shape {named.shape}; store one row of names")
+    classes = range(1 + max(int(own.max()) for own in labels.values())) if named is None else named
     taken = {"classes"} | {f"{part}_{name}" for part in "xy" for name in _SPLITS}
     left = LeftOut()
     if found == next(name for name in _SPLITS if f"x_{name}" in files):
         for name in sorted(set(files) - taken):
             left.add("array", name)
-    return ArraySource("npz", str(found), images, labels[str(found)], classes, str(path), left)
+    names = [str(name) for name in classes]
+    return ArraySource("npz", str(found), images, labels[str(found)], names, str(path), left)
 
 
 def _refuse(path: str | Path, split: str, files: list[str]) -> NoReturn:
@@ -243,14 +237,10 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     It is unpacked in one call, without the interpreter's lock; numpy takes the lock for every 256 KiB, which is long
     where another thread imports modules.
     """
-    with archive.open(_entry(archive, name)) as member:
+    with archive.open(name if name in archive.namelist() else f"{name}.npy") as member:
         shape, by_columns, dtype = _header(member)
         content = member.read(math.prod(shape) * dtype.itemsize)
     return np.ndarray(shape, dtype, content, order="F" if by_columns else "C")
-
-
-def _entry(archive: zipfile.ZipFile, name: str) -> str:
-    return name if name in archive.namelist() else f"{name}.npy"
 
 
 def _header(member: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -283,12 +273,6 @@ def _check_headers(archive: zipfile.ZipFile, path: str | Path) -> None:
         raise ValueError(f"{packed} bytes would unpack to {unpacked}")
 
 
-def _class_names(values: np.ndarray, path: str | Path) -> list[str]:
-    if values.ndim != 1:
-        raise DataError(f"{path}: classes has shape {values.shape}; store one row of names")
-    return [str(name) for name in values]
-
-
 def _labels(values: np.ndarray, where: str) -> np.ndarray:
     """Class numbers, as one row; anything else is refused with its cause."""
     if values.ndim == 2 and values.shape[1] > 1:
@@ -309,8 +293,7 @@ TEST_SHARE = 5
 """One digit in five is held out for testing."""
 
 
-def _read() -> tuple[np.ndarray, np.ndarray]:
-    """Images from 0 to 16, and labels."""
+def _read_digits() -> tuple[np.ndarray, np.ndarray]:
     with np.load(Path(__file__).parents[1] / "digits.npz") as file:
         return file["images"].astype(np.float64), file["labels"].astype(np.int64)
 
@@ -324,7 +307,7 @@ def digits(image_size: int = 8, in_channels: int = 1) -> tuple[Float[Tensor, "B 
     """
     import torch
 
-    pixels, labels = _read()
+    pixels, labels = _read_digits()
     images = torch.from_numpy(pixels).float()[:, None] / 8.0 - 1.0
     if image_size != 8:
         images = torch.nn.functional.interpolate(
@@ -335,7 +318,7 @@ def digits(image_size: int = 8, in_channels: int = 1) -> tuple[Float[Tensor, "B 
 
 def digit_sources() -> tuple[ArraySource, ArraySource]:
     """The digits as a training and a test split, by a fixed shuffle."""
-    pixels, labels = _read()
+    pixels, labels = _read_digits()
     grey = np.round(pixels * (255 / 16)).astype(np.uint8)
     images = np.repeat(grey[..., None], 3, axis=3)
     order = np.random.default_rng(0).permutation(len(images))

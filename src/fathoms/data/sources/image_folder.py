@@ -18,6 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from fathoms.data.sources.source import (
+    KNOWN_SPLITS,
     MANIFEST_NAME,
     MAX_FILE,
     OUTSIDE_OF_CLASSES,
@@ -46,13 +47,7 @@ _SETTLED = 2_000_000_000
 
 
 def by_content(source: Source, edges: Callable[[int], bytes], stamps: Iterable[os.stat_result]) -> str:
-    """The fingerprint of a split.
-
-    Args:
-        source: The split.
-        edges: The first and last bytes of an image; an `OSError` counts as a content of its own.
-        stamps: Status of every file that holds the images.
-    """
+    """The fingerprint of a split, from the first and last bytes of each image and the status of each of its files."""
     if len(source) < MANY:
         return _digest(source, (_seen(edges, index) for index in range(len(source))))
     found = list(stamps)
@@ -101,9 +96,6 @@ def _seen(edges: Callable[[int], bytes], index: int) -> str:
 
 def _digest(source: Source, seen: Iterable[str]) -> str:
     return digest_lines(["content-1", describe(source), *seen])
-
-
-_SPLITS = {name for names in SPLIT_NAMES.values() for name in names}
 
 
 def folder_splits(root: Path) -> list[str]:
@@ -183,7 +175,7 @@ class FolderSource:
         """Count what lies beside the folders of the splits."""
         for entry in sorted(os.scandir(self.root), key=lambda entry: entry.name):
             if entry.is_dir():
-                if entry.name not in _SPLITS:
+                if entry.name not in KNOWN_SPLITS:
                     self.left_out.add("folder beside the splits", f"{entry.name}/")
             elif entry.name != MANIFEST_NAME:
                 self.left_out.add_file(entry.name)
@@ -198,11 +190,9 @@ class FolderSource:
         return len(self.names)
 
     def read(self, index: int) -> bytes:
-        """The bytes of one file; a pipe, a device or an oversized file is an `OSError`."""
         return read_plain(f"{self.base}/{self.names[index]}", MAX_FILE)
 
     def where(self, index: int) -> str:
-        """The path below the split folder's parent."""
         return self.names[index] if self.split == "all" else f"{self.split}/{self.names[index]}"
 
     def size(self, index: int) -> int:
@@ -213,7 +203,6 @@ class FolderSource:
             return 0
 
     def fingerprint(self) -> str:
-        """A hash of names, sizes, labels, and the first and last bytes of every file."""
         if self._fingerprint is None:
             paths = [f"{self.base}/{name}" for name in self.names]
             self._fingerprint = by_content(self, lambda index: edges_of(paths[index]), map(_status, paths))
@@ -230,10 +219,9 @@ def _status(path: str) -> os.stat_result:
 
 def _nothing(base: Path, left: LeftOut) -> str:
     """Why a folder gave no images, and what to do about it."""
-    loose = left.count(OUTSIDE_OF_CLASSES)
-    if loose:
+    if loose := left.kinds.get(OUTSIDE_OF_CLASSES):
         return (
-            f"{base}: its images ({loose}) are not in class folders; "
+            f"{base}: its images ({loose[0]}) are not in class folders; "
             f"move them into {base}/CLASS/, one folder for each class"
         )
     if not left.kinds:

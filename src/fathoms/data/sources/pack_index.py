@@ -17,7 +17,6 @@ INDEX_FORMAT = "fathoms-pack-1"
 
 
 def pack_splits(folder: str | Path) -> list[str]:
-    """The splits that the index names, training first."""
     splits = read_json(Path(folder) / INDEX_NAME, DataError).get("splits")
     if not isinstance(splits, dict):
         raise DataError(f"{Path(folder) / INDEX_NAME}: names no splits; pack again")
@@ -25,7 +24,6 @@ def pack_splits(folder: str | Path) -> list[str]:
 
 
 def shard_file(folder: Path, split: str, number: int) -> Path:
-    """Path of a shard, by the number it is packed under."""
     return folder / f"{split}-{number:06d}.tar"
 
 

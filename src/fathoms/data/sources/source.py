@@ -96,28 +96,18 @@ class LeftOut:
         self.kinds[kind] = (before + count, first)
 
     def add_file(self, name: str) -> None:
-        """Count a file by its suffix."""
         path = PurePosixPath(name)
-        self.add(
-            "hidden file" if path.name.startswith(".") else path.suffix.lower() or "file without a suffix",
-            name,
-        )
+        kind = path.suffix.lower() or "file without a suffix"
+        self.add("hidden file" if path.name.startswith(".") else kind, name)
 
     def add_all(self, other: LeftOut) -> None:
-        """Count what another split left out, too."""
         for kind, (count, first) in other.kinds.items():
             self.add(kind, first, count)
 
-    def count(self, kind: str) -> int:
-        """How many of a kind."""
-        return self.kinds.get(kind, (0, ""))[0]
-
     def to_json(self) -> dict[str, Any]:
-        """Count and first name by kind."""
         return {kind: {"count": count, "first": first} for kind, (count, first) in self.kinds.items()}
 
     def describe(self) -> str:
-        """All kinds in a line, the most frequent first; empty if everything was taken."""
         ordered = sorted(self.kinds.items(), key=lambda item: (-item[1][0], item[0]))
         parts = []
         for kind, (count, first) in ordered[:_SHOWN]:
@@ -163,13 +153,15 @@ SPLIT_NAMES = {
     "test": ("test",),
     "all": ("all",),
 }
+KNOWN_SPLITS = {name for names in SPLIT_NAMES.values() for name in names}
 
 
 @runtime_checkable
 class Source(Protocol):
     """A split of a data set whose images are encoded files.
 
-    `read` is thread-safe. `where` is a name that a user can act on.
+    `read` gives the encoded bytes of an image, in any thread; `size` says how many; `where` is its name in messages.
+    The fingerprint changes when an image is added, removed, renamed, relabelled or replaced, and not with the path.
     """
 
     kind: str
@@ -177,25 +169,15 @@ class Source(Protocol):
     classes: tuple[str, ...]
     labels: np.ndarray
 
-    def __len__(self) -> int:
-        """Number of images."""
-        ...
+    def __len__(self) -> int: ...
 
-    def read(self, index: int) -> bytes:
-        """The encoded bytes of one image."""
-        ...
+    def read(self, index: int) -> bytes: ...
 
-    def where(self, index: int) -> str:
-        """Name of one image, for error messages."""
-        ...
+    def where(self, index: int) -> str: ...
 
-    def size(self, index: int) -> int:
-        """Bytes of one encoded image."""
-        ...
+    def size(self, index: int) -> int: ...
 
-    def fingerprint(self) -> str:
-        """Hash that changes when an image is added, removed, renamed, relabelled or replaced, but not with its path."""
-        ...
+    def fingerprint(self) -> str: ...
 
 
 def is_image(name: str) -> bool:
@@ -205,7 +187,6 @@ def is_image(name: str) -> bool:
 
 
 def digest_lines(lines: Iterable[str]) -> str:
-    """sha256 over lines, as hexadecimal text."""
     digest = hashlib.sha256()
     for line in lines:
         digest.update(line.encode("utf-8", "surrogateescape"))
@@ -214,7 +195,6 @@ def digest_lines(lines: Iterable[str]) -> str:
 
 
 def describe(source: Source) -> str:
-    """Hash of names, sizes and labels: the fingerprint of earlier versions, and part of today's."""
     head = [source.kind, *source.classes]
     body = (f"{source.where(i)}\t{source.size(i)}\t{source.labels[i]}" for i in range(len(source)))
     return digest_lines([*head, *body])
@@ -233,13 +213,12 @@ def pick_split(wanted: str, have: Sequence[str], where: str) -> str:
 
 def split_folders(names: Iterable[str], where: str) -> list[str]:
     """Those of the folders at `where` that are splits, training first, or ["all"] if none is."""
-    known = {name for other in SPLIT_NAMES.values() for name in other}
     folders = sorted(set(names))
-    odd = next((name for name in folders if name not in known and name.lower() in known), None)
+    odd = next((name for name in folders if name not in KNOWN_SPLITS and name.lower() in KNOWN_SPLITS), None)
     if odd is not None:
         # As a class it would teach the model to tell the training images from the others.
         raise DataError(f"{where}: folder {odd!r} would be a class; rename it to {odd.lower()!r}")
-    return sorted((name for name in folders if name in known), key=training_first) or ["all"]
+    return sorted((name for name in folders if name in KNOWN_SPLITS), key=training_first) or ["all"]
 
 
 def training_first(name: str) -> tuple[bool, str]:

@@ -1,14 +1,6 @@
 """Open a data set by its path; the roles of its splits: train, val for every choice, test once at the end.
 
-| the data has | val | test |
-|---|---|---|
-| train, val, test | val | test |
-| train, val | val | none |
-| train, test | 5 % of train, stratified | test |
-| one set without splits | 10 % of it, stratified | none |
-
-With a `val_share` val is always that share of the training set (0: there is no val), and the held-out split, whatever
-its name, is the test set.
+docs/data.md has the table of roles.
 """
 
 from __future__ import annotations
@@ -20,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fathoms.data.sources.arrays import ArraySource, as_source, npz_splits, open_npz
+from fathoms.data.sources.arrays import ArraySource, as_source, digit_sources, npz_splits, open_npz
 from fathoms.data.sources.image_folder import FolderSource, folder_splits
 from fathoms.data.sources.known_formats import (
     PREFIX,
@@ -42,36 +34,25 @@ from fathoms.untrusted import read_json
 
 
 class SourceSubset:
-    """Samples of a file-backed source, in the order of `indices`.
-
-    Args:
-        source: The whole split.
-        indices: Which of its samples.
-        split: The role that they play.
-    """
+    """Samples of a file-backed source, in the order of `indices`, in the role `split`."""
 
     def __init__(self, source: Source, indices: np.ndarray, split: str) -> None:
         self.source, self.indices, self.split = source, indices, split
         self.kind, self.classes, self.labels = source.kind, source.classes, source.labels[indices]
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.indices)
 
     def read(self, index: int) -> bytes:
-        """The encoded bytes of one image."""
         return self.source.read(int(self.indices[index]))
 
     def where(self, index: int) -> str:
-        """Name of one image, for error messages."""
         return self.source.where(int(self.indices[index]))
 
     def size(self, index: int) -> int:
-        """Bytes of one encoded image."""
         return self.source.size(int(self.indices[index]))
 
     def fingerprint(self) -> str:
-        """Hash of the whole source and of the indices."""
         return _fingerprint(self.source.fingerprint(), self.indices)
 
 
@@ -83,11 +64,9 @@ class ArraySubset(ArraySource):
         self.source, self.indices = source, indices
 
     def where(self, index: int) -> str:
-        """SPLIT[INDEX] of the whole source."""
         return self.source.where(int(self.indices[index]))
 
     def fingerprint(self) -> str:
-        """Hash of the whole source and of the indices."""
         return _fingerprint(self.source.fingerprint(), self.indices)
 
 
@@ -96,7 +75,6 @@ def _fingerprint(whole: str, indices: np.ndarray) -> str:
 
 
 def subset(source: Source | ArraySource, indices: np.ndarray, split: str) -> SourceSubset | ArraySubset:
-    """The samples of a source at `indices`, as a source that plays the role `split`."""
     if isinstance(source, ArraySource):
         return ArraySubset(source, indices, split)
     return SourceSubset(source, indices, split)
@@ -118,28 +96,17 @@ def stratified(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray,
 
 
 AnySource = Source | ArraySource
-READERS: Registry[AnySource, None] = Registry("data source")
+# Each with a function that lists the splits which are there: none is opened, so that one which cannot be is not missed.
+READERS: Registry[AnySource, Callable[[Any], list[str]]] = Registry("data source", folder_splits)
 
-READERS.add("folder")(FolderSource)
-READERS.add("pack")(open_pack)
-READERS.add("tar-folder")(open_tar_folder)
-READERS.add("npz")(open_npz)
-READERS.add("idx")(open_idx)
-READERS.add("cifar")(open_cifar)
-READERS.add("hub")(open_hub)
-READERS.add("webdataset")(open_shards)
-
-# The splits that are there, by name: nothing is opened, so that one that cannot be opened is not missed.
-SPLITS: dict[str, Callable[[Any], list[str]]] = {
-    "folder": folder_splits,
-    "pack": pack_splits,
-    "tar-folder": tar_splits,
-    "npz": npz_splits,
-    "idx": idx_splits,
-    "cifar": cifar_splits,
-    "hub": hub_splits,
-    "webdataset": shard_splits,
-}
+READERS.add("folder", folder_splits)(FolderSource)
+READERS.add("pack", pack_splits)(open_pack)
+READERS.add("tar-folder", tar_splits)(open_tar_folder)
+READERS.add("npz", npz_splits)(open_npz)
+READERS.add("idx", idx_splits)(open_idx)
+READERS.add("cifar", cifar_splits)(open_cifar)
+READERS.add("hub", hub_splits)(open_hub)
+READERS.add("webdataset", shard_splits)(open_shards)
 
 
 def detect(path: str | Path) -> str:
@@ -169,14 +136,13 @@ def detect(path: str | Path) -> str:
 
 def open_source(path: str | Path, split: str = "train", kind: str | None = None) -> AnySource:
     """Open one split of the data set at `path`; `kind` names the reader if detection is wrong."""
-    reader = READERS[kind or detect(path)]
-    return reader(str(path), split)
+    return READERS[kind or detect(path)](str(path), split)
 
 
 def list_splits(path: str | Path, kind: str | None = None) -> list[str]:
     """List the splits of a data set, training first; whether they can be opened is another question."""
     kind = READERS.check(kind or detect(path), "kind")
-    found = SPLITS[kind](str(path) if kind == "hub" else Path(path))
+    found = READERS.metadata(kind)(str(path) if kind == "hub" else Path(path))
     # Opening what is not there gives the reason.
     return found or [open_source(path, "train", kind).split]
 
@@ -190,13 +156,6 @@ DIGITS = "digits"
 _DIGITS = 64
 """Of the fingerprint of one split, a sha256."""
 _TRAIN, _VAL, _WHOLE = SPLIT_NAMES["train"], SPLIT_NAMES["val"], SPLIT_NAMES["all"]
-
-
-def _digits() -> tuple[AnySource, AnySource]:
-    # Imports torch, which listing splits does without.
-    from fathoms.data.sources.arrays import digit_sources
-
-    return digit_sources()
 
 
 class Roles(NamedTuple):
@@ -226,7 +185,6 @@ class Roles(NamedTuple):
         return self.test if self.test is not None else self.val
 
     def fingerprint(self) -> str:
-        """Hashes of all splits, in their order."""
         return "".join(split.fingerprint() for split in self[:3] if split is not None)
 
     def changes(self, stored: object) -> str:
@@ -242,12 +200,10 @@ class Roles(NamedTuple):
         )
 
     def _named(self) -> dict[str, AnySource]:
-        """The splits that exist, by role."""
         named = {"train": self.train, "val": self.val, "test": self.test}
         return {name: split for name, split in named.items() if split is not None}
 
     def sizes(self) -> dict[str, int | float]:
-        """Images of each role, and the share of the training set that became val."""
         return {**{name: len(split) for name, split in self._named().items()}, "val_share": self.carved}
 
     def split(self) -> dict[str, Any] | None:
@@ -270,7 +226,7 @@ class Roles(NamedTuple):
 def open_roles(path: str | None, val_share: float | None = None) -> Roles:
     """Open a data set by its roles; None and "digits" are the built-in digits, a path of that name is "./digits"."""
     if path in (None, DIGITS):
-        whole, test = _digits()
+        whole, test = digit_sources()
         return _carve(whole, None, test, val_share)
     splits = list_splits(path)
     held_out = [name for name in splits if name not in _TRAIN + _WHOLE]
@@ -349,10 +305,9 @@ def open_held_out(path: str, split: str | None = None, run: Path | None = None) 
     Where nothing was held out and a run carved its val split from the data, it is that split.
     """
     if path == DIGITS:
-        train, test = _digits()
-        return (
-            train if check_name(split or "test", ("train", "test"), "split", "--split") == "train" else test
-        )
+        train, test = digit_sources()
+        found = check_name(split or "test", ("train", "test"), "split", "--split")
+        return train if found == "train" else test
     if split is not None:
         return _named_split(path, split)
     names = [name for name in list_splits(path) if name not in _TRAIN]

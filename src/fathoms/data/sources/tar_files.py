@@ -129,18 +129,12 @@ def read_index(path: str | Path) -> list[Member]:
         raise ArchiveError(
             f"{where}: not a readable uncompressed tar ({reason(error)}); pack it again"
         ) from error
-    _check_end(path, end, length)
-    return members
-
-
-def _check_end(path: str | Path, end: int, length: int) -> None:
-    """Refuse garbage after the last entry: tarfile mistakes a damaged header for the end."""
+    # tarfile mistakes a damaged header for the end.
     with Path(path).open("rb") as file:
         file.seek(end)
-        block = file.read(_BLOCK)
-    if end >= length or not any(block):
-        return
-    raise ArchiveError(f"{path}: damaged header at byte {end}; copy the archive again")
+        if any(file.read(_BLOCK)):
+            raise ArchiveError(f"{path}: damaged header at byte {end}; copy the archive again")
+    return members
 
 
 def read_at(descriptor: int, member: Member, archive: str) -> bytes:
@@ -195,7 +189,6 @@ class ShardSource:
         return len(self._rows)
 
     def read(self, index: int) -> bytes:
-        """The bytes of one member."""
         shard, member = self._rows[index]
         with self._opened(shard) as descriptor:
             return read_at(descriptor, member, self._names[shard])
@@ -213,12 +206,10 @@ class ShardSource:
             os.close(descriptor)
 
     def where(self, index: int) -> str:
-        """SHARD!MEMBER."""
         shard, member = self._rows[index]
         return f"{self._names[shard]}!{member.name}"
 
     def size(self, index: int) -> int:
-        """The size of one member."""
         return self._rows[index][1].size
 
     def fingerprint(self) -> str:
