@@ -347,7 +347,7 @@ def write_results(folder: ComparisonFolder, results: Mapping[str, Any]) -> None:
     folder.write("results.csv", as_csv(results))
 
 
-def _number(text: Any) -> Any:
+def _as_number(text: Any) -> Any:
     """The text of an option as the number that it is, else as it is."""
     for kind in (int, float):
         with contextlib.suppress(TypeError, ValueError):
@@ -381,7 +381,7 @@ def load_results(folder: str | Path) -> list[dict[str, Any]]:
         return [
             {
                 "arm_name": row["name"],
-                **{name: _number(value) for name, value in options_of(row, table).items()},
+                **{name: _as_number(value) for name, value in options_of(row, table).items()},
                 **{key: row[key] for key in kept},
             }
             for row in rows
