@@ -2,57 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from fathoms.training import checkpoint_files as checkpoints
+from rank_pairs import RANK, ends, pair
 from tiny_runs import stop_after_update
-
-RANK = str(Path(__file__).with_name("rank.py"))
-
-# Separate processes, forked from one that has imported torch already: a start costs no seconds.
-RANKS = multiprocessing.get_context("forkserver")
-RANKS.set_forkserver_preload(["torch.distributed", "fathoms.cli.train", "fathoms.training.run"])
-START = """
-import os, runpy, sys
-os.environ.update(env)
-sys.argv = [script, *words]
-sys.stdout = sys.stderr = open(log, "w", buffering=1)
-runpy.run_path(script, run_name="__main__")
-"""
-
-
-def pair(folder, *words_of_each, **env):
-    """Two ranks of one run, started by hand."""
-    # The store is here, as it is with torchrun, so that nobody else can take its port in the meantime.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2", **env}
-    started = []
-    for rank, words in enumerate(words_of_each):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        names = {"env": {**shared, **own}, "script": RANK, "words": words}
-        names["log"] = str(folder / f"printed-{rank}.txt")
-        process = RANKS.Process(target=exec, args=(START, names), daemon=True)
-        process.start()
-        started.append((process, Path(names["log"]), store))
-    return started
-
-
-def ends(started):
-    """The output of each rank, and its exit code."""
-    for process, *_ in started:
-        process.join(timeout=120)
-        if process.is_alive():
-            process.kill()
-            process.join()
-    return [(log.read_text(), process.exitcode) for process, log, _ in started]
 
 
 def torchrun(*words, restarts=0, **env):
@@ -84,19 +43,6 @@ def test_a_dead_rank_ends_the_other_with_the_reason_and_a_restart_resumes_exactl
     done = torchrun(*tiny_runs.words(*words, name="cut"), restarts=1, KILL="1:11")
     assert done.returncode == 0, done.stderr[-2000:]
     assert tiny_runs.same("whole", "cut")
-
-
-@pytest.mark.parametrize("precision", ["fp32", "autocast", "bf16"])
-def test_two_ranks_train_as_one_under_every_policy(tiny_runs, precision):
-    """With a bfloat16 copy the ranks average gradients in buckets; a batch of 32 is 2 x 16."""
-    plain = ["--crop", "whole", "--hflip", "0", "--epochs", "1", "--precision", precision]
-    tiny_runs.train(*plain, name="one")
-    words = tiny_runs.words(*plain, "--batch-size", "16", name="two")
-    results = ends(pair(tiny_runs.root, words, words))
-    assert [code for _, code in results] == [0, 0], results[0][0][-2000:]
-    losses = [[row["loss"] for row in tiny_runs.metrics(name)] for name in ("one", "two")]
-    # Two halves of a batch are summed in another order: eight bits of bfloat16 see it.
-    assert losses[0] == pytest.approx(losses[1], abs=1e-3 if precision == "bf16" else 1e-4)
 
 
 def test_no_rank_exits_while_rank_0_still_saves(tiny_runs):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 import tomllib
 
 import pytest
@@ -15,6 +13,7 @@ import torch
 from fathoms import FathomsError
 from fathoms.training import checkpoint_files as checkpoints
 from fathoms.training.checkpoint_load import read as read_checkpoint
+from rank_pairs import ends, pair
 from tiny_runs import Killed, kill_before_update
 
 
@@ -173,25 +172,11 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(digit_runs):
         checkpoints.newest(folder)
 
 
-POLICIES = [
-    pytest.param(f"{how}_{policy}", marks=pytest.mark.slow)
-    for how in ("ddp", "fsdp")
-    for policy in ("autocast", "autocast_fp32_stream")
-]
+KINDS = "ddp ddp_bf16 ddp_accumulated ddp_autocast ddp_autocast_fp32_stream"
+KINDS += " fsdp fsdp_muon fsdp_everything fsdp_autocast fsdp_autocast_fp32_stream"
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "ddp",
-        "ddp_bf16",
-        "ddp_accumulated",
-        "fsdp",
-        "fsdp_muon",
-        "fsdp_everything",
-        *POLICIES,
-    ],
-)
+@pytest.mark.parametrize("kind", KINDS.split())
 def test_two_ranks_train_as_one_does(digit_runs, kind):
     """Same global batch, so the same samples in the same update; sums in another order, hence 1e-4."""
     common = ["--crop", "whole"]
@@ -210,11 +195,10 @@ def test_two_ranks_train_as_one_does(digit_runs, kind):
         common += ["--opt", "lamb"]
         common += ["--model-ema", "--model-ema-decay", "0.9", "--train-feature-decay", "0.1"]
     digit_runs.train(*common, name="one")
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words += ["-m", "fathoms", "train", *digit_runs.words(*common, "--batch-size", "48", name=kind)]
+    words = digit_runs.words(*common, "--batch-size", "48", name=kind)
     words += [] if kind.startswith("ddp") else ["--fsdp"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-8000:]
+    results = ends(pair(digit_runs.root, words, words))
+    assert [code for _, code in results] == [0, 0], results[0][0][-8000:]
     alone, together = digit_runs.metrics("one"), digit_runs.metrics(kind)
     assert [row["loss"] for row in together] == pytest.approx([row["loss"] for row in alone], abs=1e-4)
     assert together[-1]["images"] == alone[-1]["images"] == 359

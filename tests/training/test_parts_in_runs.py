@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
+from rank_pairs import ends, pair
 from tiny_parts import TOGETHER
 from tiny_runs import ON_DIGITS, TinyRuns, stop_after_update
 
@@ -25,16 +23,14 @@ def flags(parts):
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parts", TOGETHER)
 def test_two_ranks_that_shard_the_parts_train_as_one_does(runs, parts):
     # Each rank draws its own drop-path.
     words = [*flags(parts), "--drop-path", "0"]
     runs.train(*words, name="one")
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    line += ["fathoms", "train", *runs.words(*words, "--batch-size", "48", "--fsdp", name="two")]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-4000:]
+    line = runs.words(*words, "--batch-size", "48", "--fsdp", name="two")
+    results = ends(pair(runs.root, line, line))
+    assert [code for _, code in results] == [0, 0], results[0][0][-4000:]
     alone, together = ([row["loss"] for row in runs.metrics(name)] for name in ("one", "two"))
     # The same samples in the same updates; sums in another order.
     assert together == pytest.approx(alone, abs=1e-4)
