@@ -49,6 +49,7 @@ def test_signals_finish_the_update_save_and_exit_and_the_same_command_resumes(ti
         _, printed = process.communicate(timeout=60)
         assert process.returncode == code, printed
         assert "Traceback" not in printed
+        assert printed.count("a signal came: the run ends after this update") == 1
         assert tiny_runs.summary()["status"] == "interrupted"
         assert checkpoints.why_unusable(tiny_runs.folder() / "checkpoints" / "last") is None
         assert tiny_runs.state()["updates"] == tiny_runs.summary()["updates"] > updates

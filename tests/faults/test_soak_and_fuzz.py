@@ -31,20 +31,20 @@ def module(name):
     return loaded
 
 
-def test_a_run_killed_three_times_ends_as_the_undisturbed_one():
-    code, report = script("soak", "--kills", "3", "--seed", "3")
-    assert (code, report["kills"], report["faults"]) == (0, 3, []), report
+def test_a_run_killed_twice_ends_as_the_undisturbed_one():
+    code, report = script("soak", "--kills", "2", "--seed", "3")
+    assert (code, report["kills"], report["faults"]) == (0, 2, []), report
     assert report["equal bit for bit"]
     assert report["unusable checkpoints"] == 0
 
 
 def test_mutated_files_are_read_or_refused_and_nothing_else():
-    code, report = script("fuzz", "--cases", "800", "--seed", "1")
+    code, report = script("fuzz", "--cases", "400", "--seed", "1")
     assert (code, report["findings"]) == (0, [])
-    assert all(target["cases"] == 100 for target in report["targets"].values())
+    assert all(target["cases"] == 50 for target in report["targets"].values())
     # A mutation that never leaves a readable file would test one `if` over and over.
-    assert all(target["refused"] > 10 for target in report["targets"].values())
-    assert sum(target["accepted"] for target in report["targets"].values()) > 30
+    assert all(target["refused"] > 5 for target in report["targets"].values())
+    assert sum(target["accepted"] for target in report["targets"].values()) > 15
 
 
 @pytest.fixture

@@ -45,16 +45,8 @@ def test_twenty_updates_are_timms_bit_for_bit(decay, warmup):
 def test_a_run_warms_its_average_up_as_timm_does_from_the_first_update_on(tiny_runs):
     """Four epochs of one update each, whose checkpoints are all kept."""
     peer_class = pytest.importorskip("timm.utils").ModelEmaV3
-    words = [
-        "--model-ema",
-        "--model-ema-warmup",
-        "--epochs",
-        "4",
-        "--batch-size",
-        "256",
-        "--checkpoint-hist",
-        "9",
-    ]
+    words = ["--model-ema", "--model-ema-warmup", "--epochs", "4", "--batch-size", "256"]
+    words += ["--checkpoint-hist", "9"]
     tiny_runs.train(*words, "--lr", "1e-2", "--warmup-epochs", "0")
     folders = [f"update-{number:08d}" for number in (1, 2)] + ["previous", "last"]
     saved = [tiny_runs.weights(which=folder) for folder in folders]

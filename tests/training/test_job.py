@@ -29,7 +29,7 @@ def written(tmp_path, job):
     "words",
     [
         [],
-        *(["photos", "--recipe", name] for name in recipe_names()),
+        *(["photos", "--recipe", name, "--initial-checkpoint", "w.safetensors"] for name in recipe_names()),
         ["photos", "--model", "timm/vit_tiny_patch16_224", "--epochs", "3"],
         ["--recipe", "vit5", "--aa", "none", "--seed", "3", "--norm", "dyt", "--swap-norms", "rmsnorm"],
         ["--progressive-size", "0:4,5:8", "--clip-grad", "1", "--output", "elsewhere", "--guard", "skip"],

@@ -77,18 +77,8 @@ def test_an_update_is_reported_once_and_skipped_if_it_is_not_finite(trainer, bad
 )
 def test_the_clipped_gradient_has_the_norm_that_was_asked_for(tiny_runs, amp):
     """One update of plain SGD moves the weights by the rate times the norm, whatever float16's loss scale is."""
-    plain = [
-        "--opt",
-        "momentum",
-        "--momentum",
-        "0",
-        "--weight-decay",
-        "0",
-        "--lr",
-        "0.5",
-        "--warmup-epochs",
-        "0",
-    ]
+    plain = ["--opt", "momentum", "--momentum", "0", "--weight-decay", "0", "--lr", "0.5"]
+    plain += ["--warmup-epochs", "0"]
     trainer = tiny_runs.trainer(*plain, "--clip-grad", "0.01", *amp, "--epochs", "1", "--batch-size", "256")
     before = weights(trainer.model)
     trainer.run()

@@ -141,12 +141,12 @@ def test_none_stays_the_name_of_a_part():
 
 
 def test_an_axis_of_a_comparison_has_an_off_value():
-    from fathoms.cli import compare
+    from fathoms.cli import compare, compare_plan
 
     args = parse(compare, "compare", ["--axis", "clip_grad=none,1", "--clip-grad", "3"])
-    assert compare.job_of(args, {"clip_grad": "none"}).recipe.clip_grad is None
-    assert compare.job_of(args, {"clip_grad": "1"}).recipe.clip_grad == 1.0
-    assert compare.job_of(args, {}).recipe.clip_grad == 3.0
+    assert compare_plan.job_of(args, {"clip_grad": "none"}).recipe.clip_grad is None
+    assert compare_plan.job_of(args, {"clip_grad": "1"}).recipe.clip_grad == 1.0
+    assert compare_plan.job_of(args, {}).recipe.clip_grad == 3.0
 
 
 def test_every_option_that_may_be_none_takes_the_word():
