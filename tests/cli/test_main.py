@@ -105,8 +105,8 @@ def test_models_lists_and_shows():
     assert report["parameters"] == pytest.approx(46.9e6, rel=0.01)
     assert "46.92 M parameters" in fathoms("models", "cait_s24_224").stdout
     head, *rows = fathoms("models", "cait_s24_*").stdout.splitlines()
-    assert head.split() == ["model", "blocks", "width", "pixels", "patch", "parameters"]
-    assert rows[0].split() == ["cait_s24_224", "24", "384", "224", "16", "46.9", "M"]
+    assert head.split() == ["blocks", "width", "pixels", "patch", "params", "model"]
+    assert rows[0].split() == ["24", "384", "224", "16", "46.9", "M", "cait_s24_224"]
 
 
 def test_recipes_are_listed_and_shown_as_toml_that_can_be_read_again(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 import tyro
 
 from fathoms.errors import FathomsError, flag_of, printable
-from fathoms.text_table import aligned
+from fathoms.text_table import aligned, wrapped
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -49,9 +49,8 @@ def shapes(names: list[str]) -> list[tuple[str, ...]]:
         with torch.device("meta"):
             one, two = (parameters(config.replace(depth=depth)) for depth in (1, 2))
         count = f"{(one + (config.depth - 1) * (two - one)) / 1e6:.1f} M"
-        rows.append(
-            (name, *map(str, (config.depth, config.dim, config.image_size, config.patch_size)), count)
-        )
+        size = (config.depth, config.dim, config.image_size, config.patch_size)
+        rows.append((*map(str, size), count, name))
     return rows
 
 
@@ -84,7 +83,7 @@ fathoms models cait_s24_224 --json
                 raise FathomsError(f"no model matches {args.pattern!r}; see `fathoms models`")
             model_config(args.pattern)
         if len(names) > 1:
-            head = ("model", "blocks", "width", "pixels", "patch", "parameters")
+            head = ("blocks", "width", "pixels", "patch", "params", "model")
             print(json_format.dumps({"models": names}) if args.json else aligned(head, shapes(names)))
             return 0
         about = describe(names[0])
@@ -133,7 +132,7 @@ fathoms parts --json
         for family, parts in listing.items():
             print(flag_of(family))
             for name, summary in parts.items():
-                print(f"  {name:<20}{summary}")
+                print("\n".join(wrapped(f"  {name:<20}{summary}", 22)))
         return 0
 
 
@@ -170,7 +169,7 @@ fathoms recipes cait_400 > mine.toml
             print(json_format.dumps(about))
             return 0
         for name, text in about.items():
-            print(f"{name:<24}{text}")
+            print("\n".join(wrapped(f"{name:<22}{text}", 22)))
         return 0
 
 

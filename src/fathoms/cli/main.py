@@ -132,10 +132,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has exited, as `| head` does; there is nobody to report to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         # No permission, a full disk: the system's message with the path is enough.
         place = f"{error.filename}: " if error.filename else ""

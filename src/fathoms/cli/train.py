@@ -10,7 +10,6 @@ from __future__ import annotations
 import json as json_format
 import os
 import shlex
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from fathoms.cli.flags.early_checks import check_data, check_run, path_or_digits
 from fathoms.cli.flags.parse import Switches, given, optional
 from fathoms.errors import ConfigError, printable
 from fathoms.text_table import plural, wrapped
-from fathoms.training.job import Job, RunOptions, job_of
+from fathoms.training.job import Job, RunOptions, job_of, starting_point
 from fathoms.training.recipe import Recipe
 from fathoms.untrusted import read_toml
 
@@ -99,6 +98,8 @@ def suited_job(args: Args) -> Job:
     run, typed = run_options(args), {**given(args.training), **given(args.switches)}
     if args.data is None or any((args.config, args.recipe, args.model, run.initial_checkpoint)):
         return make_job(args)
+    # Options that no run takes are refused before the data are opened.
+    Recipe.join(starting_point("small_images", None).options, given(args.training))
     from fathoms.training.defaults import named_run, starting_table
 
     run = named_run(args.data, run, typed)
@@ -135,10 +136,10 @@ def run(args: Args) -> int:
             check_run(job.run, job.data, job.recipe.teacher)
 
     def say(summary: dict[str, Any]) -> None:
-        print_safely(json_format.dumps(summary) if args.json else closing(summary))
+        print(json_format.dumps(summary) if args.json else closing(summary), flush=True)
 
     def plan(trainer: Trainer) -> None:
-        print_safely(planned(job, trainer.about(), args.json))
+        print(planned(job, trainer.about(), args.json), flush=True)
 
     outcome = run_job(job, show=not args.dry_run, check=check, say=say, plan=plan if args.dry_run else None)
     return 0 if outcome is None else outcome.code
@@ -151,14 +152,6 @@ def planned(job: Job, about: list[str], json: bool) -> str:
     if json:
         return json_format.dumps({**job.table(), "folder": str(job.folder)})
     return "\n".join([*(f"# {printable(line)}" for line in about), to_toml(job.table()).rstrip()])
-
-
-def print_safely(text: str) -> None:
-    """Print, also into a closed pipe; the exit code must not depend on the reader."""
-    try:
-        print(text, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 FILES = (

@@ -25,12 +25,14 @@ from fathoms.untrusted import read_toml
 Table = dict[str, Any]
 
 RECIPE = "small_images"
-OPTIONS = ("epochs", "batch_size", "warmup_epochs", "lr")
+OPTIONS = ("epochs", "batch_size", "warmup_epochs", "aa")
 SWITCHES = ("image_size", "patch_size", "dim", "heads", "depth")
 """What the rule decides."""
 
 PATCHES = (4, 8, 16, 32)
 LEAST_BATCH = 16
+LONG = 50
+"""Epochs from which the recipe's RandAugment is used: at 15 it cost three points (results/small_recipes.md)."""
 MEMORY_SHARE = 0.5
 """Share of the free memory that an update may take."""
 
@@ -101,7 +103,7 @@ def chosen(images: int, side: int, limits: Limits, given: Mapping[str, Any]) -> 
         "epochs": epochs,
         "batch_size": batch,
         "warmup_epochs": min(5.0, epochs / 10),
-        "lr": round(base["lr"] * (batch / base["batch_size"]) ** 0.5, 5),
+        "aa": base["aa"] if epochs >= LONG else None,
         **given,
     }
 
@@ -167,7 +169,8 @@ def _recorded(settings: Table) -> Table | None:
     What the arms of a comparison set themselves is not recorded for all of them; they set it again.
     """
     base, model = read_recipe(RECIPE), settings.get("config") or settings.get("model") or {}
-    found = {**base, **base["model"], **settings.get("recipe", {}), **model}
+    # A file has no options that are None.
+    found = {**base, **base["model"], "aa": None, **settings.get("recipe", {}), **model}
     return {name: found[name] for name in (*OPTIONS, *SWITCHES)} if settings else None
 
 

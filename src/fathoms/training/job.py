@@ -351,6 +351,8 @@ def job_of(
     module: GivenModule | None = None,
 ) -> Job:
     """The job of a recipe with settings of the recipe and of the model that override it."""
+    if recipe == "finetune" and run.initial_checkpoint is None and module is None:
+        raise ConfigError("--recipe finetune: starts from trained weights; add --initial-checkpoint")
     name, config = (DEFAULT_MODEL, model) if isinstance(model, ViTConfig) else (model, None)
     record = _start_record(run)
     recorded = record.vit if model is None and module is None and record.name in (*MODELS, *ALIASES) else None

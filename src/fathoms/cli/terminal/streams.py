@@ -12,7 +12,7 @@ from typing import Any
 class _Stream(io.FileIO):
     """A stream whose failed writes are dropped, so that a run can go on, save and exit; the first is kept as `lost`.
 
-    A reader that has gone away is an error as before: there is nobody to write for.
+    A reader that has gone away, as `| head` does, and a closed terminal lose nothing that somebody waits for.
     """
 
     lost: OSError | None = None
@@ -25,11 +25,11 @@ class _Stream(io.FileIO):
     def write(self, data: Any) -> int | None:
         try:
             return super().write(data)
-        except (BrokenPipeError, BlockingIOError):
+        except BlockingIOError:
             raise
         except OSError as error:
             # Of a terminal that has been closed, the signal decides the exit code.
-            if error.errno != errno.EIO:
+            if error.errno not in (errno.EIO, errno.EPIPE):
                 self.lost = self.lost or error
             return len(data)
 
