@@ -109,19 +109,22 @@ def test_blocks_have_their_kind_their_line_their_reason_and_their_output(tmp_pat
     ("shown", "same"),
     [
         ("top1 96.9 of 360 images in 3.2 s", True),
-        ("top1 94.2 of 360 images in 812 s", True),
+        ("top1 93.2 of 360 images in 812 s", True),
         ("top1 60.0 of 360 images in 3.2 s", False),
+        ("top1 96.9 of 300 images in 3.2 s", False),
         ("top5 96.9 of 360 images in 3.2 s", False),
-        ("top1   96.9 of 360 images in 3 min", False),
+        ("top1   96.9 of 360 images in 3 s", True),
+        ("top1 96.9 of 360 images", False),
     ],
 )
-def test_a_shown_line_has_the_words_of_the_run_and_numbers_within_the_tolerance(shown, same):
+def test_a_shown_line_has_the_words_of_the_run_and_numbers_that_vary_little(shown, same):
     assert (differing([shown], ["top1 96.9 of 360 images in 4.1 s"]) == []) is same
 
 
 def test_a_line_too_many_and_one_too_few_differ():
     assert differing(["a", "b"], ["a"]) == ["- b"]
     assert differing(["a"], ["a", "b"]) == ["+ b"]
+    assert differing(["off by 7.4e-08  | -- |"], ["off by 1.2e-07 | ---- |"]) == []
 
 
 def test_an_output_keeps_the_shape_that_the_page_gives_it_and_no_line_of_the_clock():
