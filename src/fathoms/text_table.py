@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import textwrap
 from collections.abc import Sequence
 from html import escape
@@ -23,6 +24,8 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+_PIPE = re.compile(r"(?<!\\)\|")
+
 WIDTH = 80
 """Columns of a terminal that every line should fit into."""
 
@@ -35,6 +38,38 @@ def wrapped(text: str, indent: int = 2) -> list[str]:
     """
     how = {"break_long_words": False, "break_on_hyphens": False}
     return textwrap.wrap(text, WIDTH - 2, subsequent_indent=" " * indent, **how) or [text]
+
+
+def for_terminal(text: str) -> str:
+    r"""Sentences and Markdown tables as lines that fit a terminal.
+
+    >>> print(for_terminal("| arm | top1 |\n|---|---|\n| dyt | 71.2 |"))
+    arm  top1
+    dyt  71.2
+    """
+    lines: list[str] = []
+    for is_table, block in itertools.groupby(text.splitlines(), lambda line: line.startswith("|")):
+        if not is_table:
+            lines += [part for line in block for part in wrapped(line, 4)]
+            continue
+        head, _, *rows = [[cell.strip() for cell in _PIPE.split(line.strip()[1:-1])] for line in block]
+        lines += _fitting(head, rows)
+    return "\n".join(lines)
+
+
+def _fitting(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table; of one that is too wide, without columns of zeros, and the last column below each row."""
+    table = aligned(head, rows).splitlines()
+    if max(map(len, table)) <= WIDTH:
+        return table
+    kept = [place for place in range(len(head)) if any(row[place] != "0" for row in rows)]
+    head, rows = [head[place] for place in kept], [[row[place] for place in kept] for row in rows]
+    table = aligned(head, rows).splitlines()
+    if max(map(len, table)) <= WIDTH:
+        return table
+    first, *others = aligned(head[:-1], [row[:-1] for row in rows]).splitlines()
+    below = [wrapped(f"    {row[-1]}", 4) if row[-1] else [] for row in rows]
+    return [first, *(part for row, more in zip(others, below, strict=True) for part in (row, *more))]
 
 
 def one_of(names: Sequence[str]) -> str:
