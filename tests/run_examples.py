@@ -189,7 +189,7 @@ nbclient.NotebookClient(nbformat.read(sys.argv[1], 4), timeout=600).execute()
 def run_page(page: Path, ready: Path, shown: bool, write: bool) -> Iterator[Outcome]:
     """Run the blocks of a page in a copy of the folder that is set up for it, and compare what is shown."""
     blocks = [block for block in blocks_of(page) if block.kind in ("python", "shell")]
-    lines = page.read_text().splitlines()
+    text = page.read_text()
     with tempfile.TemporaryDirectory() as name:
         folder, assigned = Path(name) / "stage", list[str]()
         subprocess.run(["cp", "-r", ready, folder], check=True)
@@ -214,10 +214,20 @@ def run_page(page: Path, ready: Path, shown: bool, write: bool) -> Iterator[Outc
                 if wrong:
                     yield Outcome(where(block.printed), "output", "failed", detail="\n".join(wrong))
         python.close()
-    if write:
-        for old, now in reversed(written):
-            lines[old.line - 1 : old.line - 1 + len(old.code.splitlines())] = now
-        page.write_text("\n".join(lines) + "\n")
+    if write and not rewritten(page, text, written):
+        what = "was changed meanwhile; nothing is written"
+        yield Outcome(str(page.relative_to(ROOT)), "page", "failed", detail=what)
+
+
+def rewritten(page: Path, text: str, outputs: list[tuple[Block, list[str]]]) -> bool:
+    """Write outputs into their page, unless somebody has changed it."""
+    if page.read_text() != text:
+        return False
+    lines = text.splitlines()
+    for old, now in reversed(outputs):
+        lines[old.line - 1 : old.line - 1 + len(old.code.splitlines())] = now
+    page.write_text("\n".join(lines) + "\n")
+    return True
 
 
 def where(block: Block) -> str:
