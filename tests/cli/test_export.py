@@ -46,11 +46,15 @@ def test_an_export_goes_into_the_run_and_the_run_stays_what_it_was(digits_run, t
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--max-drop", "2"], "--max-drop needs --int8; give both or neither"),
+        (["--max-drop", "2"], "--max-drop needs --int8 or --fastest; give both or neither"),
+        (["--calibrate", "digits"], "--calibrate needs --int8 or --fastest; give both or neither"),
+        (["--fastest", "digits", "--fold"], "--fold would not be used: --fastest tries with and without"),
+        (["--fastest", "digits", "--format", "timm"], "--format timm would not be used"),
+        (["--fastest", "nosuch"], "--fastest nosuch: no such file or folder"),
         (["--int8", "digits", "--max-drop", "nan"], "--max-drop nan: use 0 to 100 percentage points"),
         (["--int8", "digits", "--max-drop", "-1"], "--max-drop -1.0: use 0 to 100 percentage points"),
         (["--visibility", "public"], "--visibility needs --push; give both or neither"),
-        (["--int8", "digits", "--format", "timm"], "--int8 is for --format onnx only, not for timm"),
+        (["--int8", "digits", "--format", "timm"], "--int8 is for --format onnx and openvino, not for timm"),
         (["--int8"], "--int8"),
     ],
 )

@@ -109,7 +109,7 @@ def test_a_folded_scaler_network_is_saved_with_the_config_that_rebuilds_it(tmp_p
         ({"opset": 9}, "--opset 9 is not supported; use 18 to 23"),
         (
             {"path": "m.pt2", "format": "torch-export", "opset": 18},
-            "--opset is for --format onnx only, not for torch-export; leave it out",
+            "--opset is for --format onnx and openvino, not for torch-export; leave it out",
         ),
         (
             {"path": "m.safetensors", "format": "safetensors", "folded": True},

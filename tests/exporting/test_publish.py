@@ -13,6 +13,7 @@ from fathoms.evaluating.load import load_run
 from fathoms.models import model_sources
 
 pytest.importorskip("huggingface_hub")
+yaml = pytest.importorskip("yaml")
 
 
 @pytest.fixture
@@ -38,7 +39,11 @@ def test_what_is_pushed_is_loaded_at_its_commit_with_its_card(store, digits_run,
         "model.safetensors.json",
     ]
     readme = (folder / "README.md").read_text()
-    assert readme.startswith("---\nlibrary_name: fathoms\n")
+    head = yaml.safe_load(readme.split("---\n")[1])
+    assert (head["library_name"], head["pipeline_tag"]) == ("fathoms", "image-classification")
+    (result,) = head["model-index"][0]["results"]
+    assert result["dataset"] == {"name": "digits", "type": "digits", "split": "test"}
+    assert result["metrics"][0]["value"] == load_run(str(digits_run)).metrics["test"]["top1"]
     for section in ("## metrics", "## config", "## recipe", "## classes"):
         assert section in readme
     own = load_run(str(digits_run))

@@ -1,4 +1,4 @@
-"""Export a model: ONNX, torch.export, safetensors or timm's parameter names.
+"""Export a model: ONNX, OpenVINO, torch.export, safetensors or timm's parameter names; or the quickest of them here.
 
 The batch size stays dynamic. The file is run at batch sizes 1 and 5 and compared with the original; one that
 differs is not kept. A card is written next to it: config, recipe, metrics, preprocessing, class names.
@@ -9,23 +9,25 @@ from __future__ import annotations
 import json as json_format
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from fathoms.cli.flags.early_checks import check_data, check_trained, named_data
 from fathoms.cli.flags.parse import Switches, given
-from fathoms.cli.targets import prepared_as, say_taken
+from fathoms.cli.targets import prepared_as, say_taken, training_split
 from fathoms.errors import FathomsError, flag_of, printable
 from fathoms.files import check_absent
 
 if TYPE_CHECKING:
     from fathoms.evaluating.load import LoadedModel
-    from fathoms.exporting.export import Exported, Judge
+    from fathoms.exporting.export import Exported
+    from fathoms.exporting.int8 import Judge
 
 EXAMPLES = """
 fathoms export runs/NAME --fold --output model.onnx
 fathoms export runs/NAME --int8 photos/
+fathoms export runs/NAME --fastest photos/ --calibrate photos/
 fathoms export weights.safetensors --model cait_xxs24_224 --format torch-export --json
 fathoms export checkpoint.pth --model timm/cait_xxs24_224 --accelerate --fold
 fathoms export runs/NAME --format safetensors --push OWNER/NAME
@@ -41,11 +43,15 @@ class Args:
     hf-hub:OWNER/NAME[@REVISION]. Of a run folder it is checkpoints/best, else checkpoints/last."""
     model: str | None = None
     """Name of the model, timm/NAME for a timm model; default: the recorded one, which a name must not contradict."""
-    format: Literal["onnx", "torch-export", "safetensors", "timm"] = "onnx"
-    """Format of the file; timm: safetensors with timm's parameter names."""
+    format: Literal["onnx", "openvino", "torch-export", "safetensors", "timm"] = "onnx"
+    """Format of the file; openvino: .xml with its weights in .bin; timm: safetensors with timm's parameter names, and
+    config.json, by which timm.create_model("local-dir:FOLDER", pretrained=True) loads it."""
+    fastest: str | None = None
+    """Write every format, in float32 and int8, folded and not, compare each with the model on the images of this data
+    set, time it on this machine, and keep the quickest whose accuracy is within --max-drop."""
     output: Path | None = None
-    """File to write; default: model.onnx (model.int8.onnx with --int8), .pt2 or .safetensors in the run folder or
-    next to the weights."""
+    """File to write; default: model.onnx (model.int8.onnx with --int8), .xml, .pt2 or .safetensors in the run folder or
+    next to the weights. With --fastest it is a name without ending; default: model.fastest."""
     overwrite: bool = False
     """Replace a file, and its card, that is there already."""
     mean: tuple[float, float, float] | None = None
@@ -63,9 +69,12 @@ class Args:
     opset: int | None = None
     """ONNX opset; default 18."""
     int8: str | None = None
-    """Quantise the matrices of an ONNX file to int8, and report the accuracy on this data before and after."""
+    """Quantise the matrices of an ONNX or OpenVINO file to int8, and report the accuracy on this data before and after.
+    Where too much is lost, the patch projection and then single MLP outputs stay float32."""
+    calibrate: str | None = None
+    """Fix the ranges of int8 activations by 128 training images of this data set; default: measure them at run time."""
     max_drop: float | None = None
-    """Largest loss of top-1 accuracy that --int8 may cost, in percentage points; default 1."""
+    """Largest loss of top-1 accuracy that int8 may cost, in percentage points; default 1."""
     push: str | None = None
     """Upload it with its card to this Hub repository, OWNER/NAME."""
     visibility: Literal["private", "public"] | None = None
@@ -77,44 +86,65 @@ class Args:
 
 def run(args: Args) -> int:
     """Load, export, push if requested, and print the result."""
-    for name, needed in {"max_drop": "int8", "visibility": "push"}.items():
-        if getattr(args, name) is not None and getattr(args, needed) is None:
-            raise FathomsError(f"{flag_of(name)} needs {flag_of(needed)}; give both or neither")
-    if args.max_drop is not None and not 0 <= args.max_drop <= 100:
-        raise FathomsError(f"--max-drop {args.max_drop}: use 0 to 100 percentage points")
-    check_data(args.int8, "--int8")
+    check(args)
     checkpoint = check_trained(args.checkpoint, args.model, where="CHECKPOINT")
     from fathoms.evaluating.onnx_model import file_of_card
-    from fathoms.exporting.card import card_entries, card_files
-    from fathoms.exporting.export import FORMATS, export_model, publish
+    from fathoms.exporting.card import card_entries
+    from fathoms.exporting.export import FORMATS, export_model, files_of, publish
+    from fathoms.exporting.fastest import export_fastest, table
 
     loaded = load(args, checkpoint)
-    ending = f".int8{FORMATS[args.format]}" if args.int8 is not None else FORMATS[args.format]
-    target = args.output or default_output(file_of_card(args.checkpoint), loaded, ending)
-    if target.resolve() == Path(loaded.source).resolve():
-        raise FathomsError(f"{target}: this would overwrite the checkpoint; give another --output")
-    check_absent((target, *card_files(target)), args.overwrite)
-    exported = export_model(
-        loaded.model,
-        target,
-        args.format,
-        accelerated=args.accelerate,
-        folded=args.fold,
-        opset=args.opset,
-        int8=None if args.int8 is None else judge(args, loaded),
-        name=loaded.name,
-        about=card_entries(loaded),
+    data = args.int8 if args.fastest is None else args.fastest
+    images = None if data is None else judge(args, loaded, data)
+    options: dict[str, Any] = {"accelerated": args.accelerate, "opset": args.opset, "name": loaded.name}
+    options["about"] = card_entries(loaded)
+    ending = FORMATS[args.format] if args.int8 is None else f".int8{FORMATS[args.format]}"
+    target = args.output or default_output(
+        file_of_card(args.checkpoint), loaded, ".fastest" if args.fastest else ending
     )
+    if args.fastest is not None:
+        assert images is not None
+        found = export_fastest(loaded.model, target, images, args.overwrite, **options)
+        exported, plain, shown = found.exported, found.to_json(), table(found.tried).splitlines()
+    else:
+        if target.resolve() == Path(loaded.source).resolve():
+            raise FathomsError(f"{target}: this would overwrite the checkpoint; give another --output")
+        check_absent(files_of(target, args.format), args.overwrite)
+        exported = export_model(loaded.model, target, args.format, folded=args.fold, int8=images, **options)
+        plain, shown = exported.to_json(), list[str]()
     say_taken(args, loaded, loaded.preprocessing)
     pushed = None
     if args.push is not None:
         pushed = publish(exported, args.push, public=args.visibility == "public")
     if args.json:
         named = {"model": loaded.name, "weights": loaded.source}
-        print(json_format.dumps({**named, **exported.to_json(), "pushed": pushed}))
+        print(json_format.dumps({**named, **plain, "pushed": pushed}))
     else:
-        print("\n".join(map(printable, lines(exported, pushed))))
+        print("\n".join(map(printable, [*shown, *lines(exported, pushed)])))
     return 0
+
+
+def check(args: Args) -> None:
+    """Refuse flags that would not be used, values out of range and data that are not there."""
+    needs = {"max_drop": ("int8", "fastest"), "calibrate": ("int8", "fastest"), "visibility": ("push",)}
+    for name, needed in needs.items():
+        if getattr(args, name) is not None and all(getattr(args, other) is None for other in needed):
+            raise FathomsError(
+                f"{flag_of(name)} needs {' or '.join(map(flag_of, needed))}; give both or neither"
+            )
+    if args.max_drop is not None and not 0 <= args.max_drop <= 100:
+        raise FathomsError(f"--max-drop {args.max_drop}: use 0 to 100 percentage points")
+    tries = {
+        "--int8": args.int8 is not None,
+        "--fold": args.fold,
+        f"--format {args.format}": args.format != "onnx",
+    }
+    for flag in (flag for flag, used in tries.items() if used and args.fastest is not None):
+        raise FathomsError(
+            f"{flag} would not be used: --fastest tries with and without; leave one of the two out"
+        )
+    for name in ("int8", "fastest", "calibrate"):
+        check_data(getattr(args, name), flag_of(name))
 
 
 def load(args: Args, checkpoint: str) -> LoadedModel:
@@ -138,21 +168,30 @@ def default_output(checkpoint: str, loaded: LoadedModel, ending: str) -> Path:
     return Path(f"{Path(checkpoint.partition('@')[0]).name}{ending}")
 
 
-def judge(args: Args, loaded: LoadedModel) -> Judge:
-    """The images on which int8 is measured, preprocessed as in the model's recipe."""
+def judge(args: Args, loaded: LoadedModel, data: str) -> Judge:
+    """The images on which files are measured and int8 is calibrated, preprocessed as in the model's recipe."""
+    import numpy as np
+
     from fathoms.data import LoaderOptions
-    from fathoms.data.sources.splits import open_held_out
+    from fathoms.data.sources.splits import open_held_out, subset
     from fathoms.evaluating.preprocessing import eval_loader
     from fathoms.evaluating.results import match_classes
-    from fathoms.exporting.export import Judge
+    from fathoms.exporting.int8 import CALIBRATION, Judge
 
-    assert args.int8 is not None
-    source = open_held_out(named_data(args.int8))
     options = LoaderOptions(grey=loaded.in_channels == 1)
-    loader = eval_loader(source, loaded.image_size, 32, loaded.preprocessing, options=options)
-    labels = None if loaded.classes is None else match_classes(source.classes, loaded.classes, args.int8)
-    drop = {} if args.max_drop is None else {"max_drop": args.max_drop}
-    return Judge(args.int8, lambda: loader.epoch(0), len(source.classes), labels, **drop)
+    shape = (loaded.image_size, 32, loaded.preprocessing)
+    source = open_held_out(named_data(data))
+    loader = eval_loader(source, *shape, options=options)
+    labels = None if loaded.classes is None else match_classes(source.classes, loaded.classes, data)
+    more: dict[str, Any] = {} if args.max_drop is None else {"max_drop": args.max_drop}
+    if args.calibrate is not None:
+        train = training_split(named_data(args.calibrate))
+        some = np.unique(
+            np.linspace(0, len(train) - 1, min(CALIBRATION, len(train))).round().astype(np.int64)
+        )
+        examples = eval_loader(subset(train, some, "train"), *shape, options=options)
+        more["calibration"] = lambda: examples.epoch(0)
+    return Judge(data, lambda: loader.epoch(0), len(source.classes), labels, **more)
 
 
 def lines(exported: Exported, pushed: str | None) -> list[str]:
@@ -171,5 +210,6 @@ def lines(exported: Exported, pushed: str | None) -> list[str]:
             f"int8: top1 {before:.2f} -> {after:.2f} on {exported.int8.images} images of {exported.int8.data}"
         )
         report.append(f"int8: {large:,} -> {small:,} bytes, {1 - small / large:.0%} saved")
-    report.append(f"written to {exported.path}, card in {exported.card}")
+        report += [f"int8: {sentence}" for sentence in exported.int8.kept]
+    report += [*exported.notes, f"written to {exported.path}, card in {exported.card}"]
     return report if pushed is None else [*report, f"pushed to {pushed}"]

@@ -97,10 +97,15 @@ def load_images(
 
 def classes_of(data: str | None) -> int:
     """Number of classes of a data set, or of the built-in digits."""
-    from fathoms.data.sources.splits import open_roles
-
     data = path_or_digits(data)
-    return 10 if data is None else len(open_roles(data, 0.0).train.classes)
+    return 10 if data is None else len(training_split(data).classes)
+
+
+def training_split(data: str) -> Any:
+    """The training images of a data set, all of them where it has no val split of its own."""
+    from fathoms.data.sources.splits import open_roles, share_for_comparison
+
+    return open_roles(data, None if share_for_comparison(data) is None else 0.0).train
 
 
 def _digits(target: LoadedModel, _data: str, count: int, spare: int) -> tuple[Any, Any]:
@@ -117,11 +122,11 @@ def _of_data(target: LoadedModel, data: str, count: int, spare: int) -> tuple[An
     import torch
 
     from fathoms.data import LoaderOptions
-    from fathoms.data.sources.splits import open_held_out, open_roles, subset
+    from fathoms.data.sources.splits import open_held_out, subset
     from fathoms.evaluating.preprocessing import eval_loader
     from fathoms.evaluating.results import match_classes
 
-    source = open_held_out(data) if target.trained else open_roles(data, 0.0).train
+    source = open_held_out(data) if target.trained else training_split(data)
     if not len(source):
         raise ConfigError(f"{data}: holds no images; give another data set")
     if not 1 <= count <= len(source):

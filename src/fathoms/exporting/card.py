@@ -113,15 +113,49 @@ def markdown(card: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def hub_page(path: Path, format: str) -> str:
+    """The README of a repository: the card, and above it what the Hub reads for its search and its leaderboards."""
+    card = json.loads(card_files(path)[0].read_text())
+    head: dict[str, Any] = {"library_name": "timm" if format == "timm" else "fathoms"}
+    head |= {"pipeline_tag": "image-classification", "tags": ["vision-transformer"]}
+    if result := _model_index(card):
+        head["model-index"] = [{"name": str(card["model"]), "results": [result]}]
+    # JSON is YAML.
+    rows = [f"{name}: {json.dumps(value)}" for name, value in head.items()]
+    return "\n".join(["---", *rows, "---", "", markdown(card)])
+
+
+def _model_index(card: dict[str, Any]) -> dict[str, Any] | None:
+    """The measured accuracies as the Hub's `model-index` has them; None where nothing was measured."""
+    metrics = card.get("metrics") or {}
+    split = next((name for name in ("test", "best", "last") if (metrics.get(name) or {}).get("top1")), None)
+    if split is None:
+        return None
+    names = {"top1": "Top-1 accuracy (%)", "top5": "Top-5 accuracy (%)"}
+    found = [
+        {
+            "type": "accuracy" if key == "top1" else "top_5_accuracy",
+            "name": name,
+            "value": metrics[split][key],
+        }
+        for key, name in names.items()
+        if metrics[split].get(key) is not None
+    ]
+    data = Path(str(card.get("data") or "unknown")).name
+    dataset = {"name": data, "type": data, "split": "test" if split == "test" else "val"}
+    return {"task": {"type": "image-classification"}, "dataset": dataset, "metrics": found}
+
+
 def _int8(result: dict[str, Any] | None) -> list[str]:
-    """A sentence on size and accuracy before and after int8."""
+    """Sentences on size and accuracy before and after int8."""
     if result is None:
         return []
     (before, after), (large, small) = result["top1"], result["bytes"]
     return [
         f"The matrices are int8: {small:,} bytes instead of {large:,}, top1 {after:.2f} % instead of "
         f"{before:.2f} % on {result['images']:,} images ({_cell(result['data'])}). The differences above are "
-        "those before quantisation."
+        "those before quantisation.",
+        *(f"{_cell(sentence)}." for sentence in result["kept"]),
     ]
 
 

@@ -1,13 +1,14 @@
-"""Export a model (ONNX, int8 ONNX, torch.export, weights): verified against the original, with a card, to the Hub."""
+"""Export a model (ONNX, OpenVINO, torch.export, weights): verified against the original, with a card, to the Hub."""
 
 from __future__ import annotations
 
 import copy
 import logging
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fathoms.data import Batch
 from fathoms.errors import FathomsError, reason
-from fathoms.evaluating.metrics import FewerChannels, evaluate
-from fathoms.evaluating.onnx_model import OnnxModel, need
-from fathoms.exporting.card import instead_of_weights, write_card
+from fathoms.evaluating.onnx_model import RUNTIMES, RuntimeModel, need
+from fathoms.exporting.card import card_files, hub_page, instead_of_weights, write_card
+from fathoms.exporting.int8 import Judge, Quantised, quantise
+from fathoms.exporting.timm_config import write_timm_config
 from fathoms.files import replacing, write_atomic
 from fathoms.models import model_sources
 from fathoms.models.build_timm import TIMM, build_timm
@@ -31,9 +32,16 @@ from fathoms.registry import check_name
 from fathoms.surgery.accelerate import accelerate
 from fathoms.surgery.fold import fold
 from fathoms.surgery.inputs import difference, example_images, image_shape, output_tensors, run
+from fathoms.untrusted import sha256_of
 
 # The ending of each format.
-FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors", "timm": ".safetensors"}
+FORMATS = {
+    "onnx": ".onnx",
+    "openvino": ".xml",
+    "torch-export": ".pt2",
+    "safetensors": ".safetensors",
+    "timm": ".safetensors",
+}
 
 Runner = Callable[[Tensor], list[Tensor]]
 
@@ -51,6 +59,7 @@ class Exported:
         folded: Number of scales and shifts folded first; None if that was not requested.
         parameters: Number of parameters.
         int8: Size and accuracy before and after int8 quantisation; None if the weights are float32.
+        notes: Lines for the user, such as why a file was not written.
     """
 
     path: str
@@ -61,9 +70,9 @@ class Exported:
     folded: int | None
     parameters: int
     int8: Quantised | None
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain data."""
         return asdict(self)
 
 
@@ -78,20 +87,23 @@ def export_model(  # noqa: PLR0913 - one argument for each flag of the command
     int8: Judge | None = None,
     name: str = "model",
     about: dict[str, Any] | None = None,
+    graph: Path | None = None,
 ) -> Exported:
     """Write a model to a file, after checking that the file computes the same outputs.
 
     Args:
-        model: A fathoms model, or any model for "onnx" and "torch-export".
+        model: A fathoms model, or any model for "onnx", "openvino" and "torch-export".
         path: The file; its ending must be the format's.
-        format: "onnx", "torch-export" (a .pt2 program), "safetensors" or "timm" (timm's parameter names).
+        format: "onnx", "openvino" (model.xml with its weights in model.bin), "torch-export" (a .pt2 program),
+            "safetensors" or "timm" (timm's parameter names, and its config.json).
         accelerated: Replace attentions of timm's and DeiT's models by faster forms first, in a copy.
         folded: Fold scales and shifts into the matrices first.
         opset: ONNX opset; None for 18.
-        int8: Quantise the matrices of an ONNX file to int8, if the accuracy on these images allows it. The
+        int8: Quantise the matrices of an ONNX or OpenVINO file to int8, if the accuracy on these images allows it. The
             differences are then those of the file before quantisation.
         name: Name of the model in the card; "timm/NAME" for a timm model.
         about: Further entries of the card, such as the recipe and the metrics of a run.
+        graph: Where its ONNX file is kept for other calls with this model, prepared alike.
     """
     path = Path(path)
     _check(path, format, opset, int8)
@@ -108,17 +120,45 @@ def export_model(  # noqa: PLR0913 - one argument for each flag of the command
     if folded:
         subject, report = fold(subject)
         parts = len(report)
-    with in_inference(model), replacing(path) as temporary:
-        gaps = verify(model, _write(subject, temporary, format, opset or OPSET, name), f"{format} file")
-        quantised = None if int8 is None else _quantise(model, temporary, int8)
+    notes: tuple[str, ...] = ()
+    with (
+        in_inference(model),
+        tempfile.TemporaryDirectory() as scratch,
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=".export.") as folder,
+    ):
+        draft, graph = Path(folder) / path.name, graph or Path(scratch) / "model.onnx"
+        if format in GRAPHS and not graph.exists():
+            write_onnx(subject, graph, opset or OPSET)
+        runner = (
+            open_graph(graph, draft).outputs if format in GRAPHS else _write(subject, draft, format, name)
+        )
+        gaps = verify(model, runner, f"{format} file")
+        quantised = None if int8 is None else _quantise(model, graph, draft, int8)
+        if format == "timm":
+            notes = write_timm_config(subject, draft, name, about or {})
+        for file in sorted(draft.parent.iterdir()):
+            with replacing(path.parent / file.name) as temporary:
+                file.replace(temporary)
     count = sum(parameter.numel() for parameter in subject.parameters())
     entries = {"model": name, "format": format, "parameters": count, "differences": gaps}
     entries |= {"accelerated": modules, "folded": parts}
     entries |= {"input": list(image_shape(model)), "config": _config(subject), **(about or {})}
-    if format == "onnx":
+    if format in GRAPHS:
         entries |= {"opset": opset or OPSET, "int8": None if quantised is None else quantised.to_json()}
+    if format == "openvino":
+        entries["weights_sha256"] = sha256_of(path.with_suffix(".bin"))
     _, card = write_card(path, entries)
-    return Exported(str(path), str(card), format, gaps, modules, parts, count, quantised)
+    return Exported(str(path), str(card), format, gaps, modules, parts, count, quantised, notes)
+
+
+GRAPHS = ("onnx", "openvino")
+"""Formats that are made of an ONNX graph."""
+
+
+def files_of(path: Path, format: str) -> list[Path]:
+    """Every file that an export writes, its cards among them."""
+    beside = {"openvino": [path.with_suffix(".bin")], "timm": [path.parent / "config.json"]}
+    return [path, *beside.get(format, []), *card_files(path)]
 
 
 def _config(model: nn.Module) -> dict[str, Any]:
@@ -134,27 +174,47 @@ def _check(path: Path, format: str, opset: int | None, int8: Judge | None) -> No
     if not path.parent.is_dir():
         raise FathomsError(f"export: {path.parent}: the folder does not exist; create it first")
     for option, value in {"opset": opset, "int8": int8}.items():
-        if value is not None and format != "onnx":
-            raise FathomsError(f"--{option} is for --format onnx only, not for {format}; leave it out")
+        if value is not None and format not in GRAPHS:
+            raise FathomsError(
+                f"--{option} is for --format onnx and openvino, not for {format}; leave it out"
+            )
+    if format == "openvino":
+        need("openvino", "export --format openvino")
+        if int8 is not None and int8.calibration is None:
+            raise FathomsError(
+                "--int8: OpenVINO fixes the ranges of activations in advance; give images with --calibrate DATA"
+            )
 
 
-def _write(model: nn.Module, path: Path, format: str, opset: int, name: str) -> Runner:
-    """Write a model; returns a function that runs the file."""
-    if format == "onnx":
-        write_onnx(model, path, opset)
-        return OnnxModel(path).outputs
+def _write(model: nn.Module, path: Path, format: str, name: str) -> Runner:
+    """Write a model without ONNX; returns a function that runs the file."""
     if format == "torch-export":
         return _write_program(model, path)
     return _write_weights(model, path, format) if isinstance(model, ViT) else _write_timm(model, path, name)
 
 
-def _quantise(model: nn.Module, path: Path, judge: Judge) -> Quantised:
-    """Replace an ONNX file by its int8 version."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".int8.") as folder:
-        small = Path(folder) / path.name
-        result = quantise(model, path, small, judge)
-        small.replace(path)
-    return result
+def open_graph(source: Path, path: Path) -> RuntimeModel:
+    """Write an ONNX file as `path`, which may be OpenVINO's model.xml, and open that."""
+    if path.suffix == ".xml":
+        import openvino
+
+        openvino.save_model(openvino.Core().read_model(source), path, compress_to_fp16=False)
+    else:
+        shutil.copyfile(source, path)
+    return RUNTIMES[path.suffix](path)
+
+
+def _quantise(model: nn.Module, graph: Path, draft: Path, judge: Judge) -> Quantised:
+    """Replace a verified draft by its int8 version."""
+    before = _size(draft)
+    with tempfile.TemporaryDirectory() as folder:
+        small = Path(folder) / "small.onnx"
+        found = quantise(model, graph, small, judge, lambda: open_graph(small, draft))
+    return replace(found, bytes=(before, _size(draft)))
+
+
+def _size(draft: Path) -> int:
+    return sum(file.stat().st_size for file in draft.parent.iterdir())
 
 
 def _write_program(model: nn.Module, path: Path) -> Runner:
@@ -270,91 +330,6 @@ def _forget_origin(message: Any) -> None:
                 _forget_origin(each)
 
 
-@dataclass(frozen=True)
-class Judge:
-    """Labelled images on which accuracy is measured before and after quantisation.
-
-    Args:
-        name: Name of the data.
-        batches: Returns the batches, from the first, on each call.
-        classes: Number of classes of the data.
-        label_map: The model's output for each class of the data; None if they are the same.
-        max_drop: Largest accepted loss of top-1 accuracy, in percentage points.
-    """
-
-    name: str
-    batches: Callable[[], Iterable[Batch]]
-    classes: int
-    label_map: list[int] | None = None
-    max_drop: float = 1.0
-
-    def top1(self, model: nn.Module, channels: int) -> tuple[float, int]:
-        """Top-1 accuracy in percent, and the number of images."""
-        result = evaluate(
-            FewerChannels(model, channels), self.batches(), self.classes, label_map=self.label_map
-        )
-        return result.top1, result.images
-
-
-@dataclass(frozen=True)
-class Quantised:
-    """Size and accuracy before and after int8 quantisation.
-
-    Args:
-        data: Name of the data that it was measured on.
-        images: Number of images.
-        top1: Top-1 accuracy in percent, of the float32 model and of the int8 file.
-        bytes: Size of the file in float32 and in int8.
-    """
-
-    data: str
-    images: int
-    top1: tuple[float, float]
-    bytes: tuple[int, int]
-
-    def to_json(self) -> dict[str, Any]:
-        """The same as plain data."""
-        return asdict(self)
-
-
-def quantise(model: nn.Module, source: Path, target: Path, judge: Judge) -> Quantised:
-    """Write `source`, a verified ONNX file of `model`, with int8 weights, unless that costs too much accuracy.
-
-    Weights are quantised per column of a matrix, activations dynamically: nothing is calibrated.
-    """
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    # torch's intermediate shapes belong to Gemm nodes that the quantiser rewrites; it infers its own.
-    graph = onnx.load(source)
-    del graph.graph.value_info[:]
-    # It recommends a preprocessing step that the exporter has already done.
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)
-    try:
-        quantize_dynamic(
-            graph,
-            target,
-            op_types_to_quantize=["MatMul", "Gemm"],
-            per_channel=True,
-            # 8-bit times 8-bit products overflow the sums of CPUs without VNNI; 7-bit times 8-bit ones do not.
-            reduce_range=True,
-            weight_type=QuantType.QInt8,
-        )
-    finally:
-        root.setLevel(level)
-    channels = image_shape(model)[0]
-    before, images = judge.top1(model, channels)
-    after, _ = judge.top1(OnnxModel(target), channels)
-    if not before - after <= judge.max_drop:
-        raise FathomsError(
-            f"export: int8 takes top1 on {judge.name} from {before:.2f} to {after:.2f}, more than "
-            f"{judge.max_drop:g} points; nothing was written, raise --max-drop or leave --int8 out"
-        )
-    return Quantised(judge.name, images, (before, after), (source.stat().st_size, target.stat().st_size))
-
-
 BATCHES = (1, 5)
 
 # Another runtime sums in another order; a larger share of the largest output is not rounding.
@@ -376,10 +351,6 @@ def verify(model: nn.Module, exported: Callable[[Tensor], list[Tensor]], what: s
     return gaps
 
 
-# Metadata that the Hub reads from the top of a card, for its search and its code snippets.
-_HEAD = "---\nlibrary_name: fathoms\npipeline_tag: image-classification\ntags:\n- vision-transformer\n---\n\n"
-
-
 def publish(exported: Exported, repo: str, *, public: bool = False) -> str:
     """Push an exported model; returns hf-hub:OWNER/NAME@COMMIT, which loads it again.
 
@@ -392,9 +363,12 @@ def publish(exported: Exported, repo: str, *, public: bool = False) -> str:
         public: Whether a newly created repository is public.
     """
     path = Path(exported.path)
-    name = f"model{path.suffix}"
     with tempfile.TemporaryDirectory() as folder:
         readme = Path(folder) / "README.md"
-        write_atomic(readme, (_HEAD + Path(exported.card).read_text()).encode())
-        files = {name: path, f"{name}.json": path.with_name(f"{path.name}.json"), "README.md": readme}
-        return model_sources.push(repo, files, public=public)
+        write_atomic(readme, hub_page(path, exported.format).encode())
+        files = {
+            file.name.replace(path.stem, "model", 1) if file.stem != "config" else file.name: file
+            for file in files_of(path, exported.format)
+            if file.is_file() and file.suffix != ".md"
+        }
+        return model_sources.push(repo, {**files, "README.md": readme}, public=public)
