@@ -310,6 +310,8 @@ EXPORT_ELSEWHERE = {
     "accelerate": "cli/test_export.py::test_a_timm_checkpoint_becomes_a_folded_onnx_file_in_one_command",
     "fold": "cli/test_export.py::test_a_timm_checkpoint_becomes_a_folded_onnx_file_in_one_command",
     "int8": "exporting/test_quantise.py::test_int8_shows_what_it_saves_and_costs",
+    "calibrate": "exporting/test_fastest.py::test_validate_and_predict_take_an_openvino_file_in_float_and_int8",
+    "fastest": "exporting/test_fastest.py::test_the_command_writes_the_quickest_file",
     "max_drop": "exporting/test_quantise.py::test_int8_that_costs_too_much_is_not_written",
     "push": "exporting/test_publish.py::test_what_is_pushed_is_loaded_at_its_commit_with_its_card",
     "visibility": "exporting/test_publish.py::test_a_repository_is_private_unless_it_is_to_be_public",
