@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from fathoms.cli.main import main
@@ -40,9 +41,8 @@ def test_json_is_one_object_with_switches_verdict_and_steps(capsys):
     assert (found["config"]["norm"], found["config"]["norm_init"]) == ("dyt", 0.8)
     assert len(found["sites"]) == 6
     assert found["sites"][0]["saturated"] is not None
-    # Ten steps bring this loss down to ln 10 and no further.
-    assert (found["start"]["outcome"], found["start"]["findings"][0]["kind"]) == ("not judged", "a guess")
-    assert (found["steps"]["lr"], len(found["steps"]["losses"])) == (0.002, 10)
+    assert found["start"]["outcome"] in ("trains", "not judged")
+    assert (found["steps"]["lr"], len(found["steps"]["losses"])) == (0.002, 50)
 
 
 @pytest.mark.parametrize(
@@ -55,16 +55,13 @@ def test_another_seed_shows_another_signal_and_the_same_seed_the_same(capsys, wo
 
 
 def test_a_norm_free_stack_is_not_called_healthy(capsys):
-    """At initialisation its ratios look best of all; ten steps show that nothing holds the stream.
-
-    At 1e-3 such a stack does train, as the calibration found; at 2e-2 this one diverges.
-    """
+    """At initialisation its ratios look best of all; the steps show that nothing holds the stream."""
     words = ["--norm", "none", "--depth", "24", "--dim", "32", "--heads", "2", "--batch-size", "16"]
     words += ["--lr", "2e-2"]
     found = answer(capsys, *words)
     assert found["growth"] == pytest.approx(1.0, abs=0.1)
     assert found["start"]["outcome"] != "trains"
-    assert "10 steps" in probe(capsys, *words)
+    assert f"{len(found['steps']['losses'])} steps" in "\n".join(found["words"])
 
 
 def test_an_exploding_stack_names_the_factor(capsys):
@@ -89,16 +86,26 @@ def test_an_exploding_stack_names_the_factor(capsys):
 def test_a_shallow_model_that_trains_is_not_told_to_diverge(capsys, depth, placement):
     words = ["--depth", depth, "--attn-placement", placement, "--mlp-placement", placement]
     text = probe(capsys, *words, "--batch-size", "32")
-    assert "DIVERGE" not in text
-    assert "came true" not in text
+    assert "Start: expected to train (adamw at lr 0.001, 50 steps, loss " in text
 
 
-def test_no_share_is_told_where_none_was_measured_and_the_head_is_of_the_data_s_classes(capsys):
+def test_the_head_is_of_the_data_s_classes(capsys):
     words = ["vit_tiny_patch16_224", "--image-size", "32", "--depth", "6", "--dim", "24", "--lr", "3e-3"]
-    found = answer(capsys, *words, "--batch-size", "8")
-    assert found["config"]["num_classes"] == 10
-    assert found["start"]["came_true"] is None
-    assert answer(capsys, *words, "--batch-size", "8", "--num-classes", "12")["config"]["num_classes"] == 12
+    words += ["--batch-size", "2", "--steps", "0"]
+    assert answer(capsys, *words)["config"]["num_classes"] == 10
+    assert answer(capsys, *words, "--num-classes", "12")["config"]["num_classes"] == 12
+
+
+@pytest.mark.parametrize("splits", [["train"], ["train", "val"], ["train", "test"], ["train", "val", "test"]])
+def test_data_of_any_splits_are_probed_on_their_training_images(capsys, tmp_path, splits):
+    arrays = {}
+    for place, split in enumerate(splits):
+        arrays[f"x_{split}"] = np.full((12, 8, 8, 3), 80 * place, np.uint8)
+        arrays[f"y_{split}"] = np.arange(12) % 3
+    np.savez(tmp_path / "d.npz", **arrays)
+    words = ["vit_digits", str(tmp_path / "d.npz"), "--in-channels", "3", *SMALL, "--steps", "2"]
+    found = answer(capsys, *words)
+    assert (found["config"]["num_classes"], len(found["steps"]["losses"])) == (3, 2)
 
 
 def test_the_note_on_the_default_names_the_flags_that_train_takes_and_ends_with_them(capsys):
@@ -122,13 +129,13 @@ def test_pictures_that_were_written_are_named(capsys, tmp_path):
 
 def test_pictures_and_page_are_written(capsys, tmp_path):
     words = [*SMALL, "--stem-norm", "dual", "--attention", "talking_heads", "--residual", "layerscale"]
-    found = answer(capsys, *words, "--figures", str(tmp_path / "out"))
+    found = answer(capsys, *words, "--steps", "3", "--figures", str(tmp_path / "out"))
     names = {"depth", "depth_after_steps", "scales", "pixel_scale", "filters", "attention", "head_mixing"}
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {f"{name}{end}" for name in names for end in (".svg", ".png", ".json")} | {"probe.html"}
     assert len(found["figures"]) == len(files)
     page = (tmp_path / "out" / "probe.html").read_text()
-    assert "expected to" in page
+    assert "Start: " in page
     assert "src=" not in page
     assert page.count("<svg ") == 9, "a picture each, and those by depth once more for a phone"
     assert json.loads((tmp_path / "out" / "pixel_scale.json").read_text())[0]["centre"] == 1.0

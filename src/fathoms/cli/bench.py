@@ -160,7 +160,6 @@ def beside(row: dict[str, Any]) -> str:
 
 
 def describe(name: str, mode: str, row: dict[str, Any]) -> str:
-    """The printed line of one model."""
     memory = "" if row["peak_gib"] is None else f", peak {row['peak_gib']:.2f} GiB"
     unit = "update" if mode == "train" else "batch"
     return (

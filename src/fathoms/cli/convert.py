@@ -43,7 +43,6 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Convert, and print the contents."""
     check_data(args.source, "SOURCE", "give a .pth, .pt or .bin file")
     from fathoms.models.pickled_weights import convert
 

@@ -7,7 +7,8 @@ set; without it the images are scikit-learn's handwritten digits, resized. Nothi
 from __future__ import annotations
 
 import json as json_format
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +55,9 @@ class Args:
     """Learning rate of the first steps and of the coordinate check."""
     opt: OptimizerName = "adamw"
     """Their optimizer."""
-    steps: int = 10
-    """Optimizer steps taken on a copy for the verdict; 0: judge the initialisation alone."""
+    steps: int | None = None
+    """Optimizer steps taken on a copy for the verdict; 0: describe the initialisation alone. Default: 50, or as many as
+    a minute allows; 10 for --coordinates."""
     depths: str | None = None
     """Sweep over these depths at initialisation, such as 12,24,48,96."""
     axis: str | None = None
@@ -98,7 +100,7 @@ def check(args: Args) -> None:
     if args.batch_size is not None and args.batch_size < 1:
         raise ConfigError(f"--batch-size {args.batch_size}: use 1 or more")
     _check_sizes(args)
-    if args.steps < 0:
+    if args.steps is not None and args.steps < 0:
         raise ConfigError(f"--steps {args.steps}: use 0 or more")
     if not args.lr > 0:
         raise ConfigError(f"--lr {args.lr}: use a number above 0")
@@ -143,6 +145,7 @@ def measured(args: Args, target: Any = None) -> tuple[Any, Any, Signal, dict[str
     `target` is the model where it is loaded already.
     """
     from fathoms.cli.targets import check_head, classes_of, load_images, load_target
+    from fathoms.probes.coordinates import STEPS
     from fathoms.probes.signal import probe
 
     if target is None:
@@ -154,11 +157,11 @@ def measured(args: Args, target: Any = None) -> tuple[Any, Any, Signal, dict[str
             target = load_target(args.target, args.model, {**switches, "num_classes": number}, args.seed)
     if target.trained:
         _check_trained(args)
-    elif args.steps:
+    elif args.steps != 0:
         check_head(target, "add --steps 0, to judge the initialisation alone")
     size = batch_of(args, target)
-    # Each step gets a batch of its own, as in training and in the calibration of the verdict.
-    spare = 0 if target.trained else size * max(args.steps - 1, 0)
+    # Each step gets a batch of its own, as in training.
+    spare = 0 if target.trained else size * max((STEPS if args.steps is None else args.steps) - 1, 0)
     images, labels = load_images(target, args.data, size, spare)
     signal = probe(target.model, images[:size], None if labels is None else labels[:size])
     return target, images, signal, judge(args, target, signal, images, labels)
@@ -196,37 +199,40 @@ def judge(args: Args, target: Any, signal: Signal, images: Any, labels: Any) -> 
     """The verdict on the start of an untrained model, or on the drift of a run beside what a trained one shows."""
     import torch
 
-    from fathoms.probes.coordinates import take_first_steps
-    from fathoms.probes.thresholds import start_features
-    from fathoms.probes.verdict import drift_verdict
+    from fathoms.probes.coordinates import SECONDS, STEPS, take_first_steps
+    from fathoms.probes.verdict import Verdict, drift_verdict, site_findings
 
     if target.trained:
-        drift = drift_verdict(_run_rows(target), config=signal.config)
+        signal.drift = drift = drift_verdict(_run_rows(target), config=signal.config)
         said = "Drift: no probe.jsonl with four measurements or more" if drift is None else str(drift)
-        start = signal.verdict()
-        # What would decide a start says nothing of a model that has been trained.
-        beside = replace(start, findings=[finding for finding in start.findings if not finding.bad])
-        words = [*said.splitlines(), *str(beside).splitlines()[1:]]
-        trend, signal.drift = None if drift is None else drift.to_json(), drift
-        return {"trained": True, "drift": trend, "start": start.to_json(), "words": words}
+        now = Verdict("", site_findings(signal.to_json()["sites"], signal.config))
+        trend = None if drift is None else drift.to_json()
+        words = [*said.splitlines(), *str(now).splitlines()[1:]]
+        return {"trained": True, "drift": trend, "findings": now.to_json()["findings"], "words": words}
     steps = None
-    if args.steps:
-        size = batch_of(args, target)
+    if args.steps != 0:
         if labels is None:
             generator = torch.Generator().manual_seed(0)
             labels = torch.randint(target.num_classes, (len(images),), generator=generator)
-        make = {"optimizer": optimizer_of(args), "opt": args.opt, "lr": args.lr}
-        steps = take_first_steps(target.model, images, labels, **make, steps=args.steps, batch_size=size)
+        steps = take_first_steps(
+            target.model,
+            images,
+            labels,
+            optimizer_of(args),
+            opt=args.opt,
+            lr=args.lr,
+            steps=args.steps or STEPS,
+            batch_size=batch_of(args, target),
+            seconds=SECONDS if args.steps is None else math.inf,
+        )
     signal.first_steps = steps
     start = signal.verdict()
-    told = {"start": start.to_json(), "words": str(start).splitlines()}
-    found: dict[str, Any] = {"trained": False, **told, "steps": None}
+    found: dict[str, Any] = {"trained": False, "start": start.to_json(), "words": str(start).splitlines()}
     if steps is None:
-        return found
+        return {**found, "steps": None}
     sites = (signal if steps.after is None else steps.after).to_json()["sites"]
     losses = [finite(loss) for loss in steps.losses]
-    found["steps"] = {"lr": args.lr, "opt": args.opt, "losses": losses, "sites": sites}
-    return {**found, "features": start_features(signal, steps.after, steps.losses)}
+    return {**found, "steps": {"lr": args.lr, "opt": args.opt, "losses": losses, "sites": sites}}
 
 
 def _run_rows(target: Any) -> list[dict[str, Any]]:

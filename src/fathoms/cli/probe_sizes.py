@@ -79,7 +79,7 @@ def run_coordinates(args: Any) -> int:
         images,
         labels,
         optimizer=optimizer_of(args),
-        steps=args.steps,
+        steps=args.steps or 10,
         seeds=tuple(range(args.seed, args.seed + SEEDS)),
     )
     written = []

@@ -207,7 +207,6 @@ def make_loader(args: Args, loaded: Any, source: Any, world: Any) -> Any:
 
 
 def measure(args: Args, model: Any, loader: Any, label_map: Any, world: Any, real: Any) -> dict[str, Any]:
-    """Metrics of one data set."""
     import torch
 
     from fathoms.evaluating.metrics import evaluate

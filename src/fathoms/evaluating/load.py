@@ -344,7 +344,6 @@ def _held(weights: Path) -> dict[str, int]:
 
 
 def _load_vit(config: ViTConfig, weights: Path, record: TrainingRecord, overrides: dict[str, Any]) -> ViT:
-    """A fathoms model with its weights."""
     vit = _swapped(build_for(ViT, config, weights), record.swap_norms)
     try:
         load_weights(vit, weights)
@@ -365,7 +364,6 @@ def _without_head_flags(error: MisfitError, weights: Path, overrides: dict[str, 
 
 
 def _load_timm(name: str, weights: Path, record: TrainingRecord, overrides: dict[str, Any]) -> nn.Module:
-    """A timm model with its weights."""
     classes = timm_classes({"num_classes": record.config.get("num_classes"), **overrides})
     if classes is not None and (not isinstance(classes, int) or not 0 < classes <= 1_000_000):
         raise ConfigError(f"{weights}: num_classes={classes!r} must be a whole number from 1 to 1,000,000")

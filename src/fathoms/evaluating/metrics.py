@@ -54,7 +54,6 @@ class Confusion(Sequence[list[int]]):
         return self.counts.get(true, {})
 
     def images(self, true: int) -> int:
-        """Images of a class."""
         return sum(self.predicted(true).values())
 
     def accuracy(self, true: int) -> float | None:
@@ -95,7 +94,6 @@ class Evaluation:
         return np.packbits(np.array(self.correct, bool)).tobytes()
 
     def summary(self) -> dict[str, Any]:
-        """The scalar metrics."""
         names = ("images", "loss", "top1", "top5", "calibration_error", "skipped")
         return {name: getattr(self, name) for name in names}
 
@@ -227,7 +225,6 @@ class FewerChannels(nn.Module):
         self.model, self.channels = model, channels
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of the first channels."""
         return self.model(images[:, : self.channels])
 
 

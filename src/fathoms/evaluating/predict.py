@@ -54,7 +54,6 @@ class Prediction:
     pixels: Tensor | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain data, without the tensors."""
         return {name: getattr(self, name) for name in ("file", "classes", "probabilities", "problem")}
 
 

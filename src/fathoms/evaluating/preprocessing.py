@@ -82,7 +82,6 @@ class Preprocessing:
         return cls(**options)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
         return asdict(self)
 
     def described(self, model: str, whole: bool, start: tuple[str, Mapping[str, Any]] = ("", {})) -> str:

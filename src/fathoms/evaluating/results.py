@@ -98,15 +98,11 @@ class Named(Protocol):
     """Images with names, in classes."""
 
     @property
-    def classes(self) -> Sequence[str]:
-        """Names of the classes."""
-        ...
+    def classes(self) -> Sequence[str]: ...
 
     def __len__(self) -> int: ...
 
-    def where(self, index: int) -> str:
-        """The name of an image."""
-        ...
+    def where(self, index: int) -> str: ...
 
 
 def real_of(source: Named, labels: Mapping[int, tuple[int, ...]], where: str) -> dict[int, tuple[int, ...]]:

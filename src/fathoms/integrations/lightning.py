@@ -25,7 +25,6 @@ class Probe(Callback):
         self.watch, self.module = AnyLoop(every, gradients=gradients), module
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Watch the model."""
         if self.module is not None and not hasattr(pl_module, self.module):
             raise ConfigError(f"module={self.module!r}: {type(pl_module).__name__} has no such part")
         watched = getattr(pl_module, self.module) if self.module else pl_module
@@ -47,11 +46,9 @@ class Probe(Callback):
             trainer.logger.log_metrics(rows, step=trainer.global_step)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Leave the model as it was."""
         self.watch.detach()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave the model as it was."""
         self.watch.detach()
 
     def verdict(self) -> Verdict | None:

@@ -22,7 +22,6 @@ class Probe(TrainerCallback):
         self.watch = AnyLoop(every, gradients=gradients)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Watch the model."""
         self.watch.attach(kwargs["model"], state.global_step)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -30,12 +29,10 @@ class Probe(TrainerCallback):
         self.watch.before_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure, if a measurement is due."""
         optimizer = getattr(kwargs.get("optimizer"), "optimizer", kwargs.get("optimizer"))
         self.watch.after_step(optimizer, updates=state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the model as it was."""
         self.watch.detach()
 
     def verdict(self) -> Verdict | None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from fathoms.probes.blocks import find_blocks, unwrap
 from fathoms.probes.measure import logits_of
 from fathoms.probes.recorder import output_of
 from fathoms.probes.signal import Signal, probe
-from fathoms.probes.thresholds import CALIBRATED_STEPS, FLAT_SLOPE, Features, start_features
+from fathoms.probes.thresholds import FLAT_SLOPE, Features, depth_features
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -106,7 +107,6 @@ class Coordinates:
         return coordinate_figure(self, size_name)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain values."""
         return {
             "sizes": list(self.sizes),
             "verdict": self.verdict,
@@ -253,9 +253,14 @@ def sweep(
         for depth in depths:
             torch.manual_seed(seed)
             signal = probe(build(depth=depth, **given), *batch)
-            found = start_features(signal) | {"gradient_ratio": signal.to_json()["gradient_ratio"]}
+            plain = signal.to_json()
+            found = depth_features(plain["sites"]) | {"gradient_ratio": plain["gradient_ratio"]}
             rows.setdefault(name, {})[depth] = found
     return rows
+
+
+STEPS, SECONDS = 50, 60.0
+"""Steps that a start is judged by, or as many as this time allows."""
 
 
 @dataclass(frozen=True)
@@ -264,28 +269,20 @@ class FirstSteps:
 
     Args:
         losses: The loss before each step.
-        norms: The norm of the whole gradient before each step.
         after: The signal after the last step; None where the weights did not stay finite.
-        steps: Steps that were asked for.
-        batch_size: Images of a step.
+        guess: The loss of a guess by the shares of the classes.
         opt: Name of the optimizer.
         lr: Its learning rate.
-        seen: Channels, height and width of an image.
-        classes: Outputs of the model.
     """
 
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    after: Signal | None = None
-    steps: int = CALIBRATED_STEPS
-    batch_size: int = 64
+    losses: list[float]
+    after: Signal | None
+    guess: float
     opt: str = "adamw"
     lr: float = 1e-3
-    seen: tuple[int, ...] = ()
-    classes: int = 0
 
 
-def take_first_steps(
+def take_first_steps(  # noqa: PLR0913 - seven facts of a training
     model: nn.Module,
     images: Float[Tensor, "M C H W"],
     labels: Int[Tensor, " M"],
@@ -293,10 +290,11 @@ def take_first_steps(
     *,
     opt: str = "adamw",
     lr: float = 1e-3,
-    steps: int = CALIBRATED_STEPS,
+    steps: int = STEPS,
     batch_size: int = 64,
+    seconds: float = math.inf,
 ) -> FirstSteps:
-    """Take `steps` real optimizer steps on a copy of a model, batch after batch of the images, then probe it.
+    """Take real optimizer steps on a copy of a model, batch after batch of the images, then probe it.
 
     Args:
         model: It is left as it is.
@@ -307,30 +305,30 @@ def take_first_steps(
         lr: Its learning rate.
         steps: Number of steps.
         batch_size: Images of a step, and of the probe.
+        seconds: No step begins after this time.
     """
     own = copy.deepcopy(unwrap(model)).train()
     stepper = torch.optim.AdamW(param_groups(own, 0.05).at(lr)) if optimizer is None else optimizer(own)
-    losses, norms, classes = [], [], 0
+    losses, end = list[float](), time.monotonic() + seconds
     devices = [images.device] if images.is_cuda else []
     with torch.random.fork_rng(devices), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         torch.manual_seed(0)
         for step in range(steps):
             rows = torch.arange(step * batch_size, (step + 1) * batch_size) % len(images)
             logits = logits_of(own(images[rows]))
-            classes = logits.shape[-1]
             loss = F.cross_entropy(logits.float(), labels[rows].to(logits.device))
             stepper.zero_grad(set_to_none=True)
             loss.backward()
             losses.append(loss.item())
-            norms.append(
-                nn.utils.get_total_norm([p.grad for p in own.parameters() if p.grad is not None]).item()
-            )
             if not math.isfinite(losses[-1]):
                 break
             stepper.step()
+            if time.monotonic() > end:
+                break
     try:
         after = probe(own, images[:batch_size], labels[:batch_size], optimizer=stepper)
     except WeightsError:
         # The steps have destroyed the weights: there is nothing to measure, and the losses say so.
         after = None
-    return FirstSteps(losses, norms, after, steps, batch_size, opt, lr, tuple(images.shape[1:]), classes)
+    shares = torch.bincount(labels).double() / len(labels)
+    return FirstSteps(losses, after, float(torch.special.entr(shares).sum()), opt, lr)

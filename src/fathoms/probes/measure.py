@@ -119,7 +119,6 @@ def _gradients(
 
 
 def _total(norms: list[Tensor]) -> Tensor:
-    """The norm of tensors together, from the norm of each."""
     return torch.linalg.vector_norm(torch.stack(norms).double())
 
 

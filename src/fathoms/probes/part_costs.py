@@ -55,7 +55,6 @@ class Cost:
     """Multiplications per second of a large matrix product on this device."""
 
     def total(self, name: str) -> float:
-        """The sum over the parts."""
         return sum(getattr(part, name) for part in self.parts.values())
 
 
@@ -81,7 +80,6 @@ class _Where:
         self.listeners: list[Any] = []
 
     def install(self, model: nn.Module) -> list[Any]:
-        """Hooks that follow the calls."""
         handles = []
         for name, module in model.named_modules():
             if not name or name in self.blocks or not list(module.parameters(recurse=True)):
@@ -102,7 +100,6 @@ class _Where:
 
     @property
     def part(self) -> str:
-        """The part whose code is running."""
         return self.stack[-1]
 
 
@@ -115,7 +112,6 @@ class _Multiplications(TorchDispatchMode):
         self.found: dict[str, float] = defaultdict(float)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and count it."""
         result = func(*args, **(kwargs or {}))
         count = flop_registry.get(func._overloadpacket)
         if count is not None:

@@ -68,13 +68,11 @@ class StreamTracer(TorchFunctionMode):
         self.streams = [x for x in flat if isinstance(x, Tensor) and x.dim() >= 3]
 
     def leave(self) -> None:
-        """The block has ended."""
         self.streams = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Look at a call, and make it."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if self.streams is None:
@@ -203,7 +201,6 @@ class Recorder:
         self.tracer = StreamTracer(self._join_foreign, self._attended, self._activated)
 
     def install(self) -> list[RemovableHandle]:
-        """Put the hooks on the model."""
         inside = {module for block in self.blocks.values() for module in block.modules()}
         handles = [
             module.register_forward_pre_hook(self._runner(name))

@@ -48,7 +48,6 @@ def norm(x: Tensor) -> Tensor:
 
 
 def largest(*tensors: Tensor) -> Tensor:
-    """Largest absolute value."""
     return torch.stack([wide(x.detach().abs().max()) for x in tensors]).max()
 
 
