@@ -11,7 +11,6 @@ import torch
 import fathoms
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.data.sources.arrays import digits
-from fathoms.probes.thresholds import depth_features
 
 ROOT = Path(__file__).parents[2]
 
@@ -262,12 +261,6 @@ def test_the_ratio_is_over_the_enlarged_stream_that_the_branch_is_added_to(optio
     factor = 8.0 if "residual" not in options else 8.0**0.25
     assert site.ratio == pytest.approx(site.added / (factor * site.stream), rel=1e-6)
     assert site.parallel**2 + site.orthogonal**2 == pytest.approx(site.ratio**2, rel=1e-6)
-
-
-def test_the_verdicts_ratio_is_the_one_that_its_thresholds_were_set_on():
-    signal = fathoms.probe(vit(attn_placement="keel", mlp_placement="keel"), *batch())
-    features = depth_features(signal.to_json()["sites"])
-    assert features["ratio_max"] == pytest.approx(max(site.added / site.stream for site in signal))
 
 
 def test_logits_in_a_plain_dict_are_found():
