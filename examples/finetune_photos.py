@@ -5,7 +5,7 @@ task start a run: position embeddings are resized, and `--initial-head new` draw
 
     python examples/finetune_photos.py                  # the two photographs that come with scikit-learn, in pieces
     python examples/finetune_photos.py MY_PHOTOS/       # your own; then also try
-    fathoms train MY_PHOTOS/ --model vit_tiny_patch16_224 --initial-head new
+    fathoms train MY_PHOTOS/ --recipe finetune --model vit_tiny_patch16_224 --initial-head new
         --initial-checkpoint timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k
 """
 
@@ -54,5 +54,6 @@ if __name__ == "__main__":
     # Without a network a model trained here, on the digits, stands in for pretrained weights.
     fathoms(f"train --experiment start {SMALL} --image-size 8")
     start = "--initial-checkpoint runs/start --initial-head new"
-    fathoms(f"train {photos} --experiment tuned {SMALL} --image-size 32 --batch-size 25 {start}")
+    tuned = "--recipe finetune --epochs 3 --warmup-epochs 1 --image-size 32 --batch-size 25 --device cpu"
+    fathoms(f"train {photos} --experiment tuned {tuned} {start}")
     fathoms(f"validate {photos} --checkpoint runs/tuned")

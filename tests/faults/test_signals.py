@@ -16,6 +16,7 @@ import pytest
 
 from fathoms import FathomsError
 from fathoms.cli.main import main
+from fathoms.cli.terminal.streams import make_safe
 from fathoms.training import checkpoint_files as checkpoints
 from fathoms.training.distributed import CODES, ECHO, LAUNCHED, StopRequest
 
@@ -117,6 +118,7 @@ def test_closed_pipes_change_nothing(tiny_runs, monkeypatch):
         monkeypatch.setattr(sys, "stdout", files[0])
         monkeypatch.setattr(sys, "stderr", files[1])
         monkeypatch.setenv("NO_COLOR", "1")
+        make_safe()
         code = main(["train", *tiny_runs.words(name=name)])
         monkeypatch.undo()
         for file in files:
