@@ -79,6 +79,13 @@ def test_every_bad_file_is_named_with_its_reason(photo_folder, capsys, photo, en
     assert {"PNG RGBA", "PNG L", "PNG P"} <= set(result["modes"])
     facts = verify_manifest(result["manifest"], open_source(photo_folder))
     assert len(facts["bad"]) == 6
+    # They may be removed; a good file may not.
+    for name in faults:
+        (folder / name).unlink()
+    assert len(verify_manifest(result["manifest"], open_source(photo_folder))["bad"]) == 6
+    (folder / "grey.png").unlink()
+    with pytest.raises(DataError, match=r"train/cat/grey\.png disappeared"):
+        verify_manifest(result["manifest"], open_source(photo_folder))
 
 
 def test_a_link_that_leads_nowhere_is_a_bad_file_among_good_ones(photo_folder, capsys):

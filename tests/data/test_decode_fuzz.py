@@ -1,13 +1,9 @@
-"""Mutated images: no crash, no hang, bounded memory, and every refusal has a reason.
-
-CI runs a thousand cases; `python tests/data/test_decode_fuzz.py 10000` runs more and prints a summary.
-"""
+"""Mutated images: no crash, no hang, bounded memory, and every refusal has a reason; benchmarks/fuzz.py runs more."""
 
 import collections
 import io
 import resource
 import struct
-import sys
 import time
 
 import numpy as np
@@ -151,13 +147,3 @@ def test_a_thousand_mutants_of_other_formats_neither_crash_nor_hang_nor_fill_mem
     assert grown < 300 << 10, f"{grown >> 10} MiB"
     # libtiff reports damage on stderr itself; whatever it writes is text.
     assert capfd.readouterr().err.isascii()
-
-
-if __name__ == "__main__":
-    number = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    for files in (seeds_of_mutation(), other_formats()):
-        counts, slowest, growth = run(number, files)
-        print(
-            f"{number} mutants x 2 decoders: {dict(counts)}; "
-            f"slowest {slowest:.3f} s; memory grew {growth >> 10} MiB"
-        )

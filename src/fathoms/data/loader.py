@@ -40,9 +40,9 @@ class LoaderOptions:
     """Number of decoding workers; 0 means one per CPU core."""
     worker_kind: str = "auto"
     """threads, processes, or auto: processes where they feed a GPU with training crops, else threads."""
-    prefetch: int = ranged(3, least=1)
+    prefetch: int = 3
     """Batches prepared ahead."""
-    timeout: float = ranged(60.0, above=0)
+    timeout: float = 60.0
     """Seconds one file may take before its worker counts as hung and is replaced, once."""
     max_bad: float = ranged(0.01, least=0, most=1)
     """Share of the data set that may be bad before the run stops."""
@@ -59,6 +59,9 @@ class LoaderOptions:
         check_name(self.worker_kind, WORKER_KINDS, "kind of worker", "--worker-kind")
         if self.worker_kind == "processes" and not CAN_FORK:
             raise ConfigError("--worker-kind processes: needs Linux; use threads")
+        # These two have no flag.
+        if self.prefetch < 1 or self.timeout <= 0:
+            raise ConfigError(f"prefetch={self.prefetch}, timeout={self.timeout}: must be positive")
 
     @property
     def count(self) -> int:
