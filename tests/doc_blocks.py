@@ -99,23 +99,24 @@ def _kind(language: str, code: str) -> str:
 def told(printed: str, shape: str = "") -> list[str]:
     """The lines of an output, without those that come by the clock.
 
-    A line "..." of the shape leaves lines out: as many of the first and last lines are kept as the shape has before the
-    first and after the last "...", and between two of them the lines that begin with the same two words.
+    A line "..." of the shape leaves lines out: as many of the first lines are kept as the shape has before the first
+    "...", between two of them the lines that begin with the same two words, and after the last "..." all lines from the
+    one on that begins as the first there does. A line that goes on indented is one line.
     """
     lines = [_ROOM.sub("…/", line.rstrip()) for line in printed.splitlines() if not _PROGRESS.match(line)]
-    while lines and not lines[0]:
-        lines.pop(0)
-    while lines and not lines[-1]:
-        lines.pop()
-    parts = [part.splitlines() for part in re.split(r"^\.\.\.\n", shape, flags=re.MULTILINE)]
-    first, last = len(parts[0]), len(parts[-1])
-    if len(parts) == 1 or len(lines) <= first + last:
-        return lines
-    kept = lines[:first]
-    for part in parts[1:-1]:
-        begins = tuple(_BEGIN.match(line)[0] for line in part)
-        kept += ["...", *(line for line in lines if line.startswith(begins))]
-    return [*kept, "...", *lines[len(lines) - last :]]
+    whole = re.findall(r"^.*(?:\n    .*)*", "\n".join(lines).strip("\n"), re.MULTILINE)
+    parts = [
+        re.findall(r"^.+(?:\n    .*)*|^$", part, re.MULTILINE)
+        for part in re.split(r"^\.\.\.\n", shape, flags=re.MULTILINE)
+    ]
+    if len(parts) > 1:
+        first, *middle, last = ([_BEGIN.match(each)[0] for each in part if each] for part in parts)
+        kept = whole[: len(first)]
+        for begins in middle:
+            kept += ["...", *(line for line in whole if line.startswith(tuple(begins)))]
+        found = [at for at, line in enumerate(whole) if last and line.startswith(last[0])]
+        whole = [*kept, "...", *whole[found[-1] if found else len(whole) - len(last) :]]
+    return "\n".join(whole).splitlines()
 
 
 def differing(shown: list[str], printed: list[str]) -> list[str]:

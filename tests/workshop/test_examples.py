@@ -128,11 +128,11 @@ def test_a_line_too_many_and_one_too_few_differ():
 
 
 def test_an_output_keeps_the_shape_that_the_page_gives_it_and_no_line_of_the_clock():
-    printed = "\none\n12% 0:10 left  epoch 1/6\ntwo  \nthree\nfour\n\n"
-    assert told(printed) == ["one", "two", "three", "four"]
-    assert told(printed, "x\n...\ny\nz\n") == ["one", "...", "three", "four"]
-    assert told(printed, "...\nz\n") == ["...", "four"]
-    assert told(printed + "three 4 5", "...\nthree 4 6\n...\n") == ["...", "three 4 5", "..."]
+    printed = "\none\n12% 0:10 left  epoch 1/6\ntwo  \nthree\n    goes on\nfour\nfive 5\n\n"
+    assert told(printed) == ["one", "two", "three", "    goes on", "four", "five 5"]
+    assert told(printed, "x\n...\ny\nz\n") == ["one", "...", "four", "five 5"]
+    assert told(printed, "...\nthree\n") == ["...", "three", "    goes on", "four", "five 5"]
+    assert told(printed, "...\nthree\n    went\n...\n") == ["...", "three", "    goes on", "..."]
 
 
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
