@@ -49,6 +49,7 @@ from fathoms.training.defaults import CPU_CORE, GPU, chosen
                 "aa": "rand-m6-n1-mstd0.5-inc1",
             },
         ),
+        (7, 3, GPU, {}, {"image_size": 2, "patch_size": 2, "batch_size": 16, "epochs": 200}),
         (900, 8, CPU_CORE, {}, {"image_size": 8, "patch_size": 2, "batch_size": 16}),
         (900, 300, CPU_CORE, {"image_size": 96, "dim": 50}, {"patch_size": 16, "dim": 50, "heads": 1}),
         (

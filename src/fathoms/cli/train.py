@@ -25,6 +25,7 @@ from fathoms.training.recipe import Recipe
 from fathoms.untrusted import read_toml
 
 if TYPE_CHECKING:
+    from fathoms.data.sources.splits import Roles
     from fathoms.training.run import Trainer
 
 EXAMPLES = """
@@ -93,18 +94,20 @@ def make_job(args: Args) -> Job:
     return job_of(args.data, args.model, args.recipe, options, switches, run_options(args))
 
 
-def suited_job(args: Args) -> Job:
-    """The same; where the flags name neither recipe nor model, of a size that suits the data and the machine."""
-    run, typed = run_options(args), {**given(args.training), **given(args.switches)}
+def suited_job(args: Args) -> tuple[Job, Roles | None]:
+    """The same; where the flags name neither recipe nor model, of a size that suits the data, which are then open."""
+    run, options, switches = run_options(args), given(args.training), given(args.switches)
     if args.data is None or any((args.config, args.recipe, args.model, run.initial_checkpoint)):
-        return make_job(args)
+        return make_job(args), None
     # Options that no run takes are refused before the data are opened.
-    Recipe.join(starting_point("small_images", None).options, given(args.training))
+    Recipe.join(starting_point("small_images", None).options, options)
+    from fathoms.data.sources.splits import open_roles
     from fathoms.training.defaults import named_run, starting_table
 
-    run = named_run(args.data, run, typed)
-    table = starting_table(args.data, run, typed)
-    return job_of(args.data, None, table, given(args.training), given(args.switches), run)
+    typed = {**options, **switches}
+    run, roles = named_run(args.data, run, typed), open_roles(args.data, options.get("val_share"))
+    table = starting_table(args.data, run, typed, roles)
+    return job_of(args.data, None, table, options, switches, run), roles
 
 
 def configured_job(args: Args, path: str) -> Job:
@@ -126,7 +129,7 @@ def run(args: Args) -> int:
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     if alone and args.config is None:
         check_run(run_options(args), args.data, given(args.training).get("teacher"))
-    job = suited_job(args)
+    job, roles = suited_job(args)
     if alone and args.config is not None:
         check_run(job.run, job.data, job.recipe.teacher)
     from fathoms.verbs import run_job
@@ -141,7 +144,8 @@ def run(args: Args) -> int:
     def plan(trainer: Trainer) -> None:
         print(planned(job, trainer.about(), args.json), flush=True)
 
-    outcome = run_job(job, show=not args.dry_run, check=check, say=say, plan=plan if args.dry_run else None)
+    made = plan if args.dry_run else None
+    outcome = run_job(job, roles, show=not args.dry_run, check=check, say=say, plan=made)
     return 0 if outcome is None else outcome.code
 
 

@@ -88,10 +88,10 @@ def chosen(images: int, side: int, limits: Limits, given: Mapping[str, Any]) -> 
     dim = given.get("dim") or limits.dim
     heads = next(count for count in range(max(1, dim // 64), 0, -1) if dim % count == 0)
     fewest, most = limits.epochs
-    epochs = given.get("epochs") or min(max(limits.images // images, fewest), most)
+    epochs = given.get("epochs") or min(max(limits.images // max(images, 1), fewest), most)
     # A power of two, with which an epoch has thirty updates or more.
     batch = given.get("batch_size") or min(
-        max(1 << (images // 32).bit_length() - 1, LEAST_BATCH), limits.batch
+        max(1 << max(images // 32, 1).bit_length() - 1, LEAST_BATCH), limits.batch
     )
     base = read_recipe(RECIPE)
     return {
