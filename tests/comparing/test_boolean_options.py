@@ -6,7 +6,7 @@ import pytest
 
 from fathoms.cli import compare as command
 from fathoms.cli import probe, train
-from fathoms.cli.compare import job_of
+from fathoms.cli.compare_plan import job_of
 from fathoms.cli.flags.parse import parse_settings
 from fathoms.cli.flags.plan_flags import read_plan_file
 from fathoms.errors import ConfigError, FathomsError

@@ -8,9 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from fathoms.comparing import dry_run, worker
+from fathoms.comparing import dry_run, pilot, worker
 from fathoms.comparing.comparison import Options
-from fathoms.comparing.dry_run import describe, expected
+from fathoms.comparing.dry_run import describe
 from fathoms.comparing.folder import ComparisonFolder
 from fathoms.comparing.progress import Progress
 from fathoms.comparing.results import as_table, gather, judged, load_results, row_of, write_results
@@ -93,24 +93,23 @@ def test_a_plan_has_the_words_that_the_command_was_given(comparisons, monkeypatc
     assert comparisons.make(*NORMS).plan()["command"] == [], "the command has ended"
 
 
-def test_the_expected_time_follows_epochs_and_workers(comparisons):
-    cells = comparisons.make(*NORMS, "--epochs", "10").cells()
-    pilots = {cell.architecture: {"start": 1.0, "epoch": 2.0, "bytes": 100} for cell in cells}
-    assert expected(cells, pilots, 1) == (10 * 21.0, 1000)
-    assert expected(cells, pilots, 2) == (5 * 21.0, 1000)
+def test_the_expected_time_follows_the_epochs(comparisons):
+    each = {"start": 1.0, "epoch": 2.0}
+    job = comparisons.make(*NORMS, "--epochs", "10").cells()[0].job
+    assert pilot.seconds_of(job, each) == 21.0
     more = ("--warmup-epochs", "3", "--warmup-prefix", "--cooldown-epochs", "1.5")
-    cells = comparisons.make(*NORMS, "--epochs", "10", *more, name="longer").cells()
-    assert expected(cells, pilots, 1) == (10 * (1 + 2.0 * 15), 1000)
+    job = comparisons.make(*NORMS, "--epochs", "10", *more, name="longer").cells()[0].job
+    assert pilot.seconds_of(job, each) == 1 + 2.0 * 15
 
 
-def test_a_pilot_of_slow_updates_ends_after_two_of_them(comparisons, monkeypatch):
+def test_a_pilot_lasts_two_epochs_and_one_of_slow_updates_ends_after_two_of_them(comparisons, monkeypatch):
     trainers, make = [], worker.make_trainer
     monkeypatch.setattr(worker, "make_trainer", lambda *given: trainers.append(make(*given)) or trainers[-1])
-    cell = comparisons.make(*NORMS).cells()[0]
+    cell = comparisons.make(*NORMS, "--epochs", "5").cells()[0]
     roles = ResidentData().roles(cell.job, cell.fingerprint, cell.test)
-    for patience, updates in ((dry_run.PATIENCE, dry_run.UPDATES), (0.0, 2)):
-        monkeypatch.setattr(dry_run, "PATIENCE", patience)
-        assert dry_run.time_updates(cell.job, roles, dry_run.UPDATES)["epoch"] > 0
+    for patience, updates in ((1e9, 2 * 14 + 1), (0.0, 2)):
+        monkeypatch.setattr(pilot, "PATIENCE", patience)
+        assert pilot.time_updates(cell.job, roles)["epoch"] > 0
         assert trainers[-1].loop.state.updates == updates
 
 
@@ -257,7 +256,7 @@ def test_results_have_a_column_for_each_tuned_value(comparisons):
     assert head[:4] == ["arm", "norm", "lr", "seed"]
     assert (first[2], second[2]) == ("0.003", "")
     rows = load_results(folder.path)
-    assert rows[0]["lr"] == "0.003"
+    assert rows[0]["lr"] == 0.003
     assert "lr" not in rows[1]
 
 
@@ -395,7 +394,7 @@ def test_a_stored_plan_is_held_to_what_a_command_may_ask_for(comparisons, change
 
 
 def test_a_pilot_that_takes_too_long_ends_and_says_so(comparisons, monkeypatch):
-    monkeypatch.setattr(dry_run, "LIMIT", 0.05)
+    monkeypatch.setattr(pilot, "LIMIT", 0.05)
     said = dry_run.estimate(comparisons.make(*NORMS), print)
     assert "missing: no time is known, since a few updates" in said
 

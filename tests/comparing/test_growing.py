@@ -129,12 +129,13 @@ def test_each_arm_is_tuned_on_val_with_a_seed_apart_and_its_best_value_is_used(c
 def fake_trials(tmp_path, scores):
     """Trials of one arm whose summaries say `scores`: a number, or a status."""
     from fathoms.cli import compare as command
+    from fathoms.cli import compare_plan
     from fathoms.comparing.folder import ComparisonFolder
 
     folder = ComparisonFolder(tmp_path)
     args = parse(command, "compare", ["--device", "cpu"])
     grid = {"lr": [str(lr) for lr in scores]}
-    made = tuning.Tuning(grid, None, lambda _, settings: command.job_of(args, settings), images=1000)
+    made = tuning.Tuning(grid, None, lambda _, settings: compare_plan.job_of(args, settings), images=1000)
     trials = made.trials({"a": {}}, "data", folder)
     for trial, score in zip(trials, scores.values(), strict=True):
         trial.cell.folder.mkdir(parents=True)
@@ -176,6 +177,19 @@ def test_a_rate_is_the_top_of_a_parabola_and_never_one_that_diverged(tmp_path):
         4.0,
         False,
     )
+
+
+def test_a_value_is_at_the_edge_only_where_it_is_the_first_or_the_last_that_was_tried():
+    # The top of (1, 2, 4) at scores 70, 70, 40 lies between the first two values.
+    inside = tuning.top_of({1e-3: 70.0, 2e-3: 70.0, 4e-3: 40.0}, 0.1)
+    assert 1e-3 < inside.value < 2e-3
+    assert not inside.edge
+    low = tuning.top_of({1e-3: 70.0, 2e-3: 60.0, 4e-3: None}, 0.1)
+    assert (low.value, low.rule, low.edge) == (1e-3, "best", True)
+    high = tuning.top_of({1e-3: None, 2e-3: 60.0, 4e-3: 70.0}, 0.1)
+    assert (high.value, high.rule, high.edge) == (4e-3, "best", True)
+    between = tuning.top_of({1e-3: None, 2e-3: 70.0, 4e-3: 60.0, 8e-3: None}, 0.1)
+    assert (between.value, between.edge) == (2e-3, False)
 
 
 def test_the_grid_grows_at_its_edges_within_bounds():

@@ -19,21 +19,35 @@ def test_the_table_has_done_failed_running_time_left_and_the_leader(comparisons,
     monkeypatch.setattr(module, "REFRESH", 0.01)
     cells, shown, said = comparisons.make(*NORMS).cells(), [], []
     progress = Progress(
-        ComparisonFolder(comparisons.folder()), 6, "last", said.append, lambda: "dyt leads", shown.append
+        ComparisonFolder(comparisons.folder()), 2, "last", said.append, lambda: "dyt leads", shown.append
     )
+    progress.ahead = cells
     assert dict(progress.rows())["left"] == "not known yet"
     progress.began(cells[0])
     progress.began(cells[1])
     progress.ended(cells[0], {"status": "failed", "reason": "no [memory]", "wall_seconds": 1.0})
+    progress.ended(cells[2], {"status": "done", "wall_seconds": 60.0})
     while not shown:
         time.sleep(0.01)
     progress.close()
     rows = dict(progress.rows())
-    assert (rows["done"], rows["failed"], rows["leader"]) == ("0 of 6", "1", "dyt leads")
+    assert (rows["done"], rows["failed"], rows["leader"]) == ("1 of 6", "1", "dyt leads")
     assert rows["running"].startswith(cells[1].folder.name)
-    assert rows["left"].startswith("about ")
-    assert len(said) == 1
+    assert rows["left"] == "about 2 min 0 s", "four runs of a minute on two workers"
+    assert len(said) == 2
     assert "no [memory]" in said[0]
+
+
+def test_the_time_left_is_that_of_the_epochs_and_the_kind_of_each_run(comparisons):
+    tuned = comparisons.make(*NORMS, "--tune", "lr=1e-3,2e-3", "--tune-epochs", "1", "--epochs", "10")
+    progress = Progress(tuned.folder, 1, "last", lambda _: None, str)
+    trials = [trial.cell for trial in tuned.trials()]
+    progress.ahead = [*trials, *tuned.cells()]
+    for trial in trials:
+        progress.ended(trial, {"status": "done", "wall_seconds": 1.0 if "layernorm" in trial.arm else 3.0})
+    progress.close()
+    # Three runs of ten epochs at a second each, and three at three seconds each.
+    assert dict(progress.rows())["left"] == "about 2 min 0 s"
 
 
 def test_a_terminal_gets_the_table_and_whole_lines(monkeypatch):

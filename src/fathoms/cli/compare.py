@@ -8,42 +8,40 @@ all arms. Without DATA it compares two norms and two residual scales on the hand
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json as json_format
-import re
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from fathoms.cli import train as train_command
+from fathoms.cli.compare_checks import check_values, refuse_idle_workers, refuse_unused, slurm_options
+from fathoms.cli.compare_plan import default_name, make_jobs, make_plan, make_tuning
 from fathoms.cli.flags.early_checks import check_data, check_run, named_data, path_or_digits
-from fathoms.cli.flags.parse import Switches, given, merged, parse_setting, parse_settings
+from fathoms.cli.flags.parse import Switches, given, merged
 from fathoms.cli.flags.plan_flags import (
     PlanFile,
-    parse_arms,
     parse_axes,
     parse_budget,
     parse_shard,
     read_plans,
     refuse_void_flags,
+    suited,
 )
 from fathoms.cli.scores import print_verdicts
 from fathoms.cli.terminal.live_output import live_table
-from fathoms.comparing.plan import Plan, parse_keep, parse_seeds, still_there
+from fathoms.comparing.plan import Plan, still_there
 from fathoms.comparing.presets import PUBLISHED
-from fathoms.comparing.slurm import SlurmOptions, check_installed, parse_slurm
-from fathoms.errors import ConfigError, FathomsError
-from fathoms.machine import command_words, visible_gpus
-from fathoms.models.config import FIELDS
-from fathoms.registry import check_name
-from fathoms.text_table import plural
-from fathoms.training.job import Job, RunOptions
-from fathoms.training.job import job_of as job_of_settings
-from fathoms.training.recipe import RECIPE_FIELDS
+from fathoms.comparing.slurm import SlurmOptions
+from fathoms.errors import ConfigError
+from fathoms.machine import command_words
+from fathoms.text_table import for_terminal, plural
+from fathoms.training.job import RunOptions
 
 if TYPE_CHECKING:
     from fathoms.comparing.comparison import Comparison
@@ -57,8 +55,35 @@ fathoms compare photos/ --preset norms --slurm partition=gpu,gpus=1,time=4h
 fathoms compare photos/ --arm "ln: norm=layernorm" --arm "ones: norm=learnable_scaler,norm_init=ones" --dry-run
 """
 ALIASES = train_command.ALIASES
-DEMO = Plan({"norm": ["layernorm", "rmsnorm"], "residual": ["none", "rezero"]}, seeds=3)
-DEMO_EPOCHS, DEMO_PROBES, DEMO_JOBS = 8, 24, 2
+USUAL = (
+    *(
+        "data",
+        "axis",
+        "arm",
+        "preset",
+        "plan",
+        "seeds",
+        "by",
+        "budget",
+        "tune",
+        "baseline",
+        "dry_run",
+        "model",
+    ),
+    *(
+        "recipe",
+        "epochs",
+        "image_size",
+        "depth",
+        "initial_checkpoint",
+        "output",
+        "experiment",
+        "device",
+        "json",
+    ),
+)
+"""What --help shows."""
+DEMO_JOBS = 2
 
 
 @dataclass(frozen=True)
@@ -93,6 +118,9 @@ class Args:
     """Pair runs by seed. Only for arms that start from the same weights, such as swaps of one checkpoint."""
     budget: str | None = None
     """Stop cleanly after this time, such as 25m or 8h; the same command continues."""
+    by: str | None = None
+    """Answer by this time, such as 8h or 17:30: of the plans that fit, by a pilot, the one that shows the smallest
+    difference is printed, kept and run. The same command continues."""
     jobs: int = 0
     """Runs at a time on a CPU; 0: one for two cores, on the digits two."""
     per_gpu: int = 1
@@ -131,36 +159,6 @@ class Args:
     switches: Switches = field(default_factory=Switches)
 
 
-def make_plan(args: Args, file: PlanFile | None = None) -> Plan:
-    """The plan that flags, preset and file describe together."""
-    if is_demo(args):
-        tune = parse_axes(args.tune, "--tune")
-        return with_seeds(args, dataclasses.replace(DEMO, tune=tune, tune_epochs=args.tune_epochs))
-    base = Plan.from_dict({} if file is None else file.plan, args.plan or "--preset")
-    axes = {**base.axes, **parse_axes(args.axis)}
-    arms = {**base.arms, **parse_arms(args.arm)}
-    tune = {**base.tune, **parse_axes(args.tune, "--tune")}
-    if not axes and not arms:
-        raise ConfigError("--axis: nothing is compared; give an axis, such as --axis norm=layernorm,dyt")
-    tied = [name for arm in arms.values() for name in arm]
-    for flag, names in (("--axis", axes), ("--arm", tied), ("--tune", tune)):
-        for name in names:
-            if name == "seed":
-                raise ConfigError(f"{flag} seed: every arm has the same seeds; say how many with --seeds")
-            check_name(name, (*FIELDS, *RECIPE_FIELDS, "model", "swap_norms"), "option", flag)
-            if name == "val_share":
-                raise ConfigError(f"{flag} val_share: all arms share one val split; give --val-share instead")
-    epochs = base.tune_epochs if args.tune_epochs is None else args.tune_epochs
-    return with_seeds(args, Plan(axes, arms, base.seeds, base.looks, base.keep, tune, epochs))
-
-
-def with_seeds(args: Args, plan: Plan) -> Plan:
-    """The plan with the seeds, the looks and the arms to keep of the flags."""
-    looks = (plan.looks or (plan.seeds,)) if args.seeds is None else parse_seeds(args.seeds)
-    keep = plan.keep if args.keep_arms is None else parse_keep(args.keep_arms, looks)
-    return dataclasses.replace(plan, seeds=looks[-1], looks=looks if len(looks) > 1 else (), keep=keep)
-
-
 def with_plan_file(args: Args, file: PlanFile) -> Args:
     """The flags with the plan file's settings of all runs, where no flag says otherwise."""
     return dataclasses.replace(
@@ -173,120 +171,11 @@ def with_plan_file(args: Args, file: PlanFile) -> Args:
     )
 
 
-def is_demo(args: Args) -> bool:
-    """Whether nothing was said about what is to be compared."""
-    return args.data is None and not (args.axis or args.arm or args.preset or args.plan)
-
-
-def job_of(args: Args, settings: Mapping[str, str]) -> Job:
-    """The run of an arm: the flags of all arms, and its own; `args.training` has the val share of all."""
-    own = parse_settings(train_command, "train", settings)
-    training = merged(args.training, own.training)
-    if args.data is None and args.training.epochs is None and "epochs" not in settings:
-        training = dataclasses.replace(training, epochs=DEMO_EPOCHS)
-    switches = merged(args.switches, own.switches)
-    model, run = own.model or args.model, dataclasses.replace(args.run, experiment=None)
-    if is_demo(args) and run.probe_interval is None:
-        run = dataclasses.replace(run, probe_interval=DEMO_PROBES)
-    if own.run.swap_norms is not None:
-        run = dataclasses.replace(run, swap_norms=own.run.swap_norms)
-    return job_of_settings(args.data, model, args.recipe, given(training), given(switches), run)
-
-
-def make_jobs(
-    args: Args, plan: Plan, earlier: Mapping[str, Any], modules: Modules | None = None
-) -> dict[str, tuple[dict[str, str], Job]]:
-    """The settings and the run of every arm, earlier commands' first; two arms that are one run are an error."""
-    arms = {**earlier.get("arms", {}), **{arm.name: arm.table() for arm in plan.variants()}}
-    own = () if modules is None else modules.makers
-    # The switches of all arms are those of named models; of a module they say the side of its images alone.
-    bare = dataclasses.replace(args, switches=Switches())
-    made = {name: (dict(s), job_of_arm(bare if name in own else args, name, s)) for name, s in arms.items()}
-    made = made if modules is None else modules.put_into(made, given(args.switches))
-    seen: dict[str, str] = {}
-    for name, (_, job) in made.items():
-        same = seen.setdefault(json_format.dumps(job.identity(), sort_keys=True), name)
-        if same != name:
-            raise ConfigError(f"arm {name!r}: the same run as {same!r}; leave one of them out")
-    return made
-
-
-def job_of_arm(args: Args, name: str, settings: Mapping[str, str]) -> Job:
-    """The run of an arm; settings that contradict each other are refused with its name."""
-    try:
-        return job_of(args, settings)
-    except FathomsError as error:
-        raise ConfigError(f"arm {name!r}: {error}") from error
-
-
-def check_values(plan: Plan) -> None:
-    """Refuse a value of an axis or of the tuning that no run takes, with the flag and the value that were typed."""
-    for flag, table in (("--tune", plan.tune), ("--axis", plan.axes)):
-        for name, values in table.items():
-            for value in values:
-                parse_setting(train_command, "train", (name, value), flag)
-
-
-def make_tuning(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> Any:
-    """The grid of --tune, with the values of earlier commands; None without one."""
-    from fathoms.comparing.tuning import Tuning
-
-    before = earlier.get("tune", {})
-    if not plan.tune and not before:
-        return None
-    names = [*before, *(name for name in plan.tune if name not in before)]
-    grid = {name: list(dict.fromkeys([*before.get(name, []), *plan.tune.get(name, [])])) for name in names}
-    epochs = plan.tune_epochs if plan.tune else earlier.get("tune_epochs")
-    return Tuning(grid, epochs, lambda name, settings: job_of_arm(args, name, settings))
-
-
-def default_name(args: Args, plan: Plan) -> str:
-    """A folder name that stays when seeds, values and arms are added, and when the data have moved."""
-    shared = [args.model, args.recipe, given(args.training), given(args.switches), args.run.swap_norms]
-    # Two presets of arms are two comparisons.
-    arms = args.preset or bool(plan.arms)
-    kept = json_format.dumps([*shared, args.run.initial_checkpoint, sorted(plan.axes), arms], sort_keys=True)
-    stem = Path(args.data).name if args.data else "digits"
-    return re.sub(r"[^\w.-]+", "_", f"compare-{stem}-{hashlib.sha256(kept.encode()).hexdigest()[:8]}")
-
-
-def refuse_unused(args: Args) -> None:
-    """Refuse flags that a comparison decides itself, and counts below their least."""
-    if args.run.seed != RunOptions().seed:
-        raise ConfigError("--seed: a comparison counts its seeds from 0; use --seeds")
-    for flag, value in (("--resume", args.run.resume != "auto"), ("--allow-change", args.run.allow_change)):
-        if value:
-            raise ConfigError(f"{flag}: a comparison resumes its runs itself; leave it out")
-    for flag, count, least in (("--jobs", args.jobs, 0), ("--per-gpu", args.per_gpu, 1)):
-        if count < least:
-            raise ConfigError(f"{flag} {count}: use {least} or more")
-    alone = {
-        "--no-pilot": args.no_pilot and not args.dry_run and "--dry-run",
-        "--page": args.page and "--scores",
-    }
-    for flag, other in alone.items():
-        if other:
-            raise ConfigError(f"{flag} would not be used: it belongs to {other}; leave it out")
-    if args.json and args.dry_run:
-        raise ConfigError("--json would not be used: --dry-run has no results; leave it out")
-
-
-def refuse_idle_workers(args: Args, slurm: SlurmOptions | None) -> None:
-    """Refuse a number of runs at a time for devices that these runs are not on."""
-    if slurm is not None and ":" in args.run.device:
-        raise ConfigError(f"--device {args.run.device}: Slurm chooses the GPUs; use --device cuda")
-    gpus = slurm.gpus if slurm is not None else len(visible_gpus(args.run.device))
-    if gpus and args.jobs:
-        raise ConfigError(f"--jobs {args.jobs} would not be used: the runs are on GPUs; use --per-gpu")
-    if not gpus and args.per_gpu > 1:
-        raise ConfigError(f"--per-gpu {args.per_gpu} would not be used: the runs are on the CPU; use --jobs")
-
-
 def flags_of_all(args: Args) -> dict[str, Any]:
     """The options that flags give to all arms, of those that an axis can set."""
     apart = {"model": args.model, "swap_norms": args.run.swap_norms}
-    apart = {name: value for name, value in apart.items() if value is not None}
-    return {**given(args.training), **given(args.switches), **apart}
+    named = {name: value for name, value in apart.items() if value is not None}
+    return {**given(args.training), **given(args.switches), **named}
 
 
 def with_val_share(args: Args) -> Args:
@@ -312,7 +201,7 @@ def make_comparison(args: Args, modules: Modules | None = None) -> Comparison:
     for place in args.robustness:
         check_data(place, "--robustness")
     check_run(args.run, args.data, given(args.training).get("teacher"))
-    slurm, shard, seconds = slurm_options(args), parse_shard(args.shard), parse_budget(args.budget)
+    slurm = slurm_options(args)
     refuse_idle_workers(args, slurm)
     plan = make_plan(args, file)
     flags = flags_of_all(args)
@@ -321,38 +210,83 @@ def make_comparison(args: Args, modules: Modules | None = None) -> Comparison:
     }
     refuse_void_flags(plan, flags, parse_axes(args.axis), written)
     check_values(plan)
-    from fathoms.comparing.comparison import Comparison, Options
     from fathoms.comparing.folder import ComparisonFolder
 
     args = with_val_share(args)
     folder = Path(args.run.output) / (args.run.experiment or default_name(args, plan))
     earlier = ComparisonFolder(folder).plan() or {}
+    args = suited(args, plan, earlier)
+    if args.by is None:
+        return build(args, plan, earlier, folder, slurm, modules)
+    if modules is not None:
+        raise ConfigError("by: modules of Python code have no pilot; give seeds")
+    args, by = in_time(args, plan, earlier, folder)
+    return build(args, make_plan(args, file), earlier, folder, by=by)
+
+
+def build(
+    args: Args,
+    plan: Plan,
+    earlier: Mapping[str, Any],
+    folder: Path,
+    slurm: SlurmOptions | None = None,
+    modules: Modules | None = None,
+    by: dict[str, Any] | None = None,
+) -> Comparison:
+    """The comparison of a plan, joined with what is in its folder; `by` is what --by chose."""
+    from fathoms.comparing.by import described
+    from fathoms.comparing.comparison import Comparison, Options
+
     names = ("metric", "smallest_difference", "baseline", "paired", "keep", "per_gpu")
-    chosen = {name: getattr(args, name) for name in names}
     seeds, looks, notes = seeds_of(args, plan, earlier)
     kept = earlier.get("keep_arms")
     options = Options(
         command=command_words(),
         jobs=args.jobs or (DEMO_JOBS if args.data is None else 0),
-        shard=shard,
-        seconds=seconds,
+        shard=parse_shard(args.shard),
+        seconds=parse_budget(args.budget),
         slurm=slurm,
         looks=looks,
         keep_arms=plan.keep or (kept and (kept[0], kept[1])),
         robustness=tuple(map(named_data, args.robustness)),
-        **chosen,
+        by=by,
+        **{name: getattr(args, name) for name in names},
     )
     tuning = make_tuning(args, plan, earlier)
     if tuning is not None and modules is not None:
         raise ConfigError(f"tune: arm {min(modules.makers)!r} is a module: those are not tuned; leave it out")
     notes += [*still_there(plan, earlier), *PUBLISHED.get(str(args.preset), ())]
+    notes += [] if by is None else [described(by)]
     return Comparison(make_jobs(args, plan, earlier, modules), seeds, folder, options, tuning, notes, modules)
+
+
+def in_time(args: Args, plan: Plan, earlier: Mapping[str, Any], folder: Path) -> tuple[Args, dict[str, Any]]:
+    """The flags with what fits into the time of --by, and that as plan.json keeps it; a plan that is there stays."""
+    from fathoms.comparing.by import flags_for, until
+
+    began, chosen = time.monotonic(), earlier.get("by")
+    seconds = until(str(args.by), datetime.now()) or parse_budget(args.by, "--by") or 0.0
+    if earlier and chosen is None:
+        raise ConfigError(f"--by: {folder} was planned without it; leave it out, or give --budget {args.by}")
+    if chosen is None:
+        draft = build(args, plan, {}, folder)
+        draft.check()
+        print("timing a moment of each architecture, to see what fits into the time", file=sys.stderr)
+        options = {*plan.axes, *plan.tune, *(name for arm in plan.arms.values() for name in arm)}
+        fixed = given(args.training).get("epochs") is not None or "epochs" in options
+        chosen = flags_for(draft, seconds, fixed)
+        args = dataclasses.replace(args, seeds=chosen["seeds"], keep_arms=chosen["keep_arms"])
+    shorter = {"epochs": chosen["epochs"]} if "epochs" in chosen else {}
+    left = max(1.0, seconds - (time.monotonic() - began))
+    changed = {"training": dataclasses.replace(args.training, **shorter), "budget": f"{left:.0f}s"}
+    tune = (chosen["tune"],) if "tune" in chosen else args.tune
+    return dataclasses.replace(args, tune=tune, **changed), chosen
 
 
 def seeds_of(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> tuple[int, tuple[int, ...], list[str]]:
     """The seeds of each arm, which a later command never lowers, the looks, and lines on what it asks for otherwise."""
     there, looks = earlier.get("seeds", 0), tuple(earlier.get("looks") or ())
-    if args.seeds is None and args.plan is None and there:
+    if args.seeds is None and (args.plan is None or args.by is not None) and there:
         return there, looks, []
     if plan.seeds < there:
         what = f"--seeds {args.seeds}" if args.seeds is not None else f"seeds = {plan.seeds} of {args.plan}"
@@ -371,30 +305,18 @@ def run(args: Args) -> int:
     from fathoms.report.page import write_report
 
     comparison.check()
-    print(describe(comparison, hours=args.dry_run), flush=True)
+    print(for_terminal(describe(comparison, hours=args.dry_run)), flush=True)
     if args.dry_run:
-        print(estimate(comparison, lambda line: print(line, file=sys.stderr), not args.no_pilot))
+        pilot = not (args.no_pilot or args.by)
+        print(estimate(comparison, lambda line: print(line, file=sys.stderr), pilot))
         return 0
     with live_table(sys.stdout.isatty() and args.slurm is None) as (say, show):
         results, code = comparison.run(say, show)
     write_report(comparison.folder.path)
-    print((comparison.folder.path / "table.md").read_text() if not args.json else json_format.dumps(results))
+    table = (comparison.folder.path / "table.md").read_text()
+    print(json_format.dumps(results) if args.json else for_terminal(table))
     # Above 128: ended by a signal.
     if code == UNFINISHED or code > 128:
         cut = "" if code == UNFINISHED else "interrupted: "
         print(f"{cut}runs are left; give the same command again to continue", file=sys.stderr)
     return code
-
-
-def slurm_options(args: Args) -> SlurmOptions | None:
-    """The options of --slurm; flags that it leaves without effect are errors."""
-    if args.slurm is None and args.wait:
-        raise ConfigError("--wait would not be used: it needs --slurm; leave it out")
-    if args.slurm is None:
-        return None
-    if args.budget is not None:
-        raise ConfigError("--budget would not be used with --slurm; write the time limit there: time=4h")
-    options = parse_slurm(args.slurm, args.wait)
-    if not args.dry_run:
-        check_installed()
-    return options

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fathoms.comparing.arms import Arm, least_of
-from fathoms.comparing.statistics import ALPHA, mean_interval, picked_best
+from fathoms.comparing.statistics import ALPHA, mean_interval, moments, picked_best
 from fathoms.comparing.verdicts import BETTER, DROPPED, NO_DIFFERENCE, NO_SPREAD, UNDECIDED, Rules, Verdict
 from fathoms.text_table import plural
 
@@ -56,7 +56,8 @@ def answer(arms: Sequence[Arm], verdicts: Sequence[Verdict], rules: Rules) -> st
     level = [*place[UNDECIDED], *place[NO_DIFFERENCE], *place["behind"]]
     lost_names = {arm.name for arm in arms if arm.lost}
     few = [name for name in place["untested"] if name not in lost_names]
-    apart = [arm.name for arm in scored if arm.name not in _met(best.name, verdicts)]
+    met = {best.name, *(name for v in verdicts if best.name in (v.a, v.b) for name in (v.a, v.b))}
+    apart = [arm.name for arm in scored if arm.name not in met]
     order = "highest" if metric.sign > 0 else "lowest"
     if place["better"] and not (level or few or apart or place[NO_SPREAD]):
         every = len(place["better"]) > 1 and not (lost_names or place[DROPPED])
@@ -77,10 +78,6 @@ def answer(arms: Sequence[Arm], verdicts: Sequence[Verdict], rules: Rules) -> st
         if names:
             said += f"; {words} {listed(names)}"
     return first + said + (f"; {lost}" if lost else "") + last + _optimism(best, scored, rules)
-
-
-def _met(best: str, verdicts: Sequence[Verdict]) -> set[str]:
-    return {best, *(name for v in verdicts if best in (v.a, v.b) for name in (v.a, v.b))}
 
 
 def _beside(best: str, verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
@@ -129,13 +126,8 @@ def optimism(arms: Sequence[Arm], rules: Rules) -> float:
     if len(scored) < 2:
         return 0.0
     least = least_of({arm.name: arm for arm in scored}, rules.metric)
-    errors = [max(_variance(arm), least[arm.name]) / len(arm.scores) for arm in scored]
+    errors = [max(moments(arm.values)[1], least[arm.name]) / len(arm.scores) for arm in scored]
     return picked_best(len(scored)) * math.sqrt(sum(errors) / len(errors))
-
-
-def _variance(arm: Arm) -> float:
-    mean = arm.mean()
-    return sum((value - mean) ** 2 for value in arm.values) / (len(arm.scores) - 1)
 
 
 def _optimism(best: Arm, scored: Sequence[Arm], rules: Rules) -> str:

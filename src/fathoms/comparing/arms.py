@@ -136,8 +136,9 @@ def difference_of(
     if min(len(x), len(y)) < MIN_SEEDS:
         return None
     further, gap = a.tuning + b.tuning, 0.0
-    if has_bits(a, b, metric):
-        images, gap = image_variance(*_bits(a, b, pairs), pairs)
+    if has_bits(a, b, metric) and a.correct is not None and b.correct is not None:
+        ours, theirs = _rows(a, b, pairs)
+        images, gap = image_variance(a.correct[ours], b.correct[theirs], pairs)
         further += images
     elif pairs and metric.images:
         gap = (100 / metric.images) ** 2 / 6
@@ -151,24 +152,19 @@ def has_bits(a: Arm, b: Arm, metric: Metric) -> bool:
     return metric.name == "top1" and x is not None and y is not None and x.shape[1] == y.shape[1]
 
 
-def _bits(a: Arm, b: Arm, pairs: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The bits of both arms, of the seeds that both have where they are paired."""
-    assert a.correct is not None
-    assert b.correct is not None
-    if not pairs:
-        return a.correct, b.correct
+def _rows(a: Arm, b: Arm, pairs: bool) -> tuple[list[int], list[int]]:
+    """The places of the scores of both arms that count: all, or those of the seeds that both have, in one order."""
     ours, theirs = [seed for seed, _ in a.scores], [seed for seed, _ in b.scores]
     both = [seed for seed in ours if seed in theirs]
-    return a.correct[[ours.index(seed) for seed in both]], b.correct[[theirs.index(seed) for seed in both]]
+    if not pairs:
+        return list(range(len(ours))), list(range(len(theirs)))
+    return [ours.index(seed) for seed in both], [theirs.index(seed) for seed in both]
 
 
 def samples(a: Arm, b: Arm, pairs: bool) -> tuple[Sequence[float], Sequence[float]]:
     """The scores of both arms, of the seeds that both have where they are paired."""
-    if not pairs:
-        return a.values, b.values
-    ours, theirs = dict(a.scores), dict(b.scores)
-    both = [seed for seed in ours if seed in theirs]
-    return [ours[seed] for seed in both], [theirs[seed] for seed in both]
+    x, y = _rows(a, b, pairs)
+    return [a.values[row] for row in x], [b.values[row] for row in y]
 
 
 def least_of(arms: Mapping[str, Arm], metric: Metric) -> dict[str, float]:

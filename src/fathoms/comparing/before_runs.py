@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,7 @@ class Options:
     looks: tuple[int, ...] = ()
     keep_arms: tuple[int, int] | None = None
     robustness: tuple[str, ...] = ()
+    by: dict[str, Any] | None = None
 
 
 def settings_of(options: Options, jobs: Sequence[Job], roles: Roles, fingerprint: str | None) -> Settings:

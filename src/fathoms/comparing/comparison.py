@@ -88,19 +88,15 @@ class Comparison:
             options, [job for _, job in arms.values()], roles, str(stored) if same else None
         )
         if self.earlier is not None:
-            changed = "" if same else roles.changes(stored)
-            self.folder.refuse_other(self.earlier, self.plan(), changed)
-            self._refuse_another_grid(self.earlier)
+            now, changed = self.plan(), "" if same else roles.changes(stored)
+            self.folder.refuse_other(self.earlier, now, changed)
+            # Other values would replace finished runs.
+            if now["tune"] != self.earlier["tune"] and self.folder.scores_known():
+                raise ConfigError(
+                    f"{self.folder.path}: runs have ended, so their scores are known, and what --tune tries can no "
+                    "longer change; choose another --experiment"
+                )
         self.tuned: list[dict[str, Any]] = []
-
-    def _refuse_another_grid(self, earlier: Mapping[str, Any]) -> None:
-        """Refuse values to tune that come after held-out scores are known: they would replace finished runs."""
-        now = self.plan()
-        if now["tune"] != earlier["tune"] and any(self.folder.cells.glob("*/summary.json")):
-            raise ConfigError(
-                f"{self.folder.path}: runs have ended, so their scores are known, and what --tune tries can no longer "
-                "change; choose another --experiment"
-            )
 
     def cells(self, tuned: Mapping[str, Mapping[str, str] | None] | None = None) -> list[Cell]:
         """Every cell, arm by arm; `tuned` holds the values that were chosen for each arm."""
@@ -142,6 +138,7 @@ class Comparison:
             "seeds": self.seeds,
             "tune": grid,
             "tune_epochs": None if self.tuning is None else self.tuning.epochs,
+            "by": self.options.by,
         }
 
     def check(self) -> None:
@@ -174,6 +171,7 @@ class Comparison:
         try:
             with PassSignals(runner) as signals:
                 self._tune(runner)
+                self._refit(runner)
                 if self.ready:
                     self._seeds(runner)
                     add_scores(self.cells(self.chosen), self.sets, runner, self.progress.say)
@@ -191,14 +189,14 @@ class Comparison:
     def start(self, plan: Mapping[str, Any], say: Callable[[str], None], show: Show | None = None) -> None:
         """Take a plan as it is written, and whom to tell."""
         self.written = plan
-        self.progress = Progress(self.folder, 0, self.options.keep, say, self._answer, show)
+        self.progress = Progress(self.folder, len(self.slots()), self.options.keep, say, self._answer, show)
 
     def make_runner(self, progress: Progress) -> AnyRunner:
         """What trains the cells: workers here, this process, or jobs on a cluster."""
-        if self.options.slurm is not None:
-            task = Task(str(self.folder.path), self.options.keep, self.options.jobs, self.options.per_gpu)
-            return Submission(self.folder, self.options.slurm, task, progress.say)
-        seconds = self.options.seconds
+        options, seconds = self.options, self.options.seconds
+        if options.slurm is not None:
+            task = Task(str(self.folder.path), options.keep, options.jobs, options.per_gpu)
+            return Submission(self.folder, options.slurm, task, progress.say)
         if self.modules:
             from fathoms.comparing.in_process import InProcess
 
@@ -234,12 +232,23 @@ class Comparison:
                     "runs have ended, so their scores are known: what was chosen stays, "
                     "and trials that failed are not tried again"
                 )
-            if not self._work(runner, tried, tried, more=len(self.cells()), kept=kept, quiet=told):
+            if not self._work(runner, tried, tried, more=self.cells(), kept=kept, quiet=told):
                 break
             told = True
         if self._choose():
-            for line in tuning_lines(self.tuned, "of loss" if self.options.metric == "loss" else "points"):
-                self.progress.say(line)
+            self._say(self.tuned)
+
+    def _refit(self, runner: AnyRunner) -> None:
+        """With --by: seeds, looks and arms to drop once more, by the time that trials took, while no score is known."""
+        if self.options.by is None or runner.deadline is None or runner.stopping.is_set():
+            return
+        from fathoms.comparing.by import refit
+
+        if design := refit(self, self.progress.rates, runner.deadline - time.monotonic()):
+            self.seeds = design.seeds
+            self.settings = dataclasses.replace(self.settings, looks=design.looks, keep_arms=design.keep)
+            self.written = self.folder.begin(self.plan())
+            self.progress.say(f"by the time that trials took: {design}; this stays")
 
     def _choose(self) -> bool:
         """Choose each arm's values once all trials ended or failed; whether that is so."""
@@ -250,12 +259,12 @@ class Comparison:
             return False
         found = settled | {arm["name"]: arm for arm in self.tuning.choose(open_, self.folder)}
         self.tuned = [found[name] for name in self.arms]
-        self._write_tuning()
+        self.folder.write("tuning.json", tuning_file(self.tuned, self.tuning))
         return True
 
-    def _write_tuning(self) -> None:
-        assert self.tuning is not None
-        self.folder.write("tuning.json", tuning_file(self.tuned, self.tuning))
+    def _say(self, tuned: Sequence[Mapping[str, Any]]) -> None:
+        for line in tuning_lines(tuned, "of loss" if self.options.metric == "loss" else "points"):
+            self.progress.say(line)
 
     def _lower(self) -> bool:
         """Give arms of which a whole run diverged the next lower value that trained; whether there was one."""
@@ -271,7 +280,7 @@ class Comparison:
                     arm["replaced"] = [*arm["replaced"], arm["best"]]
                     arm["best"], lowered = {**arm["best"], **value}, True
         if lowered:
-            self._write_tuning()
+            self.folder.write("tuning.json", tuning_file(self.tuned, self.tuning))
         return lowered
 
     def _seeds(self, runner: AnyRunner) -> None:
@@ -279,10 +288,11 @@ class Comparison:
         quiet = False
         while True:
             while self._lower():
-                for line in tuning_lines([arm for arm in self.tuned if arm["replaced"]]):
-                    self.progress.say(line)
+                self._say([arm for arm in self.tuned if arm["replaced"]])
             wanted, cells = self.wanted(), self.cells(self.chosen)
-            if not self._work(runner, wanted, cells, more=len(cells) - len(wanted), quiet=quiet):
+            asked = {cell.folder for cell in wanted}
+            more = [cell for cell in cells if cell.folder not in asked]
+            if not self._work(runner, wanted, cells, more=more, quiet=quiet):
                 return
             quiet = True
 
@@ -298,7 +308,7 @@ class Comparison:
 
     def refresh(self) -> dict[str, Any]:
         """Gather and judge what is there, and write it."""
-        # Else the results of a shard that gathered earlier could replace those of one that wrote meanwhile.
+        # Held, so that a shard that gathered earlier does not replace the results of one that wrote meanwhile.
         with self.folder.writing():
             rows = gather(self.cells(self.chosen), self.folder, self.written)
             results = judged(rows, self.written, self.folder.path, self.tuned)
@@ -332,19 +342,13 @@ class Comparison:
         runner: AnyRunner,
         cells: Sequence[Cell],
         whole: Sequence[Cell],
-        more: int = 0,
+        more: Sequence[Cell] = (),
         kept: Collection[Path] = (),
         quiet: bool = False,
     ) -> bool:
         """Run the cells of this shard that are missing, but for those in `kept`; whether something came of it.
 
-        Args:
-            runner: What trains them.
-            cells: What is asked for.
-            whole: All cells that shards share out.
-            more: How many are to follow.
-            kept: Folders of cells that are not to be run.
-            quiet: Whether this is a further round of one command.
+        `whole` is what shards share out, `more` may follow, and `quiet` is a further round of one command.
         """
         for cell in cells:
             self.folder.own(cell.folder)
@@ -361,7 +365,7 @@ class Comparison:
         if quiet:
             # A run that failed a moment ago is tried again by the next command, not by this one.
             ours = [cell for cell in ours if not self.folder.status(cell)]
-        self.progress.total = self.progress.ended_cells + len(ours) + more
+        self.progress.ahead = [*ours, *stale(more, self.folder)]
         before = [self.folder.status(cell) for cell in ours]
         if not runner.stopping.is_set():
             runner.run(order(ours, len(self.gpus)))

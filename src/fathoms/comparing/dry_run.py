@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import statistics
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fathoms.comparing.before_runs import ASSUMED_ERROR
 from fathoms.comparing.comparison import Comparison
-from fathoms.comparing.folder import Cell, stale
+from fathoms.comparing.folder import stale
 from fathoms.comparing.hours import hours_lines
 from fathoms.comparing.looks import smallest_shown
+from fathoms.comparing.pilot import LIMIT, makespan, run_pilot, seconds_of
 from fathoms.comparing.plan import pairs_of
 from fathoms.comparing.progress import span
-from fathoms.comparing.runner import Worker, task_of
 from fathoms.comparing.tuning import FIRST_SEED
-from fathoms.data.sources.splits import Roles
-from fathoms.errors import ConfigError
 from fathoms.text_table import plural
-from fathoms.training.job import Job
 
 
 def describe(comparison: Comparison, hours: bool = False) -> str:
@@ -132,18 +122,20 @@ def estimate(comparison: Comparison, say: Callable[[str], None], pilot: bool = T
         return f"{plural(len(missing), 'run')} missing"
     kinds = len({cell.architecture for cell in missing})
     say(f"timing a few updates of {plural(kinds, 'architecture')}; --no-pilot leaves this out")
-    pilots = run_pilot(missing, slots[0])
+    pilots = run_pilot(missing, slots)
     if pilots is None:
         return (
             f"{plural(len(missing), 'run')} missing: no time is known, since a few updates of each architecture take "
             f"longer than {LIMIT:.0f} s here; a smaller model, --image-size or --batch-size is quicker"
         )
-    seconds, size = expected(missing, pilots, len(slots))
+    runs = [seconds_of(cell.job, pilots[cell.architecture]) for cell in missing]
+    size = sum(pilots[cell.architecture]["bytes"] for cell in missing)
     kept = {"none": 0, "last": 1}.get(
         comparison.options.keep, 1 + next(iter(comparison.arms.values()))[1].run.checkpoint_hist
     )
+    time = span(makespan(runs, len(slots)))
     return (
-        f"{plural(len(missing), 'run')} missing: about {span(seconds)} on {plural(len(slots), 'worker')},"
+        f"{plural(len(missing), 'run')} missing: about {time} on {plural(len(slots), 'worker')},"
         f" {kept * size / 1e6:,.1f} MB of checkpoints kept"
     )
 
@@ -151,80 +143,3 @@ def estimate(comparison: Comparison, say: Callable[[str], None], pilot: bool = T
 def mps_runs() -> bool:
     """Whether NVIDIA's Multi-Process Service runs: kernels of several processes then share a GPU at the same time."""
     return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
-
-
-UPDATES = 8
-"""Updates of a pilot; the first ones warm up and are not counted."""
-WARM_UP = 3
-PATIENCE = 10.0
-"""Seconds after which a pilot of slow updates ends, though not before the second."""
-LIMIT = 50.0
-"""Seconds after which all pilots are ended, so that a dry run takes less than a minute on any machine."""
-EVALUATION = 0.4
-"""Seconds of a forward pass, as a share of an update."""
-
-
-def time_updates(job: Job, roles: Roles, updates: int) -> dict[str, Any]:
-    """Train a few updates in a folder that is then removed: seconds to start and of an epoch, bytes of a checkpoint."""
-    from fathoms.comparing.worker import make_trainer
-
-    with tempfile.TemporaryDirectory() as scratch:
-        began = time.monotonic()
-        run = replace(job.run, output=scratch, experiment="pilot", log=None, probe_interval=0)
-        trainer, times = make_trainer(replace(job, run=run), roles), list[float]()
-
-        def note_time() -> None:
-            times.append(time.monotonic())
-            late = len(times) > 1 and times[-1] - times[0] > PATIENCE
-            if len(times) >= updates or late:
-                trainer.loop.stop.code = 143
-
-        trainer.loop.after_update = note_time
-        start = time.monotonic() - began
-        trainer.run()
-        gaps = [after - before for before, after in itertools.pairwise(times)]
-        each = statistics.median(gaps[WARM_UP - 1 :] or gaps or [time.monotonic() - began])
-        context = trainer.context
-        held_out = 0 if context.data.val is None else context.data.val.batches
-        evaluation = held_out * EVALUATION * each / job.run.eval_interval
-        epoch = context.updates_per_epoch * each + evaluation
-        last = Path(scratch) / "pilot" / "checkpoints" / "last"
-        size = sum(file.stat().st_size for file in last.iterdir()) if last.is_dir() else 0
-    return {"start": start, "epoch": epoch, "bytes": size}
-
-
-def run_pilot(cells: Sequence[Cell], slot: dict[str, str]) -> dict[str, dict[str, Any]] | None:
-    """The pilot of each architecture, None where they take longer than `LIMIT`; one that cannot run is an error."""
-    found: dict[str, dict[str, Any]] = {}
-    # A comparison that is only planned has no folder yet.
-    with tempfile.TemporaryDirectory() as scratch:
-        worker = Worker(Path(scratch) / "pilot.log", slot)
-        late = threading.Event()
-        timer = threading.Timer(LIMIT, lambda: (late.set(), worker.process.kill()))
-        timer.start()
-        try:
-            for cell in cells:
-                if cell.architecture not in found:
-                    result = worker.ask({**task_of(cell), "pilot": UPDATES})
-                    if late.is_set():
-                        return None
-                    why = worker.death() if result is None else result.get("reason")
-                    if result is None or why:
-                        raise ConfigError(
-                            f"arm {cell.arm!r}: its pilot failed ({why}); fix it, or use --no-pilot"
-                        )
-                    found[cell.architecture] = result
-        finally:
-            timer.cancel()
-            worker.close()
-    return found
-
-
-def expected(cells: Sequence[Cell], pilots: Mapping[str, Mapping[str, Any]], slots: int) -> tuple[float, int]:
-    """Seconds that cells take on this number of workers, and bytes of one checkpoint of each."""
-    seconds, size = 0.0, 0
-    for cell in cells:
-        pilot = pilots[cell.architecture]
-        seconds += pilot["start"] + cell.job.recipe.total_epochs * pilot["epoch"]
-        size += pilot["bytes"]
-    return seconds / min(slots, max(1, len(cells))), size

@@ -176,6 +176,10 @@ class ComparisonFolder:
         """A path in this folder that is about to be written or deleted; one behind a link is refused."""
         return refuse_links(self.path, path)
 
+    def scores_known(self) -> bool:
+        """Whether a run of the comparison has ended, so that what is planned from now on follows its score."""
+        return any(self.cells.glob("*/summary.json"))
+
     @contextlib.contextmanager
     def locked(self, shard: tuple[int, int] = (1, 1)) -> Iterator[None]:
         """Hold the folder, or a shard of it; a second comparison in it is an error."""
@@ -233,10 +237,8 @@ class ComparisonFolder:
             before = self.plan()
             if before is not None:
                 self.refuse_other(before, now)
-            known = any(self.cells.glob("*/summary.json"))
-            plan = (
-                {**now, "grown": [], "exploratory": False} if before is None else _grown(before, now, known)
-            )
+            new = {**now, "grown": [], "exploratory": False}
+            plan = new if before is None else _grown(before, now, self.scores_known())
             write_atomic(self.path / "plan.json", json.dumps(plan, indent=1).encode() + b"\n")
         return plan
 
@@ -337,6 +339,9 @@ def _grown(before: Mapping[str, Any], now: Mapping[str, Any], known: bool) -> di
         plan["looks"] = now["looks"]
         other = plan["seeds"] > before["seeds"] or plan["looks"] != list(before.get("looks") or [])
         plan["exploratory"] = bool(before.get("exploratory")) or (known and other)
+    if now["by"] is not None and not known:
+        # Seeds that the time decides, which the trials told more of.
+        plan |= {key: now[key] for key in ("seeds", "looks", "keep_arms")}
     for key in ("arms", "keys", "tune"):
         plan[key] = {**before[key], **now[key]}
     if new or plan["seeds"] > before["seeds"] or plan["tune"] != before["tune"]:

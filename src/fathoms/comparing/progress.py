@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ class Progress:
 
     Args:
         folder: Where failures are noted and checkpoints pruned.
-        total: Cells that are to be run.
+        workers: Cells at a time.
         keep: Which checkpoints of an ended cell stay: none, last or all.
         say: Takes a line for the user.
         refresh: Called after each cell that ended, to gather results.
@@ -36,21 +37,29 @@ class Progress:
     def __init__(
         self,
         folder: ComparisonFolder,
-        total: int,
+        workers: int,
         keep: str,
         say: Callable[[str], None],
         refresh: Callable[[], str],
         show: Show | None = None,
     ) -> None:
-        self.folder, self.total, self.keep, self.refresh = folder, total, keep, refresh
+        self.folder, self.workers, self.keep, self.refresh = folder, workers, keep, refresh
         self._print, self._show, self.answer = say, show, ""
+        self.ahead: list[Cell] = []
+        """Cells that have not ended, those under way and those that may follow among them."""
         self.running: dict[str, float] = {}
+        self.rates: dict[str, list[float]] = {}
+        """By architecture, seconds of an epoch of each cell that ended."""
         self.ended_cells = self.failed_cells = 0
         self.seconds: dict[str, float] = {}
         self._lock = threading.Lock()
-        self._began = time.monotonic()
         self._closed = threading.Event()
         threading.Thread(target=self._tick, daemon=True).start()
+
+    @property
+    def total(self) -> int:
+        """Cells that ended, and those ahead."""
+        return self.ended_cells + len(self.ahead)
 
     def began(self, cell: Cell) -> None:
         """A cell starts or resumes."""
@@ -64,7 +73,10 @@ class Progress:
             status = result["status"]
             if status == "interrupted":
                 return
-            self.seconds[cell.folder.name] = result.get("wall_seconds", 0.0)
+            self.ahead = [other for other in self.ahead if other.folder != cell.folder]
+            self.seconds[cell.folder.name] = seconds = result.get("wall_seconds", 0.0)
+            if status == "done" and seconds:
+                self.rates.setdefault(cell.architecture, []).append(seconds / cell.job.recipe.total_epochs)
             if status == "failed":
                 self.folder.note_failure(cell, str(result.get("reason")))
                 self.failed_cells += 1
@@ -122,11 +134,16 @@ class Progress:
         return f"[{self.ended_cells}/{self.total}{failed}]"
 
     def _left(self) -> str:
-        left = self.total - self.ended_cells
-        if left <= 0 or not self.ended_cells:
+        """The time that the cells ahead take, each that of its epochs at the rate of its architecture."""
+        every = [rate for rates in self.rates.values() for rate in rates]
+        if not (every and self.ahead):
             return ""
-        spent = time.monotonic() - self._began
-        return f"  about {span(spent / self.ended_cells * left)} left"
+        now, seconds = time.monotonic(), 0.0
+        for cell in self.ahead:
+            rate = statistics.fmean(self.rates.get(cell.architecture, every))
+            spent = now - self.running.get(cell.folder.name, now)
+            seconds += max(0.0, rate * cell.job.recipe.total_epochs - spent)
+        return f"  about {span(seconds / min(self.workers, len(self.ahead)))} left"
 
     def rows(self) -> Rows:
         """The live table: done, failed, running, time left, and the leader with its interval."""

@@ -27,6 +27,7 @@ from fathoms.comparing.slurm_task import Task
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.files import write_atomic
 from fathoms.registry import check_name
+from fathoms.text_table import plural
 from fathoms.untrusted import read_json
 
 MAX_TIMEOUTS = 1000
@@ -207,6 +208,7 @@ class Submission:
     task: Task
     say: Callable[[str], None]
     stopping: threading.Event = field(default_factory=threading.Event)
+    deadline: None = None
 
     def run(self, cells: Sequence[Cell]) -> None:
         """Submit the missing cells that are neither queued nor running; wait for them if asked to."""
@@ -217,7 +219,7 @@ class Submission:
         waiting = [cell for cell in missing if cell.folder.name in active]
         free = [cell for cell in missing if cell.folder.name not in active]
         if waiting:
-            self.say(f"{_runs(len(waiting))} queued or running already")
+            self.say(f"{plural(len(waiting), 'run')} queued or running already")
         if free:
             self._submit(free, book)
         if self.options.wait:
@@ -242,9 +244,8 @@ class Submission:
         except FailedJobError as error:
             raise FathomsError(f"--slurm: sbatch refused the job ({_one_line(str(error))})") from error
         number = jobs[0].job_id.partition("_")[0]
-        tasks = "1 task" if len(groups) == 1 else f"{len(groups)} tasks"
         self.say(
-            f"submitted {_runs(len(cells))} in {tasks} as job {number}; "
+            f"submitted {plural(len(cells), 'run')} in {plural(len(groups), 'task')} as job {number}; "
             f"squeue -j {number} shows it, scancel {number} ends it; logs in {self.folder.path / 'slurm'}"
         )
 
@@ -252,9 +253,7 @@ class Submission:
         """Wait no longer; the jobs stay. Safe in a signal handler."""
         self.stopping.set()
 
-    def kill(self) -> None:
-        """The same: there is no worker to end here."""
-        self.stopping.set()
+    kill = stop
 
     def _wait(self, cells: Sequence[Cell], book: JobBook) -> None:
         names, told = {cell.folder.name for cell in cells}, -1
@@ -285,10 +284,6 @@ def parameters(options: SlurmOptions, name: str) -> dict[str, Any]:
         "additional_parameters": None if options.mem is None else {"mem": options.mem},
     }
     return {key: value for key, value in chosen.items() if value is not None}
-
-
-def _runs(number: int) -> str:
-    return "1 run" if number == 1 else f"{number} runs"
 
 
 def _one_line(text: str) -> str:

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fathoms.comparing.folder import Cell, ComparisonFolder, job_from_json, job_to_json, stale
+from fathoms.comparing.folder import Cell, ComparisonFolder, job_from_json, stale
 from fathoms.comparing.progress import Progress
-from fathoms.comparing.runner import Runner, make_slots
+from fathoms.comparing.runner import Runner, make_slots, task_of
 from fathoms.comparing.worker import watch_parent
 from fathoms.machine import visible_gpus
 
@@ -56,14 +56,7 @@ class Task:
     def of(self, cells: Sequence[Cell]) -> Task:
         """This task with the cells that it is to train."""
         tables = [
-            {
-                "arm": cell.arm,
-                "settings": dict(cell.settings),
-                "seed": cell.seed,
-                "job": job_to_json(cell.job),
-                "fingerprint": cell.fingerprint,
-                "test": cell.test,
-            }
+            {"arm": cell.arm, "settings": dict(cell.settings), "seed": cell.seed, **task_of(cell)}
             for cell in cells
         ]
         return dataclasses.replace(self, cells=tables)
@@ -81,8 +74,9 @@ class Task:
         todo = stale(cells, folder)
         if not todo:
             return
-        progress = Progress(folder, len(todo), self.keep, lambda line: print(line, flush=True), lambda: "")
         slots = make_slots(self.jobs or 1, visible_gpus(todo[0].job.run.device), self.per_gpu)
+        progress = Progress(folder, len(slots), self.keep, lambda line: print(line, flush=True), lambda: "")
+        progress.ahead = list(todo)
         runner = Runner(slots, folder.path / "slurm" / f"workers-{job_name()}", progress)
         self._run(runner, todo)
         progress.close()

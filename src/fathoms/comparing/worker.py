@@ -175,9 +175,9 @@ def answer(task: dict[str, Any], data: ResidentData) -> dict[str, Any]:
         job = job_from_json(task["job"])
         roles = data.roles(job, task["fingerprint"], task["test"])
         if "pilot" in task:
-            from fathoms.comparing.dry_run import time_updates
+            from fathoms.comparing.pilot import time_updates
 
-            return time_updates(job, roles, task["pilot"])
+            return dict(time_updates(job, roles))
         return train(job, roles)
     except FathomsError as error:
         return {"status": "failed", "reason": str(error)}
