@@ -17,8 +17,9 @@ import pytest
 import fathoms.report
 from fathoms.cli.main import main
 from fathoms.models.zoo import model_config
-from fathoms.report.arm_views import arms_of, leading
-from fathoms.report.comparison_page import headline, made_by
+from fathoms.report.arm_views import arms_of, leading, short_names
+from fathoms.report.comparison_page import made_by, status
+from fathoms.report.first_screen import caveats, more_seeds, question, resolution, spent, typeset
 from fathoms.report.html import soft
 from fathoms.report.page import write_report
 from fathoms.report.records import BESIDE, read_comparison, read_runs
@@ -58,20 +59,71 @@ def seen(folder):
 
 def test_the_page_says_the_answer_the_command_and_every_cell(folder):
     page = seen(folder)
-    assert "norm=ln, depth=24 leads with a mean top1 of 84.00 over 3 seeds." in page.text
-    assert "fathoms train photos --epochs 4 --norm ln --depth 24" in page.text
+    assert "ln, depth 24 leads with a mean top1 of 84.00 over 3 seeds." in page.text
+    assert "fathoms train photos --model vit_small_patch16_224 --epochs 4 --norm ln --depth 24" in page.text
     assert "11 of 12 ended, 1 failed" in page.text
     assert "first in the output of blocks.1.mlp" in page.text
     text = (folder / "report.html").read_text()
     assert text.count('data-status="done"') == 10
     for heading in (
-        "Accuracy by seed",
+        "Arms and runs",
         "Differences between arms",
         "Two axes",
         "Accuracy against cost",
         "Provenance",
     ):
         assert f"<h2>{heading}</h2>" in text
+
+
+def test_the_first_screen_asks_answers_and_says_what_the_seeds_can_show(folder):
+    plan = json.loads((folder / "plan.json").read_text())
+    words = ["compare", "photos", "--axis", "norm=ln,dyt", "--by", "8h", "--seeds", "3", "--dry-run"]
+    (folder / "plan.json").write_text(json.dumps({**plan, "command": words, "margin": 0.5}))
+    comparison = read_comparison(folder)
+    arms = arms_of(comparison)
+    assert question(arms, comparison) == "Which norm and depth?"
+    assert "12 runs: 10 done, 1 diverged, 1 failed" in spent(arms, comparison)
+    said, seeds = resolution(arms, comparison)
+    assert said.startswith("Only large ones. Differences above ")
+    assert f"For these about {seeds} seeds of each arm are needed." in said
+    wanted = ["fathoms", "compare", "photos", "--axis", "norm=ln,dyt", "--seeds", str(seeds)]
+    assert more_seeds(comparison, seeds) == " ".join(wanted)
+    assert "1 run diverged" in caveats(arms, comparison)
+    # A margin that these seeds show asks for no more.
+    wide = dataclasses.replace(comparison, plan={**comparison.plan, "margin": 1000.0})
+    assert resolution(arms, wide)[0].startswith("Yes. ")
+    assert resolution(arms, wide)[1] is None
+
+
+def test_arms_lose_the_words_that_they_share(folder):
+    assert [arm.label for arm in arms_of(read_comparison(folder))] == [
+        "ln, depth 12",
+        "ln, depth 24",
+        "dyt, depth 12",
+        "dyt, depth 24",
+    ]
+    same = [{"norm": "ln", "lr": "1e-3"}, {"norm": "ln", "lr": "2e-3"}]
+    assert short_names(["norm=ln, lr=1e-3", "norm=ln, lr=2e-3"], same) == ["lr 1e-3", "lr 2e-3"]
+    named = [{"norm": "a"}, {"norm": "b"}]
+    assert short_names(["mine, too", "yours"], named) == ["mine, too", "yours"], (
+        "names of the user's own stay"
+    )
+
+
+def test_an_answer_has_short_names_and_a_minus_before_numbers(folder):
+    arms = arms_of(read_comparison(folder))
+    told = "no winner: 'norm=ln, depth=12' is at -1.5 (-2.5 to -0.5); exploratory: seeds were added"
+    assert typeset(told, arms) == "No winner: “ln, depth 12” is at −1.5 (−2.5 to −0.5). This is exploratory."
+
+
+def test_runs_that_no_look_asks_for_are_not_awaited(folder):
+    cells = read_comparison(folder).cells[:4]
+    rows = [
+        dataclasses.replace(cell, status=word)
+        for cell, word in zip(cells, ["done"] * 3 + ["not needed"], strict=True)
+    ]
+    assert status(rows) == ("3 runs ended", "good")
+    assert status([*rows, dataclasses.replace(cells[0], status="pending")]) == ("3 of 4 ended", "open")
 
 
 def test_the_same_folder_gives_the_same_page(folder):
@@ -91,8 +143,8 @@ def test_means_leave_diverged_runs_out_and_intervals_need_three_seeds(folder):
     assert leading(list(arms.values()), comparison) is full
     figure = comparison.plot()
     told = [text.get_text() for text in figure.axes[0].texts]
-    assert all(text.endswith(")") for text in told[:2]), "an interval, and no run lost"
-    assert [text.rpartition("  ")[2] for text in told[2:]] == ["1 failed", "1 diverged"]
+    assert told[1] == "best mean"
+    assert [text.rpartition("  ")[2].strip() for text in told[5::2]] == ["1 failed", "1 diverged"]
     dots = [points for points in figure.axes[0].collections if len(points.get_offsets())]
     assert sum(len(points.get_offsets()) for points in dots) == 10, "a dot for every run that has a score"
 
@@ -115,10 +167,12 @@ def test_tuned_values_are_drawn_used_and_marked_at_the_edge(tmp_path):
     page = seen(write_comparison(tmp_path / "t", GRID, tuning=tuning))
     assert "Tuning" in page.text
     assert (
-        "norm=ln, depth=24: the best lr, 0.003, is at the edge of the grid; a wider one may do better"
+        "ln, depth 24: the best lr, 0.003, is at the edge of the grid; a wider one may do better" in page.text
+    )
+    assert (
+        "fathoms train photos --model vit_small_patch16_224 --epochs 4 --norm ln --depth 24 --lr 0.003"
         in page.text
     )
-    assert "fathoms train photos --epochs 4 --norm ln --depth 24 --lr 0.003" in page.text
 
 
 def test_a_best_value_inside_the_grid_is_not_at_its_edge_though_a_trial_beyond_it_diverged(tmp_path):
@@ -131,15 +185,6 @@ def test_a_best_value_inside_the_grid_is_not_at_its_edge_though_a_trial_beyond_i
     page = seen(write_comparison(tmp_path / "t", GRID, tuning=tuning))
     assert "Tuning" in page.text
     assert "edge of the grid" not in page.text
-
-
-def test_a_comparison_of_losses_has_no_noise_floor_and_says_which_interval_is_shown(folder):
-    assert "noise floor" in seen(folder).text
-    plan = json.loads((folder / "plan.json").read_text())
-    (folder / "plan.json").write_text(json.dumps({**plan, "metric": "loss", "floor": 0.0, "seeds": 1}))
-    page = seen(folder)
-    assert "noise floor" not in page.text
-    assert "Equivalence is not read off these intervals" in page.text
 
 
 def test_a_plan_that_grew_is_said_to_have_grown(tmp_path):
@@ -200,7 +245,9 @@ def shown(folder):
     comparison = read_comparison(folder)
     arms = arms_of(comparison)
     assert made_by(comparison) is not None
-    assert headline(arms, comparison)
+    assert spent(arms, comparison)
+    caveats(arms, comparison)
+    more_seeds(comparison, resolution(arms, comparison)[1])
     return sum(len(arm.cells) for arm in arms), sum(len(arm.scores) for arm in arms)
 
 
@@ -351,4 +398,4 @@ def test_comparing_leaves_the_page_in_the_folder(tmp_path):
     assert "2 runs ended" in page.text
     answer = json.loads((tmp_path / "pair" / "results.json").read_text())["answer"]
     assert answer in done.stdout, "the same words as on the terminal"
-    assert answer in page.text
+    assert typeset(answer, arms_of(read_comparison(tmp_path / "pair"))) in page.text

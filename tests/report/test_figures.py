@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from fathoms.report.arm_views import arms_of
-from fathoms.report.figures import OURS, differences_figure
+from fathoms.report.figures import OURS, against, differences_figure
 from fathoms.report.page import write_report
 from fathoms.report.records import read_comparison
 from planted_comparison import GRID, write_comparison
@@ -62,12 +62,29 @@ def test_a_difference_is_told_with_the_better_arm_first(folder):
     (folder / "results.json").write_text(json.dumps({**results, "verdicts": [row]}))
     comparison = read_comparison(folder)
     axes = differences_figure(arms_of(comparison), comparison).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == [
-        "norm=ln, depth=24 − norm=dyt, depth=12"
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["ln, depth 24 − dyt, depth 12"]
+    assert [text.get_text() for text in axes.texts] == [
+        "+7.00 (+5.00 to +9.00)",
+        "the first is better, p = 0.01, ahead in 90% of pairs of runs",
     ]
-    assert axes.texts[0].get_text() == (
-        "+7.00 (+5.00 to +9.00)   the first is better, p = 0.01, ahead in 90% of pairs of ru…"
-    )
+
+
+def test_each_arm_is_told_against_the_best_one(folder):
+    results = json.loads((folder / "results.json").read_text())
+    row = {"a": "norm=dyt, depth=12", "b": "norm=ln, depth=24", "difference": -7.0, "low": -9.0, "high": -5.0}
+    verdicts = [{**row, "verdict": "b better"}, {**row, "a": "norm=ln, depth=24", "b": "norm=ln, depth=12"}]
+    verdicts[1] |= {"difference": 2.0, "low": -1.0, "high": 5.0, "verdict": "undecided"}
+    (folder / "results.json").write_text(json.dumps({**results, "verdicts": verdicts}))
+    comparison = read_comparison(folder)
+    arms = {arm.label: arm for arm in arms_of(comparison)}
+    best = arms["ln, depth 24"]
+    told = {name: against(arm, best, comparison) for name, arm in arms.items()}
+    assert told == {
+        "ln, depth 24": "best mean",
+        "ln, depth 12": "−2.00 (−5.00 to +1.00)   undecided",
+        "dyt, depth 12": "−7.00 (−9.00 to −5.00)   worse",
+        "dyt, depth 24": "untested",
+    }
 
 
 def test_hostile_names_are_text_and_old_figures_go(tmp_path):
@@ -119,6 +136,6 @@ def test_a_value_at_which_an_arm_diverged_is_in_its_legend_and_on_the_page(tmp_p
     arms = [{**arm, "trials": [*TRIALS, lost]} if arm["name"] == name else arm for arm in TUNING["arms"]]
     folder = write_comparison(tmp_path / "deep", GRID, tuning={**TUNING, "arms": arms})
     texts = [text.text for text in drawn(folder)["tuning.svg"].iter(f"{SVG}text")]
-    assert [text for text in texts if "diverged" in text] == [f"{name}, diverged at lr 3e-3"]
+    assert [text for text in texts if "diverged" in text] == ["ln, depth 12, diverged at lr 3e-3"]
     page = (folder / "report.html").read_text().replace("<wbr>", "")
-    assert f"{name}: diverged at lr 3e-3" in page
+    assert "ln, depth 12: diverged at lr 3e-3" in page

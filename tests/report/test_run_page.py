@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -12,7 +13,16 @@ from PIL import Image
 from fathoms.report.confusions import MATRIX, evaluated, examples
 from fathoms.report.page import write_report
 from fathoms.report.records import RunRecord, read_run
-from fathoms.report.run_page import MOST_POINTS, by_update, command, guard_events, model_words, origin
+from fathoms.report.run_page import (
+    MOST_POINTS,
+    answer,
+    by_update,
+    command,
+    guard_events,
+    model_words,
+    next_commands,
+    origin,
+)
 from fathoms.training.run_folder import to_toml
 from planted_comparison import write_run
 
@@ -145,3 +155,31 @@ def test_files_of_the_wrong_kind_are_left_out(folder):
         (folder / name).write_text('{"confusion": 3, "examples": {"a": 1}}')
     (folder / "guard.jsonl").write_text('{"epoch": [], "update": "x", "cause": 4, "kind": null}\n')
     assert "This page loads nothing" in write_report(folder).read_text()
+
+
+@pytest.mark.parametrize(
+    ("curve", "said"),
+    [
+        ([40, 60, 70, 75, 78, 80, 82, 84], "was still rising, by 4.0 points: train longer."),
+        ([40, 60, 70, 80, 80, 80, 80, 80], "has levelled off."),
+        ([40, 60, 85, 80, 80, 80, 80, 80], "was best after epoch 3, 5.0 points above the last"),
+        ([40, 60], "are classified correctly by the last weights."),
+    ],
+)
+def test_a_run_says_first_what_it_reached_and_whether_it_had_converged(curve, said):
+    rows = [{"split": "val", "epoch": epoch, "top1": top1} for epoch, top1 in enumerate(curve, 1)]
+    summary = {"status": "done", "last": {"top1": curve[-1], "images": 1200}}
+    run = RunRecord("run", summary=summary, metrics=rows, folder=Path("my runs/a"))
+    assert answer(run).startswith(f"{curve[-1]:.2f} % of 1,200 val images are classified correctly")
+    assert said in answer(run)
+    tested = RunRecord("run", summary={**summary, "test": {"top1": 71.5, "images": 300}}, metrics=rows)
+    assert answer(tested).startswith("71.50 % of 300 test images")
+    assert [line for _, line in next_commands(run)] == [
+        "fathoms predict 'my runs/a' IMAGES",
+        "fathoms export 'my runs/a'",
+    ]
+
+
+@pytest.mark.parametrize("summary", [{}, {"status": "diverged", "last": {"top1": 10.0}}, {"status": "done"}])
+def test_a_run_without_an_end_answers_nothing(summary):
+    assert answer(RunRecord("run", summary=summary)) == ""

@@ -87,8 +87,8 @@ def test_tables_sort_by_number_and_back_and_filter_by_word_and_status(browser, a
     assert browser.evaluate("document.querySelector('#arms [aria-sort]').textContent") == "top1"
     assert browser.evaluate("document.querySelectorAll('#arms [aria-sort]').length") == 1
     set_filter = "document.getElementById('filter').value = {}; document.getElementById('filter').oninput()"
-    browser.evaluate(set_filter.format("'DYT depth=24'"))
-    assert set(column(browser, "cells", 0)) == {"norm=dyt, depth=24"}
+    browser.evaluate(set_filter.format("'DYT depth 24'"))
+    assert set(column(browser, "cells", 0)) == {"dyt, depth 24"}
     assert browser.evaluate("document.getElementById('filter-count').textContent") == "3 of 12 runs"
     choose = "const s = document.getElementById('status-filter'); s.value = 'diverged'; s.onchange()"
     browser.evaluate(f"{{ {choose} }}")
@@ -106,7 +106,7 @@ def test_the_pointer_and_the_keyboard_show_the_numbers_of_an_epoch(browser, addr
     browser.move(box[0] + 0.6 * box[2], box[1] + 0.5 * box[3])
     browser.wait("!document.querySelector('.curve .tip').hidden", 5)
     tip = browser.evaluate("document.querySelector('.curve .tip').innerText")
-    assert re.match(r"epoch 3\nnorm=ln, depth=24\n\d+\.\d+\s% \(\d", tip), tip
+    assert re.match(r"epoch 3\nln, depth 24\n\d+\.\d+\s% \(\d", tip), tip
     tips = "[...document.querySelectorAll('.curve .tip')].filter((tip) => !tip.hidden).length"
     assert browser.evaluate(tips) == 4, "the cursor moves in all charts"
     browser.move(5, 5)
@@ -121,7 +121,7 @@ def test_the_pointer_and_the_keyboard_show_the_numbers_of_an_epoch(browser, addr
 def test_the_legend_hides_an_arm_and_shows_it_again(browser, address):
     browser.open(address, ready=f"{READY} && {DRAWN}")
     rows = "document.querySelector('#curves-legend').children"
-    assert browser.evaluate(f"{rows}[0].textContent") == "norm=ln, depth=24", "best first"
+    assert browser.evaluate(f"{rows}[0].textContent") == "ln, depth 24", "best first"
     browser.evaluate(f"{rows}[0].click()")
     browser.wait(DRAWN)
     assert browser.evaluate(f"{rows}[0].getAttribute('aria-pressed')") == "false"
@@ -298,7 +298,7 @@ def test_a_followed_page_reloads_itself_and_keeps_what_was_chosen(browser, tmp_p
         assert browser.evaluate("document.querySelector('#arms [aria-sort]').textContent") == "top1"
         assert (
             browser.evaluate("document.querySelector('#curves-legend [aria-pressed=false]').textContent")
-            == "norm=ln, depth=24"
+            == "ln, depth 24"
         )
         assert browser.complaints == []
         assert process.wait(timeout=90) == 0

@@ -191,11 +191,13 @@ def interval_rows(
         return figure
     axes.set_yticks(range(len(rows)), [shortened(row.name, 46) for row in rows])
     axes.tick_params(axis="y", labelcolor=INK)
+    widest = max((len(row.text) for row in rows), default=0)
     for place, row in enumerate(rows):
-        words = shortened(f"{row.text}   {row.remark}".rstrip(), 84)
-        axes.text(
-            1.02, place, words, color=SOFT, va="center", fontsize=10, transform=axes.get_yaxis_transform()
-        )
+        at = {"xy": (1, place), "xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
+        look = {"va": "center", "fontsize": 10, "annotation_clip": False}
+        axes.annotate(row.text, xytext=(10, 0), color=INK, **at, **look)
+        remark = shortened(row.remark, 84 - widest)
+        axes.annotate(remark, xytext=(18 + 5.6 * widest, 0), color=SOFT, **at, **look)
     return figure
 
 

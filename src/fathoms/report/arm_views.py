@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from fathoms.comparing.plan import JOINT
 from fathoms.comparing.statistics import mean_interval, rounding_variance, sd_over_seeds
 from fathoms.plotting.style import MARKERS, PALETTE
 from fathoms.report.records import CellRecord, ComparisonRecord, clipped, listed, number, shown, table
@@ -79,7 +80,8 @@ def arms_of(comparison: ComparisonRecord) -> list[ArmView]:
     """The arms in the order of the plan, then of the cells."""
     planned = table(comparison.plan.get("arms")) if comparison.results else {}
     names = list(dict.fromkeys([*map(str, planned), *(cell.arm for cell in comparison.cells)]))
-    labels = unique([clipped(name) for name in names])
+    options = [{str(k): str(v) for k, v in table(planned.get(name)).items()} for name in names]
+    labels = unique([clipped(name) for name in short_names(names, options)])
     judged = {
         str(row.get("name")): row for row in map(table, listed(comparison.results.get("arms"))) if table(row)
     }
@@ -88,9 +90,9 @@ def arms_of(comparison: ComparisonRecord) -> list[ArmView]:
     made = []
     for index, (name, label) in enumerate(zip(names, labels, strict=True)):
         cells = [cell for cell in comparison.cells if cell.arm == name]
-        options = cells[0].options if cells else {str(k): str(v) for k, v in table(planned.get(name)).items()}
+        own = cells[0].options if cells else options[index]
         lost = _diverged(judged.get(name, {}))
-        made.append(ArmView(name, label, index, options, cells, comparison.metric, lost, least))
+        made.append(ArmView(name, label, index, own, cells, comparison.metric, lost, least))
     return made
 
 
@@ -99,6 +101,26 @@ def _diverged(row: dict[str, Any]) -> tuple[float, float, float] | None:
     values = [*listed(row.get("diverged_interval"))[:2], row.get("mean_with_diverged")]
     found = [value for one in values if (value := number(one)) is not None]
     return (found[0], found[1], found[2]) if number(row.get("diverged"), 0) and len(found) == 3 else None
+
+
+def short_names(names: Sequence[str], options: Sequence[Mapping[str, str]]) -> list[str]:
+    """Names of arms without the words that they share: the name of an option before a word, parts that all have.
+
+    >>> short_names(["norm=ln, depth=12", "norm=dyt, depth=24"], [{"norm": "ln", "depth": "12"}, {}])
+    ['ln, depth 12', 'dyt, depth 24']
+    """
+    parts = [name.split(JOINT) for name in names]
+    keys = [[part.partition("=")[0] for part in own] for own in parts]
+    if not names or not set(keys[0]) <= set(options[0]) or any(own != keys[0] for own in keys):
+        return list(names)
+    varied = [place for place in range(len(keys[0])) if len({own[place] for own in parts}) > 1]
+    short = [JOINT.join(_short_part(own[place]) for place in varied) for own in parts]
+    return short if len(set(short)) == len(names) else list(names)
+
+
+def _short_part(part: str) -> str:
+    key, _, value = part.partition("=")
+    return value if value[:1].isalpha() and value not in ("True", "False", "none") else f"{key} {value}"
 
 
 def unique(labels: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ from fathoms.report.figures import (
     norms_figure,
     scores_figure,
 )
+from fathoms.report.first_screen import caveats, more_seeds, question, resolution, spent, typeset
 from fathoms.report.html import embedded_figure, fill
 from fathoms.report.records import (
     CellRecord,
@@ -79,8 +80,9 @@ def _recipe_alone(recipe: str | None, model: str, data: str | None) -> Settings:
     name, options, switches = starting_point(recipe, model)
     config = None if name.startswith(TIMM) else model_config(name, **switches)
     found = _flat(Job(data, name, config, Recipe.join(options, {})).identity())
-    # The model is named where the recipe has another.
-    return {**found, "model": starting_point(recipe, None)[0]}
+    # The model is named where the recipe has another; without either, `fathoms train` chooses both from the data.
+    chosen = recipe is None and data is not None
+    return {**found, "model": None if chosen else starting_point(recipe, None)[0]}
 
 
 def _flat(settings: Mapping[str, Any]) -> Settings:
@@ -184,13 +186,11 @@ def shared(comparison: ComparisonRecord) -> list[tuple[str, Rows]]:
     ]
 
 
-ORDER = ("done", "stalled", "diverged", "failed", "running", "pending")
-
-
 def render_comparison(comparison: ComparisonRecord, reload: int = 0) -> str:
     """The page as HTML."""
     arms, metric = arms_of(comparison), comparison.metric
     best = leading(arms, comparison)
+    shows, needed = resolution(arms, comparison)
     edges = tuning_remarks(arms, comparison.tuning)
     drawn = _drawn(arms, comparison)
     environment, mixed = machines(arms)
@@ -205,11 +205,15 @@ def render_comparison(comparison: ComparisonRecord, reload: int = 0) -> str:
         name=clipped(comparison.name),
         planned=bool(comparison.plan),
         status=status(comparison.cells),
-        answer=answer(comparison),
+        question=question(arms, comparison),
+        spent=spent(arms, comparison),
+        answer=typeset(answer(comparison), arms),
+        shows=shows,
+        caveats=caveats(arms, comparison),
+        more=more_seeds(comparison, needed),
         best=best,
         command=train_command(best, comparison) if best else "",
         notes=[*growth(comparison), *edges, *mixed],
-        headline=headline(arms, comparison),
         troubles=troubles(arms),
         alarming=any(arm.having(word) for arm in arms for word in ("diverged", "failed")),
         metric=metric,
@@ -230,7 +234,7 @@ def render_comparison(comparison: ComparisonRecord, reload: int = 0) -> str:
 def _drawn(arms: Sequence[ArmView], comparison: ComparisonRecord) -> dict[str, dict[str, Markup]]:
     """The pictures of each section."""
     narrow = {
-        "scores": scores_figure(arms, comparison.metric, narrow=True),
+        "scores": scores_figure(arms, comparison, narrow=True),
         "differences": differences_figure(arms, comparison, narrow=True),
     }
     drawn = {
@@ -260,38 +264,14 @@ def answer(comparison: ComparisonRecord) -> str:
 
 
 def status(cells: Sequence[CellRecord]) -> tuple[str, str]:
-    """The word at the top and its class."""
-    counts = Counter(cell.status for cell in cells)
-    ended = sum(counts[word] for word in ("done", "stalled", "diverged"))
+    """The word at the top and its class; runs that no look asks for are not awaited."""
+    counts = Counter(cell.status for cell in cells if cell.status != "not needed")
+    ended, asked = sum(counts[word] for word in ("done", "stalled", "diverged")), counts.total()
     if counts["failed"]:
-        return f"{ended} of {len(cells)} ended, {counts['failed']} failed", "bad"
-    return (
-        (f"{plural(len(cells), 'run')} ended", "good")
-        if ended == len(cells)
-        else (f"{ended} of {len(cells)} ended", "open")
-    )
-
-
-def headline(arms: Sequence[ArmView], comparison: ComparisonRecord) -> list[tuple[str, str, str]]:
-    """The numbers at the top: label, value and remark."""
-    cells = [cell for arm in arms for cell in arm.cells]
-    counts = Counter(cell.status for cell in cells)
-    words = ", ".join(f"{counts[word]} {word}" for word in ORDER if counts[word])
-    most = max((len(arm.cells) for arm in arms), default=0)
-    rows = [("runs", str(len(cells)), words), ("arms", str(len(arms)), f"up to {plural(most, 'seed')} each")]
-    unit = {"top1": "points", "loss": "of loss"}.get(comparison.metric, comparison.metric)
-    # That of a loss is not known, and written as 0.
-    if floor := number(comparison.plan.get("floor")):
-        images = number(comparison.plan.get("images"), 0)
-        rows.append(
-            ("noise floor", score(floor, comparison.metric), f"{unit}, {images:,.0f} held-out images")
-        )
-    if (margin := number(comparison.plan.get("margin"))) is not None:
-        rows.append(("smallest difference", score(margin, comparison.metric), f"{unit} that matter"))
-    seconds = [cell.seconds for cell in cells if cell.seconds is not None]
-    if seconds:
-        rows.append(("training", duration(sum(seconds)), "all runs together"))
-    return rows
+        return f"{ended} of {asked} ended, {counts['failed']} failed", "bad"
+    if ended == asked:
+        return f"{plural(asked, 'run')} ended", "good"
+    return f"{ended} of {asked} ended", "open"
 
 
 def troubles(arms: Sequence[ArmView]) -> list[tuple[str, list[tuple[str, str, str]]]]:

@@ -32,6 +32,7 @@ from fathoms.report.arm_views import (
     best_first,
     diverged,
     epoch_grid,
+    leading,
     trials_of,
     tuned_arms,
 )
@@ -128,7 +129,7 @@ def figures(comparison: ComparisonRecord) -> dict[str, Figure]:
     """Every figure that there are numbers for, by the name of its file without the ending."""
     arms, metric = arms_of(comparison), comparison.metric
     made: dict[str, Figure | None] = {
-        "scores": scores_figure(arms, metric),
+        "scores": scores_figure(arms, comparison),
         "differences": differences_figure(arms, comparison),
     }
     for split, field, title, unit in CURVES:
@@ -168,26 +169,62 @@ def measure(metric: str) -> str:
     return {"top1": "Accuracy, %", "loss": "Loss", "seconds": "Seconds to the accuracy"}[metric]
 
 
-def scores_figure(arms: Sequence[ArmView], metric: str, narrow: bool = False) -> Figure | None:
-    """Scores of every seed with the mean and its 95 % interval, an arm a row; None before a score."""
-    values = [value for arm in arms for value in arm.scores]
+def scores_figure(
+    arms: Sequence[ArmView], comparison: ComparisonRecord, narrow: bool = False
+) -> Figure | None:
+    """Scores of every seed with the mean and its 95 % interval, the best arm first, and the difference to it beside.
+
+    None before a score.
+    """
+    metric, values = comparison.metric, [value for arm in arms for value in arm.scores]
     if not values:
         return None
     # One noisy arm must not squeeze all others: intervals may widen the scale by no more than its own width.
     room = max(max(values) - min(values), 1e-9)
     low, high = min(values) - room, max(values) + room
     low, high = (max(low, 0.0), min(high, 100.0)) if metric == "top1" else (low, high)
-    rows = []
-    for arm in arms[:MOST_ROWS]:
-        text = score(arm.mean, metric)
-        if arm.interval is not None:
-            text += " ({} to {})".format(*(score(side, metric) for side in arm.interval))
-        lost = [
+    best, rows = leading(arms, comparison), []
+    for arm in sorted(best_first(arms), key=lambda arm: arm is not best)[:MOST_ROWS]:
+        words = [against(arm, best, comparison)] if best is not None and len(arms) > 1 else []
+        words += [
             f"{arm.having(word)} {word}" for word in ("diverged", "failed", "stalled") if arm.having(word)
         ]
         side = None if arm.interval is None else (max(arm.interval[0], low), min(arm.interval[1], high))
-        rows.append(Interval(arm.label, arm.index, arm.mean, side, arm.scores, text, ", ".join(lost)))
-    return interval_rows(rows, f"{measure(metric)}, by seed", "mean and its 95 % interval", narrow=narrow)
+        text, remark = score(arm.mean, metric), "   ".join(filter(None, words))
+        rows.append(Interval(arm.label, arm.index, arm.mean, side, arm.scores, text, remark))
+    title, note = (
+        f"{measure(metric)}, by seed",
+        "beside: the mean, its difference to the best and the verdict",
+    )
+    if not narrow:
+        title += ", with the mean and its 95 % interval"
+    return interval_rows(
+        rows, title, "above: " + note.removeprefix("beside: ") if narrow else note, narrow=narrow
+    )
+
+
+def against(arm: ArmView, best: ArmView, comparison: ComparisonRecord) -> str:
+    """The difference of an arm to the best one, or to a baseline, its interval and the verdict, on one line."""
+    rows = [table(row) for row in listed(comparison.results.get("verdicts"))]
+    own = [row for row in rows if arm.name in (row.get("a"), row.get("b"))]
+    found = next((row for row in own if {row.get("a"), row.get("b")} == {arm.name, best.name}), None)
+    if arm is best or (found is None and (len(own) != 1 or comparison.plan.get("baseline") is None)):
+        return "best mean" if arm is best else "untested"
+    row = found or own[0]
+    flip = row.get("b") == arm.name
+    word = str(row.get("verdict"))
+    if word.endswith("better"):
+        word = "worse" if (word[0] == "a") == flip else "better"
+    if found is None:
+        word += (
+            f" than {row.get('a' if flip else 'b')}" if word in ("better", "worse") else ", to the baseline"
+        )
+    sides = _sides(row, flip)
+    if sides is None:
+        return clipped(word, 44)
+    gap, metric = number(row.get("difference"), 0.0) * (-1 if flip else 1), comparison.metric
+    between = f"({_signed(sides[0], metric)} to {_signed(sides[1], metric)})"
+    return f"{_signed(gap, metric)} {between}   {clipped(word, 44)}"
 
 
 def differences_figure(
@@ -196,9 +233,7 @@ def differences_figure(
     """The corrected interval of every pair that was tested, the better first, largest first; None without verdicts."""
     metric = comparison.metric
     labels = {arm.name: arm.label for arm in arms}
-    tested = [
-        row for row in map(table, listed(comparison.results.get("verdicts"))) if _sides(row, "low", "high")
-    ]
+    tested = [row for row in map(table, listed(comparison.results.get("verdicts"))) if _sides(row)]
     if not tested:
         return None
     tested.sort(key=lambda row: -abs(number(row.get("difference"), 0.0)))
@@ -209,7 +244,7 @@ def differences_figure(
         names = [
             labels.get(str(row.get(key)), clipped(str(row.get(key)))) for key in ("ba" if flip else "ab")
         ]
-        side = _flipped(_sides(row, "low", "high"), flip) or (0.0, 0.0)
+        side = _sides(row, flip) or (0.0, 0.0)
         sure = str(row.get("verdict")).endswith("better")
         remark = "the first is better" if sure else str(row.get("verdict"))
         remark += "" if (p := number(row.get("p"))) is None else f", p = {p:.2g}"
@@ -229,13 +264,10 @@ def differences_figure(
     return interval_rows(rows, title, note, band=(-margin, margin), narrow=narrow)
 
 
-def _sides(row: Mapping[str, Any], low: str, high: str) -> tuple[float, float] | None:
-    found = number(row.get(low)), number(row.get(high))
-    return None if found[0] is None or found[1] is None else found
-
-
-def _flipped(side: tuple[float, float] | None, flip: bool) -> tuple[float, float] | None:
-    return (-side[1], -side[0]) if side and flip else side
+def _sides(row: Mapping[str, Any], flip: bool = False) -> tuple[float, float] | None:
+    """The corrected interval of a verdict, turned round where `flip`; None where there is none."""
+    low, high = number(row.get("low")), number(row.get("high"))
+    return None if low is None or high is None else (-high, -low) if flip else (low, high)
 
 
 def _signed(value: float, metric: str) -> str:

@@ -243,7 +243,7 @@ class ComparisonRecord:
         from fathoms.report.arm_views import arms_of
         from fathoms.report.figures import scores_figure
 
-        return scores_figure(arms_of(self), self.metric)
+        return scores_figure(arms_of(self), self)
 
     @property
     def metric(self) -> str:

@@ -194,6 +194,8 @@ def render_run(run: RunRecord, reload: int = 0) -> str:
         images=bool(shown_examples) or any(maps.values()),
         run=run,
         reason=run.summary.get("reason"),
+        answer=answer(run),
+        next=next_commands(run),
         headline=headline(run),
         charts=charts,
         events=events,
@@ -265,6 +267,44 @@ def _group(across: str, charts: Sequence[Curves]) -> dict[str, Any]:
             for chart in charts
         ],
     }
+
+
+RISING = 0.5
+"""Points by which the last quarter of the epochs must be above all before for accuracy to be rising still."""
+
+
+def answer(run: RunRecord) -> str:
+    """Accuracy of which weights on how many images, and whether the run had converged; empty before an end."""
+    last, test = table(run.summary.get("last")), table(run.summary.get("test"))
+    split, measured = ("test", test) if number(test.get("top1")) is not None else ("val", last)
+    top1, images = number(measured.get("top1")), number(measured.get("images"), 0)
+    if run.status != "done" or top1 is None:
+        return ""
+    on = f"{images:,.0f} {split} images" if images else split
+    said = f"{top1:.2f} % of {on} are classified correctly by the last weights."
+    curve = [(epoch, value) for epoch, value in run.series("val", "top1") if value is not None]
+    if len(curve) < 4:
+        return said
+    early, late = curve[: -(len(curve) // 4)], curve[-(len(curve) // 4) :]
+    before, after = (max(value for _, value in part) for part in (early, late))
+    if after > before + RISING:
+        return f"{said} Accuracy on val was still rising, by {after - before:.1f} points: train longer."
+    best = max(curve, key=lambda point: point[1])
+    if best[1] > curve[-1][1] + 1:
+        lost = f"{best[1] - curve[-1][1]:.1f} points above the last"
+        return f"{said} Accuracy on val was best after epoch {best[0]:g}, {lost}: compare checkpoints/best."
+    return f"{said} Accuracy on val has levelled off."
+
+
+def next_commands(run: RunRecord) -> list[tuple[str, str]]:
+    """What may be done with a run that ended: what for, and the command."""
+    if run.status != "done" or run.folder is None:
+        return []
+    folder = shlex.quote(str(run.folder))
+    return [
+        ("Classify your images", f"fathoms predict {folder} IMAGES"),
+        ("Take the model elsewhere", f"fathoms export {folder}"),
+    ]
 
 
 def headline(run: RunRecord) -> list[tuple[str, str, str]]:

@@ -3,12 +3,12 @@ start(() => {
   const data = readData();
   drawTables();
   drawCurves(data);
-  const copy = byId("copy");
-  if (copy) {
+  for (const copy of document.querySelectorAll(".copy")) {
+    const command = copy.parentElement.querySelector("code");
     copy.hidden = false;
     copy.onclick = async () => {
-      getSelection().selectAllChildren(byId("command"));
-      try { await navigator.clipboard.writeText(byId("command").textContent); copy.textContent = "copied"; } catch { copy.textContent = "selected"; }
+      getSelection().selectAllChildren(command);
+      try { await navigator.clipboard.writeText(command.textContent); copy.textContent = "copied"; } catch { copy.textContent = "selected"; }
     };
   }
   document.body.dataset.ready = "";
