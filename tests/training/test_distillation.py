@@ -13,7 +13,14 @@ from fathoms import FathomsError, ViT, ViTConfig, create_model, save_weights
 from fathoms.evaluating.load import load_run
 from fathoms.evaluating.preprocessing import Preprocessing
 from fathoms.models.zoo import IMAGENET
-from fathoms.training.objective import KINDS, Teacher, build_teacher, class_logits, distillation_loss
+from fathoms.training.objective import (
+    Distillation,
+    Objective,
+    Teacher,
+    build_teacher,
+    class_logits,
+    distillation_loss,
+)
 from fathoms.training.recipe import Recipe
 
 
@@ -81,13 +88,11 @@ def test_a_student_like_its_teacher_loses_nothing_softly():
     assert loss.item() == pytest.approx(0.0, abs=1e-6)
 
 
-def test_without_distillation_the_base_loss_is_the_loss_and_both_heads_learn():
+def test_without_distillation_both_heads_learn_from_the_labels():
     student, _, labels = data(2)
     logits = class_logits(student)
     assert torch.allclose(logits, (student[0] + student[1]) / 2)
-    base = F.cross_entropy(logits, labels)
-    assert distillation_loss(student, None, base) is base
-    base.backward()
+    F.cross_entropy(logits, labels).backward()
     assert student[1].grad.any()
     assert class_logits(student[:1]) is student[0]
 
@@ -153,22 +158,30 @@ def test_a_distilled_vit_learns_from_a_vit():
     assert all(parameter.grad is not None for parameter in student.parameters())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kind": "hrad"}, "--distillation-type: no distillation is called 'hrad'; did you mean 'hard'"),
-        ({"kind": "none"}, "there is a teacher"),
-        ({"kind": "hard", "teacher_logits": torch.zeros(4, 3)}, r"the teacher's logits are \(4, 3\)"),
-        ({"kind": "soft", "teacher_logits": None}, "the teacher's logits are missing"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_bad_options_are_refused_in_one_line(options, message):
-    student, teacher, _ = data()
-    with pytest.raises(FathomsError, match=message) as caught:
-        distillation_loss(student, **{"teacher_logits": teacher, "base_loss": torch.zeros(())} | options)
-    assert "\n" not in str(caught.value)
-    assert KINDS[0] == "none"
+@pytest.mark.parametrize("teacher", [None, "hard"])
+def test_the_objective_of_a_model_with_two_heads_sees_both(teacher):
+    """The accuracy is that of the class head; without a teacher both heads learn from the labels."""
+    torch.manual_seed(0)
+    sizes = {"image_size": 8, "patch_size": 4, "dim": 16, "heads": 2, "depth": 1, "num_classes": 5}
+    model, names = ViT(ViTConfig(**sizes, distill_token=True)), tuple("abcde")
+    objective = Objective(Recipe(smoothing=0.0), model, names, torch.device("cpu"))
+    if teacher:
+        taught = Teacher(ViT(ViTConfig(**sizes)))
+        objective.teacher = Distillation(taught, Recipe(teacher="t", distillation_type="hard"))
+    images, labels = torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
+    loss, logits = objective.loss(objective.model, images, labels)
+    own, other = model.forward_heads(model.forward_features(images))
+    assert torch.equal(logits, own)
+    expected = F.cross_entropy((own + other) / 2, labels)
+    if teacher:
+        expected = (F.cross_entropy(own, labels) + F.cross_entropy(other, taught(images).argmax(1))) / 2
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_a_teacher_of_other_classes_is_refused_in_one_line():
+    student, _, _ = data()
+    with pytest.raises(FathomsError, match=r"the teacher's logits are \(4, 3\).*of the same classes$"):
+        distillation_loss(student, torch.zeros(4, 3), torch.zeros(()), "hard")
 
 
 @pytest.mark.parametrize("given", [{"std": (0.5, 0.0, 0.5)}, {"own_mean": (0.5,)}], ids=str)

@@ -19,6 +19,7 @@ from fathoms.training.penalties import (
     effective_weights,
     feature_penalty,
 )
+from fathoms.training.recipe import Recipe
 from tiny_models import VARIANTS
 
 SMALL = {"image_size": 16, "patch_size": 4, "dim": 16, "heads": 2, "depth": 3, "num_classes": 5}
@@ -273,13 +274,13 @@ def test_it_compiles_in_one_graph_forward_and_backward(name, recompute):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"feature_decay": -0.1}, "--train-feature-decay -0.1"),
-        ({"attn_loss": 0.1}, "--attn-extra-loss applies to no block"),
-        ({"attn_loss": 0.1, "attn_layers": -1}, "--attn-extra-loss-layers -1"),
+        ({"train_feature_decay": -0.1}, "--train-feature-decay -0.1: use 0 or more"),
+        ({"attn_extra_loss": -0.1}, "--attn-extra-loss -0.1: use 0 or more"),
+        ({"attn_extra_loss": 0.1}, "--attn-extra-loss applies to no block"),
     ],
     ids=str,
 )
 def test_bad_options_are_refused_in_one_line(options, message):
     with pytest.raises(FathomsError, match=message) as caught:
-        WithPenalties(ViT(ViTConfig(**SMALL)), **options)
+        Recipe(**options)
     assert "\n" not in str(caught.value)

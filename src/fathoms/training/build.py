@@ -262,4 +262,4 @@ def freeze(model: nn.Module, patterns: str | None) -> None:
 
 def build_schedule(job: Job) -> Schedule:
     """The learning-rate schedule of a job."""
-    return Schedule(base_lr=job.recipe.lr, **own_fields(Schedule, job.recipe))
+    return Schedule(job.recipe)

@@ -50,7 +50,6 @@ class CrossEntropy(nn.Module):
         return F.cross_entropy(logits, targets.to(logits.dtype))
 
     def extra_repr(self) -> str:
-        """Show the smoothing."""
         return f"smoothing={self.smoothing:g}"
 
 
@@ -85,7 +84,6 @@ class BinaryCrossEntropy(nn.Module):
         return loss if self.over_classes == "mean" else loss * logits.shape[1]
 
     def extra_repr(self) -> str:
-        """Show the options."""
         threshold = self.target_threshold
         return f"smoothing={self.smoothing:g}, target_threshold={threshold}, over_classes={self.over_classes}"
 
@@ -108,9 +106,6 @@ def _smoothed(labels: Tensor, logits: Tensor, smoothing: float) -> Tensor:
     return torch.full_like(logits, off).scatter(1, labels.long()[:, None], 1 - smoothing + off)
 
 
-KINDS = ("none", "soft", "hard")
-
-
 def class_logits(heads: tuple[Tensor, ...], kind: str = "none") -> Float[Tensor, "B C"]:
     """The logits that the labels train: the class head when distilling, otherwise the mean of all heads.
 
@@ -121,9 +116,9 @@ def class_logits(heads: tuple[Tensor, ...], kind: str = "none") -> Float[Tensor,
 
 def distillation_loss(
     student_heads: tuple[Tensor, ...],
-    teacher_logits: Float[Tensor, "B C"] | None,
+    teacher_logits: Float[Tensor, "B C"],
     base_loss: Float[Tensor, ""],
-    kind: str = "none",
+    kind: str,
     alpha: float = 0.5,
     tau: float = 1.0,
 ) -> Float[Tensor, ""]:
@@ -136,25 +131,19 @@ def distillation_loss(
 
     Args:
         student_heads: The student's logits, one tensor or two, of shape (B, C).
-        teacher_logits: The teacher's logits for the same images; None if kind is "none".
+        teacher_logits: The teacher's logits for the same images.
         base_loss: The loss of `class_logits` on the labels.
-        kind: "none" returns `base_loss`; "soft" or "hard".
+        kind: "soft" or "hard".
         alpha: Weight of the teacher.
         tau: Temperature of "soft".
 
     Paper: Touvron et al. 2020, arXiv:2012.12877.
     """
-    check_name(kind, KINDS, "distillation", "--distillation-type")
-    if kind == "none":
-        if teacher_logits is not None:
-            raise ConfigError("--distillation-type is none, but there is a teacher; use hard or soft")
-        return base_loss
     student = student_heads[-1]
-    if teacher_logits is None or teacher_logits.shape != student.shape:
-        given = "missing" if teacher_logits is None else tuple(teacher_logits.shape)
+    if teacher_logits.shape != student.shape:
         raise ShapeError(
-            f"distillation: the teacher's logits are {given}, the student's {tuple(student.shape)}; "
-            "give a teacher of the same classes"
+            f"distillation: the teacher's logits are {tuple(teacher_logits.shape)}, the student's "
+            f"{tuple(student.shape)}; give a teacher of the same classes"
         )
     wide = torch.promote_types(student.dtype, torch.float32)
     student, teacher = student.to(wide), teacher_logits.detach().to(wide)
@@ -205,13 +194,11 @@ class Teacher(nn.Module):
         self.train(False)
 
     def train(self, mode: bool = True) -> Teacher:
-        """Stay in eval mode."""
         del mode
         return super().train(False)
 
     @torch.no_grad()
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B classes"]:
-        """The teacher's logits."""
         if self.converts:
             # A model of one channel sees the first of three.
             scale, shift = (row[: images.shape[1]].to(images.dtype) for row in (self.scale, self.shift))

@@ -8,19 +8,17 @@ changes within an epoch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fathoms.config_checks import check_ranges, ranged
 from fathoms.errors import ConfigError
 from fathoms.models.param_groups import ParamGroups
 from fathoms.optimizer_facts import BETAS, EPS, LAMB_EPS, WITH_BETAS
 from fathoms.registry import Registry
 from fathoms.training.muon import MuonWithAdamW, split_for_muon
 from fathoms.training.optimizer_step import SGD, AdamW, Lamb
-from fathoms.training.recipe import epochs_of_run
+from fathoms.training.recipe import ENDING, Recipe
 
 OPTIMIZERS: Registry[torch.optim.Optimizer, None] = Registry("optimizer")
 Groups = list[dict[str, Any]]
@@ -153,15 +151,7 @@ def heavy_ball(groups: Groups, lr: float, momentum: float = 0.9) -> torch.optim.
 Epochs = int | float
 
 
-@dataclass(frozen=True)
-class Traits:
-    """Properties of a shape: whether it ends at the minimum after its epochs."""
-
-    ends: bool = False
-
-
-SCHEDULES: Registry[float, Traits] = Registry("schedule", default=Traits())
-ENDS = Traits(ends=True)
+SCHEDULES: Registry[float, None] = Registry("schedule")
 # From this share of the epochs on, LearnableScaler's schedule is the plain cosine again.
 CUSTOM_REJOINS = 0.66
 
@@ -171,7 +161,7 @@ def half_cosine(epoch: Epochs, epochs: Epochs) -> float:
     return (1 + math.cos(math.pi * epoch / epochs)) / 2
 
 
-@SCHEDULES.add("cosine", ENDS)
+@SCHEDULES.add("cosine")
 def cosine(epoch: Epochs, epochs: Epochs) -> float:
     """Half a cosine from the base rate to the minimum.
 
@@ -186,7 +176,7 @@ def step(epoch: Epochs, decay_epochs: Epochs = 90, decay_rate: float = 0.1) -> f
     return decay_rate ** (epoch // decay_epochs)
 
 
-@SCHEDULES.add("wsd", ENDS)
+@SCHEDULES.add("wsd")
 def wsd(epoch: Epochs, epochs: Epochs, decay_epochs: Epochs | None = None) -> float:
     """Warm-up, stable, decay: the base rate, then 1 - sqrt(share done) over the last `decay_epochs`.
 
@@ -199,7 +189,7 @@ def wsd(epoch: Epochs, epochs: Epochs, decay_epochs: Epochs | None = None) -> fl
     return 1.0 if done <= 0 else 1 - math.sqrt(done / length)
 
 
-@SCHEDULES.add("custom", ENDS)
+@SCHEDULES.add("custom")
 def custom(epoch: Epochs, epochs: Epochs, epoch_factor: float = 0.8, epoch_threshold: float = 0.5) -> float:
     """LearnableScaler's schedule: a lowered cosine, a straight line that rejoins the cosine, then the cosine.
 
@@ -222,93 +212,47 @@ def constant(epoch: Epochs) -> float:
     return 1.0
 
 
-@dataclass(frozen=True)
 class Schedule:
-    """Learning rate of a run: `lr(epoch)`, with timm's options under timm's names.
+    """Learning rate of a run: `lr(epoch)`, from the options of a recipe.
 
     The warm-up is a straight line from `warmup_lr` to the base rate over the first epochs of the shape; with
     `warmup_prefix` it comes before the shape. A shape that ends (cosine, wsd, custom) runs from the base rate
-    to `min_lr` and stays there for `cooldown_epochs` more; for "step" `min_lr` is a floor. `None` is the
-    shape's own default, and an option that it does not take is refused.
+    to `min_lr` and stays there for `cooldown_epochs` more; for "step" `min_lr` is a floor.
 
-    >>> schedule = Schedule("cosine", base_lr=0.001, epochs=10, warmup_epochs=2, warmup_lr=0.0)
+    >>> schedule = Schedule(Recipe(lr=0.001, epochs=10, warmup_epochs=2, warmup_lr=0.0))
     >>> [round(schedule.lr(epoch), 6) for epoch in (0, 1, 2, 5, 10)]
     [0.0, 0.0005, 0.000905, 0.0005, 0.0]
     """
 
-    sched: str
-    base_lr: float
-    epochs: int
-    min_lr: float = 0.0
-    warmup_lr: float = ranged(1e-5, least=0)
-    warmup_epochs: Epochs = ranged(0, least=0)
-    warmup_prefix: bool = False
-    cooldown_epochs: Epochs = ranged(0, least=0)
-    decay_epochs: Epochs | None = ranged(None, above=0)
-    decay_rate: float | None = ranged(None, above=0)
-    epoch_factor: float | None = ranged(None, above=0)
-    epoch_threshold: float | None = ranged(None, least=0, most=1)
-    sched_on_updates: bool = False
-    """Whether the rate changes with every update, or with whole epochs only."""
-
-    def __post_init__(self) -> None:
-        SCHEDULES.check(self.sched, "--sched")
-        self._check_ranges()
-        if self.cooldown_epochs and not self._ends:
-            raise ConfigError(f"--cooldown-epochs: schedule {self.sched!r} takes none; leave it out")
-        if self.min_lr and self.sched == "constant":
-            raise ConfigError("--min-lr: schedule 'constant' takes none; leave it out")
-        self._share(0.0)
-
-    def _check_ranges(self) -> None:
-        if not (math.isfinite(self.base_lr) and self.base_lr > 0):
-            raise ConfigError(f"--lr {self.base_lr}: use a learning rate above zero")
-        if self.epochs < 1:
-            raise ConfigError(f"--epochs {self.epochs}: use 1 or more")
-        if not 0 <= self.min_lr <= self.base_lr:
-            raise ConfigError(f"--min-lr {self.min_lr}: must be between 0 and --lr {self.base_lr}; lower it")
-        check_ranges(self, "--")
-
-    @property
-    def _ends(self) -> bool:
-        return SCHEDULES.metadata(self.sched).ends
-
-    @property
-    def total_epochs(self) -> Epochs:
-        """Epochs of the whole run: the shape, a warm-up before it, and the cool-down."""
-        return epochs_of_run(self.epochs, self.warmup_epochs, self.warmup_prefix, self.cooldown_epochs)
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self._ends = recipe.sched in ENDING
+        names = ("decay_epochs", "decay_rate", "epoch_factor", "epoch_threshold")
+        self._options: dict[str, Any] = {name: getattr(recipe, name) for name in names}
 
     def notices(self) -> list[str]:
         """A line where the warm-up outlasts the run."""
-        if self.warmup_prefix or self.warmup_epochs <= self.total_epochs:
+        recipe = self.recipe
+        if recipe.warmup_prefix or recipe.warmup_epochs <= recipe.total_epochs:
             return []
         return [
-            f"--warmup-epochs {self.warmup_epochs:g}: the warm-up is longer than the run of {self.total_epochs:g} "
-            f"epochs, so that the rate never reaches --lr {self.base_lr:g}"
+            f"--warmup-epochs {recipe.warmup_epochs:g}: the warm-up is longer than the run of {recipe.total_epochs} "
+            f"epochs, so that the rate never reaches --lr {recipe.lr:g}"
         ]
 
     def lr(self, epoch: Epochs) -> float:
         """The learning rate at `epoch`, which may be fractional: updates done over updates per epoch."""
-        if not self.sched_on_updates:
+        recipe = self.recipe
+        if not recipe.sched_on_updates:
             epoch = math.floor(epoch)
-        if epoch < self.warmup_epochs:
-            return self.warmup_lr + epoch * (self.base_lr - self.warmup_lr) / self.warmup_epochs
-        if self.warmup_prefix:
-            epoch -= self.warmup_epochs
-        if not self._ends:
-            return max(self.min_lr, self.base_lr * self._share(epoch))
-        if epoch >= self.epochs:
-            return self.min_lr
-        return self.min_lr + (self.base_lr - self.min_lr) * self._share(epoch)
-
-    def _share(self, epoch: Epochs) -> float:
-        """The share of the base rate at `epoch`."""
-        return SCHEDULES.build(
-            self.sched,
-            epoch,
-            epochs=self.epochs if self._ends else None,
-            decay_epochs=self.decay_epochs,
-            decay_rate=self.decay_rate,
-            epoch_factor=self.epoch_factor,
-            epoch_threshold=self.epoch_threshold,
-        )
+        if epoch < recipe.warmup_epochs:
+            return recipe.warmup_lr + epoch * (recipe.lr - recipe.warmup_lr) / recipe.warmup_epochs
+        if recipe.warmup_prefix:
+            epoch -= recipe.warmup_epochs
+        if self._ends and epoch >= recipe.epochs:
+            return recipe.min_lr
+        epochs = recipe.epochs if self._ends else None
+        share: float = SCHEDULES.build(recipe.sched, epoch, epochs=epochs, **self._options)
+        if self._ends:
+            return recipe.min_lr + (recipe.lr - recipe.min_lr) * share
+        return max(recipe.min_lr, recipe.lr * share)

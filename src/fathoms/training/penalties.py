@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fathoms.errors import ConfigError
 from fathoms.models.vit import ViT
 from fathoms.ops.dispatch import widened
 from fathoms.parts.attention import SelfAttention
@@ -84,15 +83,6 @@ class WithPenalties(nn.Module):
         self, vit: ViT, feature_decay: float = 0.0, attn_loss: float = 0.0, attn_layers: int = 0
     ) -> None:
         super().__init__()
-        if feature_decay < 0 or attn_loss < 0 or attn_layers < 0:
-            raise ConfigError(
-                f"--train-feature-decay {feature_decay}, --attn-extra-loss {attn_loss}, "
-                f"--attn-extra-loss-layers {attn_layers}: none may be negative"
-            )
-        if attn_loss and not attn_layers:
-            raise ConfigError(
-                "--attn-extra-loss applies to no block; give --attn-extra-loss-layers, such as 6"
-            )
         self.vit = vit
         self.feature_weight, self.attn_weight = effective_weights(feature_decay, attn_loss)
         self.attn_layers = attn_layers if attn_loss else 0

@@ -126,7 +126,7 @@ class Recipe:
     """Batches whose gradients are averaged in one update."""
     opt: OptimizerName = "adamw"
     """Optimizer."""
-    lr: float = 1e-3
+    lr: float = ranged(1e-3, above=0)
     """Base learning rate. It is never rescaled by the batch size."""
     weight_decay: float = 0.05
     """Weight decay of the matrices."""
@@ -142,23 +142,23 @@ class Recipe:
     """Clip the norm of the whole gradient to this."""
     sched: Literal["cosine", "step", "wsd", "custom", "constant"] = "cosine"
     """Learning rate schedule."""
-    warmup_epochs: float = 0.0
+    warmup_epochs: float = ranged(0.0, least=0)
     """Epochs of linear warm-up."""
-    warmup_lr: float = 1e-5
+    warmup_lr: float = ranged(1e-5, least=0)
     """Learning rate at the start of the warm-up."""
     warmup_prefix: bool = False
     """Put the warm-up before the schedule instead of over its first epochs."""
-    min_lr: float = 0.0
+    min_lr: float = ranged(0.0, least=0)
     """Learning rate at the end of the schedule."""
-    cooldown_epochs: float = 0.0
+    cooldown_epochs: float = ranged(0.0, least=0)
     """Epochs at the minimum learning rate after the schedule."""
-    decay_epochs: float | None = None
+    decay_epochs: float | None = ranged(None, above=0)
     """Epochs between decays (step), or of the decay at the end (wsd)."""
-    decay_rate: float | None = None
+    decay_rate: float | None = ranged(None, above=0)
     """Factor of each decay of the step schedule."""
-    epoch_factor: float | None = None
+    epoch_factor: float | None = ranged(None, above=0)
     """Factor on the first part of LearnableScaler's custom schedule."""
-    epoch_threshold: float | None = None
+    epoch_threshold: float | None = ranged(None, least=0, most=1)
     """Share of the epochs after which the custom schedule leaves the lowered cosine for the plain one."""
     sched_on_updates: bool = False
     """Change the learning rate at every update instead of every epoch."""
@@ -219,9 +219,9 @@ class Recipe:
     """Mean of each colour channel, for normalisation. Default: the model's own, else ImageNet's."""
     std: tuple[float, float, float] | None = None
     """Standard deviation of each colour channel, for normalisation. Default: the model's own, else ImageNet's."""
-    train_feature_decay: float = 0.0
+    train_feature_decay: float = ranged(0.0, least=0)
     """LearnableScaler's penalty on features beyond 200; its weight is the square of this."""
-    attn_extra_loss: float = 0.0
+    attn_extra_loss: float = ranged(0.0, least=0)
     """LearnableScaler's penalty on attention rows without a peak."""
     attn_extra_loss_layers: int = ranged(0, most=10**4)
     """Number of first blocks that the attention penalty applies to."""
@@ -284,17 +284,12 @@ class Recipe:
         >>> Recipe(epochs=10, warmup_epochs=3, warmup_prefix=True, cooldown_epochs=2).total_epochs
         15
         """
-        spans = (self.epochs, self.warmup_epochs, self.warmup_prefix, self.cooldown_epochs)
-        return math.ceil(epochs_of_run(*spans))
+        before = self.warmup_epochs if self.warmup_prefix else 0
+        return math.ceil(self.epochs + before + self.cooldown_epochs)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name."""
         return {name: getattr(self, name) for name in RECIPE_FIELDS}
-
-
-def epochs_of_run(epochs: float, warmup_epochs: float, warmup_prefix: bool, cooldown_epochs: float) -> float:
-    """Epochs of a schedule's shape, of a warm-up before it, and of the cool-down."""
-    return epochs + (warmup_epochs if warmup_prefix else 0) + cooldown_epochs
 
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Recipe)}
@@ -311,6 +306,8 @@ def _check(recipe: Recipe) -> None:
 
 
 def _check_combinations(recipe: Recipe) -> None:
+    if recipe.min_lr > recipe.lr:
+        raise ConfigError(f"--min-lr {recipe.min_lr}: is above --lr {recipe.lr}; lower it")
     if recipe.attn_extra_loss and recipe.attn_extra_loss_layers < 1:
         raise ConfigError("--attn-extra-loss applies to no block; give --attn-extra-loss-layers")
     if (recipe.distillation_type == "none") != (recipe.teacher is None):
