@@ -59,12 +59,10 @@ def for_programs(entries: Any, pages: Path) -> str:
         if isinstance(place, list):
             lines += f"\n## {title}\n\n{for_programs(place, pages)}"
         else:
-            text = (pages / place).read_text()
-            found = re.search(
-                r"^(?:\*\*)?[A-Z`][^|#]*?\.(?=\s)", text.partition("\n# ")[2] or text, re.MULTILINE
-            )
-            about = " ".join(found[0].split()) if found else ""
-            lines += f"- [{title}]({place.removesuffix('.md')}/): {about}\n"
+            paragraphs = (pages / place).read_text().split("\n\n")
+            about = next(each for each in paragraphs if not each.startswith(("#", "<", "|", "!", "```")))
+            sentence = re.split(r"(?<=[.?])\s", " ".join(about.split()))[0].strip("*")
+            lines += f"- [{title}]({place.removesuffix('index.md').removesuffix('.md') or '.'}): {sentence}\n"
     return lines
 
 

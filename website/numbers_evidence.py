@@ -13,6 +13,9 @@ from fathoms.report.records import read_comparison
 # Folder in results/compare/ of each question that has been run.
 QUESTIONS = ("stem_patch4", "stem_patch8", "norms_by_depth", "small_norms")
 
+WITHDRAWN = ("small_norms",)
+"""Comparisons whose baseline had a worse rate than its neighbour: no winner of theirs is named."""
+
 SHOWN = ("scores", "differences", "tuning")
 """Figures of a comparison that are published; `fathoms report` draws the others too."""
 
@@ -32,20 +35,32 @@ def arms_table(folder: str, read: Read) -> str:
     results = read(f"compare/{folder}/results")
     head = ["arm", "seeds", "test top-1", "sd", "difference", "corrected interval", "verdict"]
     verdicts = {verdict["a"]: verdict for verdict in results["verdicts"]}
-    return table(head, (_row(arm, verdicts.get(arm["name"])) for arm in results["arms"]))
+    words = {name: verdict_word(folder, results, verdict) for name, verdict in verdicts.items()}
+    return table(
+        head, (_row(arm, verdicts.get(arm["name"]), words.get(arm["name"], "")) for arm in results["arms"])
+    )
 
 
-def _row(arm: Row, verdict: Row | None) -> list[str]:
+def verdict_word(folder: str, results: Row, verdict: Row) -> str:
+    """A verdict in the words of the pages."""
+    word = {"a better": "better", "b better": "worse"}.get(verdict["verdict"])
+    if word is None:
+        return verdict["verdict"]
+    if folder in WITHDRAWN:
+        return "withdrawn"
+    return f"{word}, exploratory" if results["exploratory"] else word
+
+
+def _row(arm: Row, verdict: Row | None, word: str) -> list[str]:
     lost = [f"{arm[kind]} {kind}" for kind in ("diverged", "stalled", "failed") if arm[kind]]
     scores = ("" if arm[key] is None else f"{arm[key]:.2f}" for key in ("mean", "sd"))
     own = [arm["name"], ", ".join([str(arm["seeds"]), *lost]), *scores]
     if verdict is None:
         return [*own, "", "", ""]
     if verdict["low"] is None:
-        return [*own, "", "", verdict["verdict"]]
+        return [*own, "", "", word]
     gap, low, high = (f"{verdict[key]:+.2f}" for key in ("difference", "low", "high"))
-    words = {"a better": "better", "b better": "worse"}
-    return [*own, gap, f"{low} to {high}", words.get(verdict["verdict"], verdict["verdict"])]
+    return [*own, gap, f"{low} to {high}", word]
 
 
 @text

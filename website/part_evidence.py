@@ -27,11 +27,12 @@ def compared(read: Read, family: str, name: str) -> list[str]:
         for arm, options in plan["arms"].items():
             # An arm of which no run has ended with a score says nothing.
             if options.get(family) == name and arm in arms and arms[arm]["mean"] is not None:
-                said.append(_sentence(folder, plan, arms[arm], results["verdicts"]))
+                said.append(_sentence(folder, plan, arms[arm], results))
     return said
 
 
-def _sentence(folder: str, plan: Row, arm: Row, verdicts: list[Row]) -> str:
+def _sentence(folder: str, plan: Row, arm: Row, results: Row) -> str:
+    verdicts = results["verdicts"]
     config = {**(plan["base"]["config"] or {}), **plan["arms"][arm["name"]]}
     recipe = plan["base"]["recipe"]
     where = (
@@ -42,11 +43,11 @@ def _sentence(folder: str, plan: Row, arm: Row, verdicts: list[Row]) -> str:
     against = [verdict for verdict in verdicts if verdict["a"] == arm["name"]][:1]
     if against and plan["baseline"]:
         found = against[0]
-        words = {"a better": "better", "b better": "worse"}
+        word = numbers_evidence.verdict_word(folder, results, found)
         gap = ""
         if found["low"] is not None:
             gap = f" {found['difference']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"
-        own += f",{gap} against `{found['b']}`: {words.get(found['verdict'], found['verdict'])}"
+        own += f",{gap} against `{found['b']}`: {word}"
     elif plan["baseline"] and arm["name"] in {verdict["b"] for verdict in verdicts}:
         own += ", the baseline"
     return f"{where}: {own} ([all arms](evidence.md), `results/compare/{folder}`)"
@@ -100,27 +101,11 @@ def speed(read: Read, family: str, name: str) -> str:
     )
 
 
-def tuned(read: Read, name: str) -> str:
-    """Accuracy of a residual rule by depth, each at the best of the learning rates tried."""
-    rows = [row for row in read("lr_over_depth")["rows"] if row["residual"] == name]
-    if not rows:
-        return ""
-    said = []
-    for depth in sorted({row["depth"] for row in rows}):
-        own = [row for row in rows if row["depth"] == depth and row["loss"]]
-        best = min(own, key=lambda row: statistics.mean(row["loss"].values()))
-        said.append(f"{statistics.mean(best['top1'].values()):.1f} % at {depth} blocks (lr {best['lr']:g})")
-    return (
-        f"CIFAR-10, 2 epochs, {len(rows[0]['top1'])} seeds, the best of {len({row['lr'] for row in rows})} learning "
-        f"rates: {', '.join(said)} ([all rates](../results/lr_over_depth.md))"
-    )
-
-
 def evidence(read: Read, family: str, name: str) -> list[str]:
     """All that was measured here of a part in training; one sentence that says so if that is nothing."""
     said = compared(read, family, name)
     if family == "residual":
-        said += [tuned(read, name), coordinates(read, name)]
+        said.append(coordinates(read, name))
     if family == "norm":
         said.append(swapped(read, name))
     said.append(speed(read, family, name))
