@@ -308,9 +308,9 @@ NOTES = {
     "opacus": "it differentiates a module in one tensor at a time, and refuses buffers: registers lie on the model "
     "beside RoPE's tables, CaiT's read-out puts an early token in front in a call of its own, and MV-Split reads "
     "branch and stream. `torch.func` gives the gradients of each image in all",
-    "torchinfo, of a forward pass": "it counts what lies directly on a module again with each call, and a join is "
-    "called twice, before and after its branch, so that FSDP2, offloading and hooks see both. Without inputs it counts "
-    "rightly",
+    "torchinfo, of a forward pass": "it takes what runs until the next module of the same depth for the children of a "
+    "module, and a branch runs within its join: a scale or norm behind the branch is counted for both. Without inputs "
+    "it counts rightly",
     "torch.jit.script": "torch has deprecated TorchScript, whose compiler reads no modern annotations; torch.export, "
     "`fathoms export` and, without gradients, torch.jit.trace take all of them",
 }

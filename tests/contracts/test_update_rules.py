@@ -64,7 +64,7 @@ def test_mv_split_is_its_formula():
 
 def test_mv_split_starts_as_its_authors_port_does():
     rule = MeanVarianceSplit(DIM)
-    assert rule.prefix == 0
+    assert rule.prefix == Block(DIM, 1, residual="mv_split").attn_join.scale.prefix == 0
     assert rule.alpha.eq(0).all()
     assert rule.beta.eq(0.03).all()
 

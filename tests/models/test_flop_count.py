@@ -114,7 +114,11 @@ def elementwise(model):
         total += dim
     if config.readout == "class_attention":
         keys = patches + 1
-        step = keys * per_norm + per_norm + 2 * hidden + scaled + dim + heads * keys
+        # Before the attention the norm sees queries and context, after it the query alone.
+        normed = keys if config.attn_placement == "pre" else 1
+        step = normed * per_norm + per_norm + 2 * hidden + scaled + dim + heads * keys
+        if config.qk_norm == "rmsnorm":
+            step += 3 * (1 + keys) * dim
         total += config.class_attention_depth * step
     return total
 
@@ -126,6 +130,7 @@ def elementwise(model):
         {"norm": "learnable_scaler", "readout": "mean"},
         {"norm": "dyt", "residual": "layerscale"},
         {"attention": "talking_heads", "residual": "layerscale", "readout": "class_attention"},
+        {"readout": "class_attention", "qk_norm": "rmsnorm", "attn_placement": "post"},
         {"norm": "rmsnorm", "qk_norm": "rmsnorm", "position": "learned_rope", "registers": 4},
     ],
     ids=str,

@@ -236,8 +236,6 @@ def test_a_source_that_is_not_there_is_told_what_from_pretrained_takes(tmp_path)
             {"attn_placement": "post"},
             r"attn_placement='post': .*another model \(attn_placement pre against post\)",
         ),
-        ({"revision": "v1"}, "not revision=; write it into the name, hf-hub:OWNER/NAME@REVISION"),
-        ({"map_location": "cpu"}, r"not map_location=; move the model with \.to\(DEVICE\)"),
         ({"image_sise": 32}, "'image_size'"),
     ],
 )

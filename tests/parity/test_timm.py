@@ -11,16 +11,15 @@ from fathoms.models.weight_names import conv_to_linear, from_timm
 timm = pytest.importorskip("timm")
 
 NAMES = [
-    "vit_tiny_patch16_224",
     "vit_small_patch16_224",
     "vit_base_patch16_224",
     "deit_small_patch16_224",
     "deit_small_distilled_patch16_224",
     "deit3_small_patch16_224",
-    "cait_xxs24_224",
     "cait_xs24_384",
     "cait_s24_224",
 ]
+"""Compared in full depth and width on images of 96 pixels; two more are compared as published."""
 
 
 def peer_of(name, **options):
@@ -37,14 +36,16 @@ def relative(ours, theirs):
     return ((ours - theirs).norm() / theirs.norm()).item()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_logits_and_gradients_agree_with_timm(name):
-    peer = peer_of(name)
-    model = fathoms.create_model(name).eval()
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("vit_tiny_patch16_224", 224), ("cait_xxs24_224", 224), *((name, 96) for name in NAMES)],
+)
+def test_logits_and_gradients_agree_with_timm(name, size):
+    peer = peer_of(name, img_size=size)
+    model = fathoms.create_model(name, image_size=size).eval()
     report = fathoms.load_weights(model, peer.state_dict())
     assert report.layout == "timm"
-    size = model.config.image_size
-    images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(2))
+    images = torch.randn(1 if size == 96 else 2, 3, size, size, generator=torch.Generator().manual_seed(2))
     ours, theirs = model(images), peer(images)
     assert relative(ours, theirs) < 1e-5
 
@@ -78,22 +79,22 @@ def test_logits_and_gradients_agree_with_timm(name):
 def test_saved_in_timms_layout_loads_strictly_into_timm(name, tmp_path):
     from safetensors.torch import load_file
 
-    model = fathoms.create_model(name, num_classes=7).eval()
+    model = fathoms.create_model(name, num_classes=7, image_size=64).eval()
     fathoms.save_weights(model, tmp_path / "model.safetensors", layout="timm")
-    peer = timm.create_model(name, num_classes=7).eval()
+    peer = timm.create_model(name, num_classes=7, img_size=64).eval()
     peer.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
-    images = torch.randn(2, 3, 224, 224)
+    images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         assert relative(model(images), peer(images)) < 1e-5
 
 
 def test_another_image_size_resizes_positions_as_timm_does():
-    peer = peer_of("vit_base_patch16_224")
-    larger = timm.create_model("vit_base_patch16_224", img_size=288).eval()
+    peer = peer_of("vit_tiny_patch16_224")
+    larger = timm.create_model("vit_tiny_patch16_224", img_size=288).eval()
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     larger.load_state_dict(checkpoint_filter_fn(peer.state_dict(), larger))
-    model = fathoms.create_model("vit_base_patch16_224", image_size=288).eval()
+    model = fathoms.create_model("vit_tiny_patch16_224", image_size=288).eval()
     report = fathoms.load_weights(model, peer.state_dict())
     assert report.resized == (14, 18)
     images = torch.randn(1, 3, 288, 288)
@@ -134,18 +135,6 @@ def test_patch_projection_equals_the_convolution_exactly():
     assert torch.equal(stem(images), convolution(images).flatten(2).transpose(1, 2))
 
 
-@pytest.mark.parametrize("dim", [192, 288])
-def test_scaler_models_have_the_size_of_timms_vit_of_that_shape(dim):
-    from timm.models.vision_transformer import VisionTransformer
-
-    name = f"vit_layernorm_embed_dim{dim}_patch16_head3_depth24"
-    with torch.device("meta"):
-        peer = VisionTransformer(embed_dim=dim, depth=24, num_heads=3)
-        model = fathoms.create_model(name)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    assert count == sum(parameter.numel() for parameter in peer.parameters())
-
-
 class _Scaler(torch.nn.Module):
     """The norm of LearnableScaler's fork, which is otherwise timm's ViT."""
 
@@ -166,34 +155,6 @@ _AUTHORS = {
     "cait_xxs24_224": {},
     "vit_learnable_scaler_embed_dim192_patch16_head3_depth12": {"norm_layer": _Scaler},
 }
-
-
-@pytest.mark.parametrize("opt", ["adamw", "lamb"])
-@pytest.mark.parametrize("name", _AUTHORS)
-def test_twenty_updates_have_the_losses_of_timm(name, opt):
-    """Functions that agree may train apart: a class token and its position are two steps of Adam, their sum is one."""
-    from timm.optim import create_optimizer_v2
-
-    from fathoms.training.optimizer_step import Lamb
-
-    torch.manual_seed(0)
-    extra = _AUTHORS[name]
-    peer = timm.create_model("vit_tiny_patch16_224" if extra else name, **_SMALL, **extra).double()
-    sizes = {"image_size": 32, "patch_size": 8, "dim": 48, "depth": 3, "heads": 3, "num_classes": 10}
-    model = fathoms.create_model(name, **sizes).double()
-    fathoms.load_weights(model, peer.state_dict())
-    groups = fathoms.param_groups(model, weight_decay=0.05)
-    ours = torch.optim.AdamW(groups, lr=3e-3) if opt == "adamw" else Lamb(groups, lr=3e-3)
-    theirs = create_optimizer_v2(peer, opt=opt, lr=3e-3, weight_decay=0.05)
-    images, labels = torch.randn(8, 3, 32, 32, dtype=torch.float64), torch.arange(8)
-    for _ in range(20):
-        losses = []
-        for each, optimizer in ((model, ours), (peer, theirs)):
-            optimizer.zero_grad()
-            losses.append(torch.nn.functional.cross_entropy(each(images), labels))
-            losses[-1].backward()
-            optimizer.step()
-        assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("patch", [4, 16, 32])

@@ -53,7 +53,7 @@ def test_numbers_agree_with_a_measure_by_hand():
     block = model.blocks[0]
     added = block.attn_join.scale(block.attn(block.attn_join.enter(tokens)))
     middle = (tokens + added).detach().requires_grad_()
-    x = block.mlp_join(middle, block.mlp(block.mlp_join.enter(middle)))
+    x = block.mlp_join(middle, block.mlp)
     for later in model.blocks[1:]:
         x = later(x)
     torch.nn.functional.cross_entropy(model.forward_head(model.norm(x)), labels).backward()

@@ -169,7 +169,6 @@ class NamedModel:
 
     @property
     def path(self) -> Path:
-        """The existing file or folder."""
         assert self.kind == "path"
         return Path(self.text)
 

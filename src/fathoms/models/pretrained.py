@@ -9,7 +9,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 
@@ -20,7 +20,6 @@ from fathoms.models.config import FIELDS, OF_TRAINING, TOLD_BY_WEIGHTS, ViTConfi
 from fathoms.models.model_sources import resolve
 from fathoms.models.weights import (
     Described,
-    M,
     MisfitError,
     build_for,
     load_weights,
@@ -101,49 +100,6 @@ def _is_number(value: Any) -> bool:
 
 
 _TAKES = "a folder of save_pretrained, a .safetensors file with its card, or hf-hub:OWNER/NAME[@REVISION]"
-# Arguments of other libraries' from_pretrained and torch.load, and what does their work here.
-_ELSEWHERE = {
-    "revision": "write it into the name, hf-hub:OWNER/NAME@REVISION",
-    **dict.fromkeys(("map_location", "device", "device_map"), "move the model with .to(DEVICE)"),
-    **dict.fromkeys(("dtype", "torch_dtype"), "cast the model with .to(DTYPE)"),
-    **dict.fromkeys(("token", "use_auth_token"), "log in with `hf auth login`"),
-    "cache_dir": "set the environment variable HF_HOME",
-    "local_files_only": "set the environment variable HF_HUB_OFFLINE=1",
-    "strict": "weights are always loaded strictly; fathoms.load_weights has skip=",
-    "trust_remote_code": "nothing of a repository is executed",
-    "weights_only": "nothing but safetensors is opened",
-}
-
-
-def save_pretrained(
-    model: Described, folder: str | Path, *, preprocessing: Any = None, classes: Sequence[str] | None = None
-) -> Path:
-    """Write `model.safetensors` and its card, as `fathoms export` names them; returns the weights file.
-
-    Args:
-        model: A model that its config describes.
-        folder: Made if it is not there.
-        preprocessing: A table or a `Preprocessing`; None takes what `load_run` or `from_pretrained` found.
-        classes: Names of the outputs; None takes what was found.
-    """
-    check_described(model)
-    entries = card_entries(model, preprocessing, classes)
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise WeightsError(
-            f"save_pretrained: {folder}: is a file, not a folder; give another name"
-        ) from error
-    except OSError as error:
-        raise WeightsError(
-            f"save_pretrained: {folder}: cannot be made ({error.strerror}); give another folder"
-        ) from error
-    weights = folder / model_sources.FILE
-    save_weights(model, weights)
-    card = {"file": model_sources.FILE, "sha256": sha256_of(weights), **entries}
-    write_atomic(folder / model_sources.CARD, (json.dumps(card, indent=2) + "\n").encode())
-    return weights
 
 
 def check_described(model: Described) -> None:
@@ -163,42 +119,6 @@ def check_described(model: Described) -> None:
             "save_pretrained: no ViTConfig describes this model (folded or swapped in part), so it could "
             "not be loaded again; save it before that, or export it to ONNX (`fathoms export --fold`)"
         )
-
-
-def from_pretrained(kind: type[M], source: str | Path, **overrides: Any) -> M:
-    """Build a model from what `save_pretrained` or `fathoms export --format safetensors` wrote, here or on the Hub.
-
-    Args:
-        kind: The class of the model.
-        source: The folder, the weights file with its card next to it, or hf-hub:OWNER/NAME[@REVISION].
-        **overrides: Fields of ViTConfig that leave the weights as they are, such as image_size or drop_path.
-    """
-    for name in overrides:
-        _check_argument(name)
-    weights, path = _files(str(source))
-    card = read_json(path, WeightsError, MAX_CARD)
-    config = card.get("config")
-    if not isinstance(config, dict):
-        raise ConfigError(f"{source}: its card holds no config, so the model is not known")
-    recorded = ViTConfig().replace(**config)
-    _check_function(recorded.to_dict(), source, overrides)
-    model = build_for(kind, recorded.replace(**overrides), weights)
-    try:
-        load_weights(model, weights)
-    except MisfitError as error:
-        raise _misfit(error, source, overrides) from error
-    model.card = kept_entries(card, str(path))
-    return model.eval()
-
-
-def _check_argument(name: str) -> None:
-    if name in FIELDS:
-        return
-    if name in _ELSEWHERE:
-        raise ConfigError(
-            f"from_pretrained: takes a source and fields of ViTConfig, not {name}=; {_ELSEWHERE[name]}"
-        )
-    check_name(name, FIELDS, "field of ViTConfig", "from_pretrained")
 
 
 def _check_function(recorded: dict[str, Any], source: str | Path, overrides: dict[str, Any]) -> None:
@@ -230,21 +150,6 @@ def _misfit(error: MisfitError, source: str | Path, overrides: dict[str, Any]) -
     return WeightsError(
         f"from_pretrained: {given}: {source} holds the weights of another model{why}; leave it out"
     )
-
-
-def push_to_hub(
-    model: Described,
-    repo: str,
-    *,
-    public: bool = False,
-    preprocessing: Any = None,
-    classes: Sequence[str] | None = None,
-) -> str:
-    """Upload a model as `save_pretrained` writes it, in one commit; returns hf-hub:OWNER/NAME@COMMIT."""
-    with tempfile.TemporaryDirectory() as folder:
-        save_pretrained(model, folder, preprocessing=preprocessing, classes=classes)
-        files = {name: Path(folder) / name for name in (model_sources.FILE, model_sources.CARD)}
-        return model_sources.push(repo.removeprefix(model_sources.PREFIX), files, public=public)
 
 
 def _files(source: str) -> tuple[Path, Path]:
@@ -288,26 +193,38 @@ def _fetched(name: str) -> tuple[Path, Path]:
         ) from error
 
 
-P = TypeVar("P", bound="Pretrained")
-
-
 class Pretrained(Described):
-    """The three functions above as methods of a model."""
+    """A model that is saved with its card to a folder or the Hub, and built from there."""
 
     @classmethod
-    def from_pretrained(cls: type[P], source: str | Path, **overrides: Any) -> P:
-        """A model from a folder of `save_pretrained` or from the Hub.
+    def from_pretrained(cls, source: str | Path, **overrides: Any) -> Self:
+        """A model from what `save_pretrained` or `fathoms export --format safetensors` wrote, here or on the Hub.
 
         Args:
-            source: The folder, a weights file with its card, or hf-hub:OWNER/NAME[@REVISION].
+            source: The folder, the weights file with its card next to it, or hf-hub:OWNER/NAME[@REVISION].
             **overrides: Fields of ViTConfig that leave the weights as they are, such as image_size or drop_path.
         """
-        return from_pretrained(cls, source, **overrides)
+        for name in overrides:
+            check_name(name, FIELDS, "field of ViTConfig", "from_pretrained")
+        weights, path = _files(str(source))
+        card = read_json(path, WeightsError, MAX_CARD)
+        config = card.get("config")
+        if not isinstance(config, dict):
+            raise ConfigError(f"{source}: its card holds no config, so the model is not known")
+        recorded = ViTConfig().replace(**config)
+        _check_function(recorded.to_dict(), source, overrides)
+        model = build_for(cls, recorded.replace(**overrides), weights)
+        try:
+            load_weights(model, weights)
+        except MisfitError as error:
+            raise _misfit(error, source, overrides) from error
+        model.card = kept_entries(card, str(path))
+        return model.eval()
 
     def save_pretrained(
         self, folder: str | Path, *, preprocessing: Any = None, classes: Sequence[str] | None = None
     ) -> Path:
-        """Write weights and card to a folder; returns the weights file.
+        """Write `model.safetensors` and its card, as `fathoms export` names them; returns the weights file.
 
         Args:
             folder: Made if it is not there; files of an earlier save are replaced.
@@ -315,7 +232,24 @@ class Pretrained(Described):
                 `Preprocessing`; None takes those that `load_run` or `from_pretrained` found.
             classes: Names of the outputs; None takes those that were found.
         """
-        return save_pretrained(self, folder, preprocessing=preprocessing, classes=classes)
+        check_described(self)
+        entries = card_entries(self, preprocessing, classes)
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise WeightsError(
+                f"save_pretrained: {folder}: is a file, not a folder; give another name"
+            ) from error
+        except OSError as error:
+            raise WeightsError(
+                f"save_pretrained: {folder}: cannot be made ({error.strerror}); give another folder"
+            ) from error
+        weights = folder / model_sources.FILE
+        save_weights(self, weights)
+        card = {"file": model_sources.FILE, "sha256": sha256_of(weights), **entries}
+        write_atomic(folder / model_sources.CARD, (json.dumps(card, indent=2) + "\n").encode())
+        return weights
 
     def push_to_hub(
         self,
@@ -326,4 +260,7 @@ class Pretrained(Described):
         classes: Sequence[str] | None = None,
     ) -> str:
         """Upload what `save_pretrained` writes to OWNER/NAME on the Hub; returns hf-hub:OWNER/NAME@COMMIT."""
-        return push_to_hub(self, repo, public=public, preprocessing=preprocessing, classes=classes)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, preprocessing=preprocessing, classes=classes)
+            files = {name: Path(folder) / name for name in (model_sources.FILE, model_sources.CARD)}
+            return model_sources.push(repo.removeprefix(model_sources.PREFIX), files, public=public)

@@ -76,7 +76,6 @@ class Dtype:
             raise ValueError("its numpy numbers are not in this machine's byte order")
 
     def values(self, data: Any) -> Any:
-        """The numbers in some bytes."""
         import torch
 
         kinds = {"f2": "float16", "f4": "float32", "f8": "float64", "b1": "bool", "u1": "uint8", "i1": "int8"}

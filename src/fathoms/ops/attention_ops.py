@@ -23,9 +23,11 @@ from fathoms.ops.dispatch import (
     as_written,
     choose,
     constant_to_compiler,
+    in_dtype,
     in_forward_mode,
     product_dtype,
     why_not_triton,
+    wide,
 )
 from fathoms.registry import check_name
 
@@ -103,7 +105,7 @@ def talking_heads(
     Paper: Shazeer et al. 2020, arXiv:2003.02436.
     """
     _check_shapes(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias)
-    q, k, v = (x.to(product_dtype(x)) for x in (q, k, v))
+    q, k, v = (in_dtype(x, product_dtype(x)) for x in (q, k, v))
     if choose("talking_heads", impl, why_not_fused(q)) == "reference":
         return talking_heads_reference(q, k, v, logit_weight, logit_bias, prob_weight, prob_bias, scale=scale)
     # Triton is imported here, so that this module loads where it is not installed.
@@ -124,8 +126,8 @@ def talking_heads_reference(
     scale: float,
 ) -> Float[Tensor, "B H N K"]:
     """The same in plain torch, the maps in the dtype of q and the softmax in float32 (float64 stays float64)."""
-    probs = attention_probabilities(q, k, logit_weight, logit_bias, scale=scale).to(q.dtype)
-    return (mix_heads(probs, prob_weight, prob_bias) @ v).to(q.dtype)
+    probs = in_dtype(attention_probabilities(q, k, logit_weight, logit_bias, scale=scale), q.dtype)
+    return in_dtype(mix_heads(probs, prob_weight, prob_bias) @ v, q.dtype)
 
 
 def attention_probabilities(
@@ -143,28 +145,31 @@ def attention_probabilities(
     logits = q * scale @ k.transpose(-2, -1)
     if logit_weight is not None:
         logits = mix_heads(logits, logit_weight, logit_bias)
-    return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    return logits.softmax(-1, dtype=wide(logits.dtype))
 
 
 def why_not_fused(q: Float[Tensor, "B H N K"]) -> str | None:
     """The reason why `impl="auto"` would run the reference on `q`, or None if it would run the kernels."""
-    return why_not_triton(q) or _why_not_kernel(q)
+    if reason := why_not_triton(q):
+        return reason
+    if q.dtype not in KERNEL_DTYPES:
+        return f"q is {str(q.dtype).removeprefix('torch.')}, the kernel takes bfloat16, float16 and float32"
+    if q.shape[1] > MAX_HEADS:
+        return f"{q.shape[1]} heads are too many, the kernel takes up to {MAX_HEADS}"
+    return None
 
 
 def mix_heads(
     maps: Float[Tensor, "B H N M"], weight: Float[Tensor, "H H"], bias: Float[Tensor, " H"] | None
 ) -> Float[Tensor, "B H N M"]:
     """Mix maps across the heads: out[g] = Σ_h weight[g, h] maps[h] + bias[g], in the dtype of the maps."""
-    mixed = torch.einsum("gh,bhmn->bgmn", weight.to(maps.dtype), maps)
-    return mixed if bias is None else mixed + bias.to(maps.dtype)[:, None, None]
-
-
-def _why_not_kernel(q: Tensor) -> str | None:
-    if q.dtype not in KERNEL_DTYPES:
-        return f"q is {str(q.dtype).removeprefix('torch.')}, the kernel takes bfloat16, float16 and float32"
-    if q.shape[1] > MAX_HEADS:
-        return f"{q.shape[1]} heads are too many, the kernel takes up to {MAX_HEADS}"
-    return None
+    weight = in_dtype(weight, maps.dtype)
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        mixed = torch.einsum("gh,bhmn->bgmn", weight, maps)
+    else:
+        # Image by image nothing is copied; the gradient of the weights would take three times as long.
+        mixed = torch.bmm(weight.expand(maps.shape[0], -1, -1), maps.flatten(2)).view(maps.shape)
+    return mixed if bias is None else mixed + in_dtype(bias, maps.dtype)[:, None, None]
 
 
 def _check_shapes(
@@ -220,7 +225,9 @@ def class_attention(
     Paper: Touvron et al. 2021, arXiv:2103.17239.
     """
     check_name(impl, get_args(ClassAttentionImpl), "implementation", "class_attention")
-    if impl == "reference" or (impl == "auto" and not pays(q.shape[2], q.shape[1], context.shape[2])):
+    # torch.jit.trace and torch's older ONNX exporter would keep the batch that they saw.
+    absorbs = pays(q.shape[2], q.shape[1], context.shape[2]) and not torch.jit.is_tracing()
+    if impl == "reference" or (impl == "auto" and not absorbs):
         return class_attention_reference(q, queries, context, key_weight, key_bias, value_weight, value_bias)
     return _absorbed(q, queries, context, key_weight, key_bias, value_weight, value_bias)
 
@@ -258,18 +265,20 @@ def _absorbed(
 ) -> Tensor:
     _, heads, count, width = q.shape
     dtype = product_dtype(q)
-    wide = torch.promote_types(dtype, torch.float32)
-    context = context.to(dtype)
+    exact = wide(dtype)
+    context = in_dtype(context, dtype)
     with as_written(q):
-        own = (context[:, :0] if queries is None else queries).to(wide)
-        key, value = (weight.to(wide).unflatten(0, (heads, width)) for weight in (key_weight, value_weight))
-        asked = torch.einsum("bhqk,hkd->bhqd", q.to(wide) * width**-0.5, key).flatten(1, 2)
+        own = in_dtype(context[:, :0] if queries is None else queries, exact)
+        key, value = (
+            in_dtype(weight, exact).unflatten(0, (heads, width)) for weight in (key_weight, value_weight)
+        )
+        asked = torch.einsum("bhqk,hkd->bhqd", in_dtype(q, exact) * width**-0.5, key).flatten(1, 2)
         gathered, probs = _gather(asked, asked @ own.transpose(-2, -1), context, key_bias)
         seen = (gathered + probs[..., : own.shape[1]] @ own).unflatten(1, (heads, count))
         out = torch.einsum("bhqd,hkd->bhqk", seen, value)
         if value_bias is not None:
-            out = out + value_bias.to(wide).unflatten(0, (heads, 1, width))
-    return out.to(dtype)
+            out = out + in_dtype(value_bias, exact).unflatten(0, (heads, 1, width))
+    return in_dtype(out, dtype)
 
 
 def _gather(

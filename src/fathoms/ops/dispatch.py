@@ -5,7 +5,6 @@ Importing this file does not import triton.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import math
 import os
@@ -81,15 +80,6 @@ def why_not_triton(x: Tensor | torch.device) -> str | None:
     return None
 
 
-@functools.cache
-def device_shared_memory(device: int) -> int:
-    """Bytes of shared memory that a program can use on a CUDA device."""
-    from triton.runtime import driver
-
-    active: Any = driver.active
-    return active.utils.get_device_properties(device)["max_shared_mem"]
-
-
 def choose(op: str, impl: str, reason: str | None) -> Literal["triton", "reference"]:
     """Resolve "auto"; an explicit choice is obeyed or refused, never swapped.
 
@@ -109,9 +99,19 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(x.device.type) if is_on(x) and x.dtype != torch.float64 else x.dtype
 
 
+def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """X in a dtype; no operation where it has it already, which `Tensor.to` is to the dispatcher and to tracers."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of statistics and losses: float32, or float64 of float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def widened(x: Tensor) -> Tensor:
     """X in float32, or in float64 if it is: for statistics and losses."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return in_dtype(x, wide(x.dtype))
 
 
 def as_written(x: Tensor) -> AbstractContextManager[object]:

@@ -48,10 +48,8 @@ def bias_gelu_reference(
 
 def why_not_fused(x: Float[Tensor, "*batch D"]) -> str | None:
     """The reason why `impl="auto"` would run the reference on `x`, or None if it would run the kernels."""
-    return why_not_triton(x) or _why_not_kernel(x)
-
-
-def _why_not_kernel(x: Tensor) -> str | None:
+    if reason := why_not_triton(x):
+        return reason
     if x.dtype not in KERNEL_DTYPES:
         return f"x is {str(x.dtype).removeprefix('torch.')}, the kernel takes bfloat16, float16 and float32"
     return None

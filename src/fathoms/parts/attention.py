@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fathoms.errors import BackendError
 from fathoms.ops.attention_ops import ClassAttentionImpl, attend, class_attention, mix_heads, talking_heads
+from fathoms.ops.dispatch import in_dtype, wide
 from fathoms.parts.linears import PLAIN, STD, Layers, is_bare, linear_flops
 from fathoms.parts.norms import NORMS, NoNorm
 from fathoms.parts.protocols import Branch, Gate
@@ -30,16 +31,13 @@ class NoGate(nn.Module):
         self.dim, self.heads = dim, heads
 
     def forward(self, out: Float[Tensor, "B N D"], x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """Return `out`."""
         del x
         return out
 
     def linears(self) -> list[nn.Module]:
-        """None."""
         return []
 
     def flop_count(self, num_tokens: int) -> int:
-        """Nothing is multiplied."""
         return 0 * num_tokens
 
 
@@ -63,21 +61,19 @@ class ChannelGate(nn.Module):
 
     @staticmethod
     def count(dim: int, heads: int) -> int:
-        """Number of gates of a token."""
         del heads
         return dim
 
     def forward(self, out: Float[Tensor, "B N D"], x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
         """Open or shut each channel of `out`, by x."""
         gate = self.proj(x).sigmoid().unsqueeze(-1)
-        return (out.unflatten(-1, (self.gates, -1)) * gate).flatten(-2).to(out.dtype)
+        return in_dtype((out.unflatten(-1, (self.gates, -1)) * gate).flatten(-2), out.dtype)
 
     def linears(self) -> list[nn.Module]:
         """The linear that reads the attention's input."""
         return [self.proj]
 
     def flop_count(self, num_tokens: int) -> int:
-        """The linear, and one multiplication per element."""
         return linear_flops(self.proj, num_tokens) + num_tokens * self.dim
 
 
@@ -94,7 +90,6 @@ class HeadGate(ChannelGate):
 
     @staticmethod
     def count(dim: int, heads: int) -> int:
-        """Number of gates of a token."""
         del dim
         return heads
 
@@ -119,7 +114,7 @@ def _mixed(maps: Float[Tensor, "B H N M"], mixer: nn.Module) -> Float[Tensor, "B
         linear = cast(nn.Linear, mixer)
         return mix_heads(maps, linear.weight, linear.bias)
     own = next(mixer.parameters(), maps)
-    return mixer(maps.movedim(1, -1).to(own.dtype)).movedim(-1, 1).to(maps.dtype)
+    return in_dtype(mixer(in_dtype(maps.movedim(1, -1), own.dtype)).movedim(-1, 1), maps.dtype)
 
 
 def _attend_flops(queries: int, keys: int, dim: int, heads: int) -> int:
@@ -181,7 +176,7 @@ class SelfAttention(nn.Module):
     ) -> Float[Tensor, "B H N N"]:
         """The map that the fused attention does not show, from what `project` gives, in float32 or better."""
         logits = self.mix_logits(q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1))
-        return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        return logits.softmax(-1, dtype=wide(logits.dtype))
 
     def weights(self, probs: Float[Tensor, "B H N N"]) -> Float[Tensor, "B H N N"]:
         """The factors of the values, from the probabilities."""
@@ -197,17 +192,14 @@ class SelfAttention(nn.Module):
         return self.proj(self.gate(merge_heads(out), x))
 
     def roles(self) -> list[tuple[str, Tensor]]:
-        """The matrices an init rule fills."""
         q, k, v = self.qkv.weight.detach().chunk(3)
         gates = [("gate", cast(nn.Linear, linear).weight.detach()) for linear in self.gate.linears()]
         return [("q", q), ("k", k), ("v", v), *gates, ("out", self.proj.weight.detach())]
 
     def ends(self) -> tuple[list[nn.Module], nn.Module]:
-        """The linears at the entry and the one at the exit."""
         return [self.qkv, *self.gate.linears()], self.proj
 
     def flop_count(self, num_tokens: int) -> int:
-        """Projections, attention, and the gate and the q and k norms where there are any."""
         around = 2 * self.q_norm.flop_count(num_tokens * self.heads) + self.gate.flop_count(num_tokens)
         attend = _attend_flops(num_tokens, num_tokens, self.dim, self.heads)
         return linear_flops(self.qkv, num_tokens) + around + attend + linear_flops(self.proj, num_tokens)
@@ -242,7 +234,6 @@ class TalkingHeadsAttention(SelfAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the mixing matrices with CaiT's truncated normal."""
         for mixer in (self.proj_l, self.proj_w):
             nn.init.trunc_normal_(mixer.weight, std=STD)
             nn.init.zeros_(mixer.bias)
@@ -259,8 +250,8 @@ class TalkingHeadsAttention(SelfAttention):
         """Attention of every token to every token, with mixed heads."""
         q, k, v = self.project(x, rotation)
         if not (is_bare(self.proj_l) and is_bare(self.proj_w)):
-            probs = self.probabilities(q, k).to(v.dtype)
-            return self.leave((self.weights(probs) @ v).to(v.dtype), x)
+            probs = in_dtype(self.probabilities(q, k), v.dtype)
+            return self.leave(in_dtype(self.weights(probs) @ v, v.dtype), x)
         mixers = self.proj_l.weight, self.proj_l.bias, self.proj_w.weight, self.proj_w.bias
         return self.leave(talking_heads(q, k, v, *mixers, scale=(self.dim // self.heads) ** -0.5), x)
 
@@ -330,20 +321,15 @@ class ClassAttention(nn.Module):
     def _why_not_absorbed(self) -> str | None:
         if not isinstance(self.k_norm, NoNorm):
             return "each key is normed"
-        if torch.jit.is_tracing():
-            # torch.jit.trace and torch's older ONNX exporter would keep the batch they saw.
-            return "torch.jit traces it"
         return (
             None if is_bare(self.k) and is_bare(self.v) else "k or v is more than a plain linear or has hooks"
         )
 
     def roles(self) -> list[tuple[str, Tensor]]:
-        """The matrices an init rule fills."""
         linears = {"q": self.q, "k": self.k, "v": self.v, "out": self.proj}
         return [(role, linear.weight.detach()) for role, linear in linears.items()]
 
     def ends(self) -> tuple[list[nn.Module], nn.Module]:
-        """The linears at the entry and the one at the exit."""
         return [self.q, self.k, self.v], self.proj
 
     def flop_count(self, num_tokens: int, num_queries: int = 1) -> int:

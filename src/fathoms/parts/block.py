@@ -18,36 +18,12 @@ from fathoms.parts.residuals import RESIDUALS, ConstantScale, Unscaled, build_re
 from fathoms.parts.rope import Rotation
 from fathoms.parts.transfer import transfer_of
 
-Scale = Callable[..., Tensor]
-
-
-def _scaled_branch(scale: Scale, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-    return x, scale(branch)
-
-
-def _scaled_skip(scale: Scale, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-    return scale(x), branch
-
-
-def _scaled_input(scale: Scale, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-    del scale
-    return x, branch
-
-
-def _update(scale: Scale, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-    return x, scale(branch, x)
-
-
-# The two terms of the addition, skip and update, by the place at which a residual method acts.
-TERMS = {"branch": _scaled_branch, "skip": _scaled_skip, "input": _scaled_input, "update": _update}
-
 
 class Join(nn.Module):
     """The residual connection of one branch F to the stream x: norm, placement and scale.
 
     With N the norm and s the residual scale: "pre" x + s F(N x), "post" N(x + s F x),
-    "pre_post" x + s N'(F(N x)), "res_post" x + s N(F x), "keel" N'(2L x + s F(N x)). The branch itself runs between
-    `enter` and the call of the join, so that it may read more than the stream, as class attention does.
+    "pre_post" x + s N'(F(N x)), "res_post" x + s N(F x), "keel" N'(2L x + s F(N x)). F is given in the call.
 
     Args:
         dim: Width of a token.
@@ -64,7 +40,7 @@ class Join(nn.Module):
     >>> import torch
     >>> from fathoms.parts.residuals import LayerScale
     >>> join, x = Join(192, LayerScale(192)), torch.randn(2, 197, 192)
-    >>> join(x, torch.nn.Linear(192, 192)(join.enter(x))).shape
+    >>> join(x, torch.nn.Linear(192, 192)).shape
     torch.Size([2, 197, 192])
     """
 
@@ -104,17 +80,24 @@ class Join(nn.Module):
 
     def enter(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
         """The branch's input, from the stream x."""
-        return self(x) if "enter" in self.sites or self.place == "input" else x
+        x = self._normed("enter", x)
+        return self.scale(x) if self.place == "input" else x
 
     def forward(
-        self, x: Float[Tensor, "B N D"], branch: Float[Tensor, "B N D"] | None = None
+        self,
+        x: Float[Tensor, "B N D"],
+        branch: Callable[..., Tensor],
+        context: Float[Tensor, "B M D"] | None = None,
     ) -> Float[Tensor, "B N D"]:
-        """The stream after the branch has been added; without a branch, the branch's input."""
-        if branch is None:
-            x = self.norm(x) if "enter" in self.sites else x
-            return self.scale(x) if self.place == "input" else x
-        skip, update = TERMS[self.place](self.scale, x, self._normed("leave", branch))
-        return self._normed("outer", self.enlarge(skip) + self.drop_path(update))
+        """The stream after the branch, a function of the stream and of a context if one is given, has been added."""
+        read = (x,) if context is None else (x, context)
+        added = self._normed("leave", branch(*map(self.enter, read)))
+        if self.place == "branch":
+            added = self.scale(added)
+        elif self.place == "update":
+            added = self.scale(added, x)
+        skip = self.scale(x) if self.place == "skip" else x
+        return self._normed("outer", self.enlarge(skip) + self.drop_path(added))
 
     def flop_count(self, num_tokens: int) -> int:
         """The norms, the scale and the enlarged skip; an addition multiplies nothing."""
@@ -239,21 +222,19 @@ class Block(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(self, x: Float[Tensor, "B N D"], rotation: Rotation | None = None) -> Float[Tensor, "B N D"]:
-        """The stream after attention and MLP."""
         return self.add_mlp(self.add_attention(x, rotation))
 
     def add_attention(
         self, x: Float[Tensor, "B N D"], rotation: Rotation | None = None, attend: Any = None
     ) -> Float[Tensor, "B N D"]:
         """The stream after the attention, for which `attend` may stand in."""
-        return self.attn_join(x, (attend or self.attn)(self.attn_join.enter(x), rotation))
+        attend = attend or self.attn
+        return self.attn_join(x, lambda entered: attend(entered, rotation))
 
     def add_mlp(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """The stream after the MLP."""
-        return self.mlp_join(x, self.mlp(self.mlp_join.enter(x)))
+        return self.mlp_join(x, self.mlp)
 
     def flop_count(self, num_tokens: int) -> int:
-        """Both branches and both joins."""
         return sum(
             part.flop_count(num_tokens) for part in (self.attn_join, self.attn, self.mlp_join, self.mlp)
         )
@@ -277,10 +258,7 @@ class ClassBlock(Block):
     def forward(
         self, queries: Float[Tensor, "B Q D"], context: Float[Tensor, "B N D"]
     ) -> Float[Tensor, "B Q D"]:
-        """The queries after class attention and MLP."""
-        enter = self.attn_join.enter
-        queries = self.attn_join(queries, self.attn(enter(queries), enter(context)))
-        return self.mlp_join(queries, self.mlp(self.mlp_join.enter(queries)))
+        return self.add_mlp(self.attn_join(queries, self.attn, context))
 
     def flop_count(self, num_tokens: int, num_queries: int = 1) -> int:
         """Multiplications with `num_queries` queries over a context of `num_tokens` tokens."""

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from fathoms.ops.dispatch import in_dtype
 from fathoms.parts.protocols import Branch
 
 _FORWARD = nn.Linear.forward
@@ -65,12 +66,10 @@ class Shift(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start at zero."""
         nn.init.zeros_(self.shift)
 
     def forward(self, x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Shift x."""
-        return (x + self.shift).to(x.dtype)
+        return in_dtype(x + self.shift, x.dtype)
 
 
 class ShiftedLinear(nn.Sequential):
@@ -90,12 +89,10 @@ class ShiftedLinear(nn.Sequential):
 
     @property
     def weight(self) -> Tensor:
-        """W."""
         return self.linear.weight
 
     @property
     def bias(self) -> Tensor | None:
-        """The linear's."""
         return self.linear.bias
 
 

@@ -32,15 +32,12 @@ class GeluMLP(nn.Module):
         self.fc2 = layers.linear(hidden, dim)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Widen, activate, narrow."""
         return self.fc2(self.act(self.fc1(x)))
 
     def roles(self) -> list[tuple[str, Tensor]]:
-        """The matrices an init rule fills."""
         return [("hidden", self.fc1.weight.detach()), ("out", self.fc2.weight.detach())]
 
     def ends(self) -> tuple[list[nn.Module], nn.Module]:
-        """The linears at the entry and the one at the exit."""
         return [self.fc1], self.fc2
 
     def flop_count(self, num_tokens: int) -> int:
@@ -57,7 +54,6 @@ class BiasedGelu(nn.Module):
         self.bias = bias
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Shift and activate."""
         return bias_gelu(x, self.bias)
 
 
@@ -83,17 +79,14 @@ class SwiGLU(nn.Module):
         self.fc2 = layers.linear(self.hidden, dim)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Widen, gate, narrow."""
         gate, value = self.fc1(x).chunk(2, dim=-1)
         return self.fc2(self.act(gate) * value)
 
     def roles(self) -> list[tuple[str, Tensor]]:
-        """The matrices an init rule fills."""
         gate, value = self.fc1.weight.detach().chunk(2)
         return [("hidden", gate), ("hidden", value), ("out", self.fc2.weight.detach())]
 
     def ends(self) -> tuple[list[nn.Module], nn.Module]:
-        """The linears at the entry and the one at the exit."""
         return [self.fc1], self.fc2
 
     def flop_count(self, num_tokens: int) -> int:

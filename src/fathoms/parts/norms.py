@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, fx, nn
 
 from fathoms.errors import ConfigError
-from fathoms.ops.dispatch import is_on
+from fathoms.ops.dispatch import in_dtype, is_on, wide
 from fathoms.parts.protocols import Part
 from fathoms.registry import Registry, check_name
 
@@ -30,9 +30,10 @@ def _widest(x: Tensor, weight: Tensor | None) -> Tensor:
     CUDA's autocast has always run layer_norm in float32, but rms_norm only since torch 2.12. Widened here, both have
     the same dtype and numbers under every version.
     """
-    least = torch.float32 if weight is None or is_on(x) else x.dtype
-    both = x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype)
-    return x.to(torch.promote_types(both, least))
+    widest = wide(x.dtype) if weight is None or is_on(x) else x.dtype
+    if weight is not None and weight.dtype != widest:
+        widest = torch.promote_types(widest, weight.dtype)
+    return in_dtype(x, widest)
 
 
 def _on_maps(value: Tensor, x: Tensor) -> Tensor:
@@ -42,6 +43,7 @@ def _on_maps(value: Tensor, x: Tensor) -> Tensor:
 
 # They look at their inputs, which a symbolic trace has none of: torch.fx calls them whole.
 fx.wrap("_widest")
+fx.wrap("in_dtype")
 fx.wrap("_on_maps")
 
 
@@ -89,11 +91,10 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(dim, eps=eps, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Normalise over the last axis."""
-        wide = _widest(x, self.weight)
+        exact = _widest(x, self.weight)
         own: list[Tensor | None] = [self.weight, self.bias]
-        weight, bias = (None if part is None else part.to(wide.dtype) for part in own)
-        return F.layer_norm(wide, self.normalized_shape, weight, bias, self.eps).to(x.dtype)
+        weight, bias = (None if part is None else in_dtype(part, exact.dtype) for part in own)
+        return in_dtype(F.layer_norm(exact, self.normalized_shape, weight, bias, self.eps), x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
         """Three multiplications per element: the square, the scale, and the weight where there is one."""
@@ -118,15 +119,14 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(dim, eps=eps, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Normalise over the last axis."""
         own: Tensor | None = self.weight
-        wide = _widest(x, own)
-        weight = None if own is None else own.to(wide.dtype)
+        exact = _widest(x, own)
+        weight = None if own is None else in_dtype(own, exact.dtype)
         if torch.jit.is_tracing():
             # torch's older ONNX exporter does not know rms_norm.
-            unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + cast(float, self.eps))
-            return (unit if weight is None else unit * weight).to(x.dtype)
-        return F.rms_norm(wide, self.normalized_shape, weight, self.eps).to(x.dtype)
+            unit = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + cast(float, self.eps))
+            return in_dtype(unit if weight is None else unit * weight, x.dtype)
+        return in_dtype(F.rms_norm(exact, self.normalized_shape, weight, self.eps), x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
         """Three multiplications per element: the square, the scale, and the weight where there is one."""
@@ -162,10 +162,9 @@ class ScaleNorm(nn.Module):
         nn.init.constant_(self.g, math.sqrt(self.dim))
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Rescale each token."""
         own: Tensor | None = self.g
         unit = F.normalize(_widest(x, own), dim=-1, eps=self.eps)
-        return (unit if own is None else unit * own).to(x.dtype)
+        return in_dtype(unit if own is None else unit * own, x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
         """Three multiplications per element: the square, the division by the length, and g where there is one."""
@@ -187,11 +186,9 @@ class NoNorm(nn.Module):
         self.dim = dim
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Return x."""
         return x
 
     def flop_count(self, num_tokens: int) -> int:
-        """Nothing is multiplied."""
         return 0 * num_tokens
 
 
@@ -243,15 +240,13 @@ class LearnableScaler(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise `a` by `init`; `b` is zero."""
         nn.init.normal_(self.a) if self.init == "normal" else nn.init.ones_(self.a)
         nn.init.zeros_(self.b)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Scale and shift each channel, the last axis."""
         if self.a is None or self.b is None:
             return x
-        return (x * self.a + self.b).to(x.dtype)
+        return in_dtype(x * self.a + self.b, x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
         """One multiplication per element; for maps, `num_tokens` is the number of positions."""
@@ -268,10 +263,9 @@ class LearnableScaler2d(LearnableScaler):
     """
 
     def forward(self, x: Float[Tensor, "B C *map"]) -> Float[Tensor, "B C *map"]:
-        """Scale and shift each channel, the second axis."""
         if self.a is None or self.b is None:
             return x
-        return (x * _on_maps(self.a, x) + _on_maps(self.b, x)).to(x.dtype)
+        return in_dtype(x * _on_maps(self.a, x) + _on_maps(self.b, x), x.dtype)
 
 
 def _check_alpha(part: str, init: float) -> float:
@@ -312,14 +306,12 @@ class DyT(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Alpha at `init`, weight one, bias zero."""
         nn.init.constant_(self.alpha, self.init)
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Apply the function to each element."""
-        return _affine(torch.tanh(x * self.alpha), self.weight, self.bias).to(x.dtype)
+        return in_dtype(_affine(torch.tanh(x * self.alpha), self.weight, self.bias), x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
         """Two multiplications per element: alpha, and the weight where there is one."""
@@ -354,15 +346,13 @@ class Derf(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Alpha at `init`, shift zero, weight one, bias zero."""
         nn.init.constant_(self.alpha, self.init)
         nn.init.zeros_(self.shift)
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Apply the function to each element."""
-        return _affine(torch.erf(x * self.alpha + self.shift), self.weight, self.bias).to(x.dtype)
+        return in_dtype(_affine(torch.erf(x * self.alpha + self.shift), self.weight, self.bias), x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
         """Two multiplications per element: alpha, and the weight where there is one."""

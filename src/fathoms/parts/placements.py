@@ -95,7 +95,6 @@ class DropPath(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The shares of samples that are dropped and kept."""
         if self.shares is not None:
             for place, share in enumerate((self.rate, 1.0 - self.rate)):
                 self.shares[place].fill_(share)
@@ -108,7 +107,6 @@ class DropPath(nn.Module):
         return x * keep.to(x.dtype) / self.shares[1]
 
     def extra_repr(self) -> str:
-        """Show the rate."""
         return f"rate={self.rate:g}"
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
-from fathoms.ops.dispatch import widened
+from fathoms.ops.dispatch import in_dtype, widened
 from fathoms.parts.linears import STD
 from fathoms.parts.protocols import Position
 from fathoms.parts.rope import Rope2d, head_width
@@ -87,21 +87,17 @@ class LearnedPosition(nn.Module):
         self.reset_parameters()
 
     def set_grid(self, grid: int) -> None:
-        """Resize to another grid of patches."""
         own = grid == self.own_grid
         self.resample = None if own else Resample(self.own_grid, grid).to(self.table.device)
 
     def reset_parameters(self) -> None:
-        """Initialise with the truncated normal."""
         nn.init.trunc_normal_(self.table, std=STD)
 
     def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """Add each grid cell's vector."""
         table = self.table if self.resample is None else self.resample(self.table)
-        return (tokens + table).to(tokens.dtype)
+        return in_dtype(tokens + table, tokens.dtype)
 
     def flop_count(self, depth: int) -> int:
-        """An addition multiplies nothing."""
         return 0 * depth
 
 
@@ -128,12 +124,10 @@ class LearnedRotaryPosition(LearnedPosition):
         self.rope = Rope2d(head_width(dim, heads), grid, queries, registers)
 
     def set_grid(self, grid: int) -> None:
-        """Resize to another grid of patches."""
         super().set_grid(grid)
         cast(Rope2d, self.rope).set_grid(grid)
 
     def flop_count(self, depth: int) -> int:
-        """Rotations in `depth` blocks."""
         return depth * cast(Rope2d, self.rope).flop_count(self.heads)
 
 
@@ -158,7 +152,6 @@ class SinCosPosition(nn.Module):
         self.set_grid(grid)
 
     def set_grid(self, grid: int) -> None:
-        """Resize to another grid of patches."""
         self.grid = grid
         empty = self.table.new_empty if hasattr(self, "table") else torch.empty
         self.register_buffer("table", empty(grid * grid, self.dim), persistent=False)
@@ -174,11 +167,9 @@ class SinCosPosition(nn.Module):
         self.table.copy_(torch.cat([column, row], dim=-1).flatten(0, 1))
 
     def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """Add each grid cell's vector."""
-        return (tokens + self.table).to(tokens.dtype)
+        return in_dtype(tokens + self.table, tokens.dtype)
 
     def flop_count(self, depth: int) -> int:
-        """An addition multiplies nothing."""
         return 0 * depth
 
 
@@ -206,15 +197,12 @@ class RotaryPosition(nn.Module):
         self.rope = Rope2d(head_width(dim, heads), grid, queries, registers)
 
     def set_grid(self, grid: int) -> None:
-        """Resize to another grid of patches."""
         self.rope.set_grid(grid)
 
     def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """Return the tokens."""
         return tokens
 
     def flop_count(self, depth: int) -> int:
-        """Rotations in `depth` blocks."""
         return depth * self.rope.flop_count(self.heads)
 
 
@@ -232,13 +220,10 @@ class NoPosition(nn.Module):
         self.dim, self.grid = dim, grid
 
     def set_grid(self, grid: int) -> None:
-        """Resize to another grid of patches."""
         self.grid = grid
 
     def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """Return the tokens."""
         return tokens
 
     def flop_count(self, depth: int) -> int:
-        """Nothing is multiplied."""
         return 0 * depth

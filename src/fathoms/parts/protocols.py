@@ -16,11 +16,9 @@ class Part(Protocol):
 
     def __call__(self, *inputs: Any) -> Tensor:
         """Run the part."""
-        ...
 
     def flop_count(self, *sizes: int) -> int:
         """Multiplications on that many tokens."""
-        ...
 
 
 @runtime_checkable
@@ -29,19 +27,15 @@ class Branch(Part, Protocol):
 
     def roles(self) -> list[tuple[str, Tensor]]:
         """Each weight matrix with its role, as views that do not track gradients."""
-        ...
 
     def ends(self) -> tuple[list[nn.Module], nn.Module]:
         """All linears that read the branch's input, and the one whose output is the branch's output."""
-        ...
 
     def modules(self) -> Iterator[nn.Module]:
         """All submodules, itself included."""
-        ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All parameters."""
-        ...
 
 
 @runtime_checkable
@@ -50,15 +44,12 @@ class Gate(Protocol):
 
     def __call__(self, out: Tensor, x: Tensor) -> Tensor:
         """The gated output."""
-        ...
 
     def linears(self) -> list[nn.Module]:
         """The linears that read the attention's input."""
-        ...
 
     def flop_count(self, num_tokens: int) -> int:
         """Multiplications on that many tokens."""
-        ...
 
 
 @runtime_checkable
@@ -67,19 +58,15 @@ class Stem(Protocol):
 
     def __call__(self, images: Tensor) -> Tensor:
         """One token for each cell of the grid, row by row."""
-        ...
 
     def after_position(self, tokens: Tensor) -> Tensor:
         """The tokens once positions have been added."""
-        ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All parameters."""
-        ...
 
     def flop_count(self, num_tokens: int) -> int:
         """Multiplications for a grid of that many cells."""
-        ...
 
 
 @runtime_checkable
@@ -89,19 +76,15 @@ class Position(Protocol):
     @property
     def rope(self) -> Rope2d | None:
         """The rotation of q and k, or None."""
-        ...
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """The patches with their positions added."""
-        ...
 
     def set_grid(self, grid: int) -> None:
         """Resize to another grid of patches."""
-        ...
 
     def flop_count(self, depth: int) -> int:
         """Multiplications per image in a network of `depth` blocks."""
-        ...
 
 
 @runtime_checkable
@@ -113,20 +96,15 @@ class Readout(Protocol):
 
     def start(self, tokens: Tensor) -> Tensor:
         """The tokens that enter the first block."""
-        ...
 
     def finish(self, tokens: Tensor, registers: int) -> Tensor:
         """The tokens after the read-out's own work."""
-        ...
 
     def read(self, tokens: Tensor, registers: int) -> Tensor:
         """Those of `finish`'s tokens that `pool` looks at, in the same order."""
-        ...
 
     def pool(self, tokens: Tensor, registers: int) -> Tensor:
         """The vectors the heads read, one for each."""
-        ...
 
     def flop_count(self, num_tokens: int) -> int:
         """Multiplications over that many patches."""
-        ...

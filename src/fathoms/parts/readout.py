@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
+from fathoms.ops.dispatch import in_dtype
 from fathoms.parts.block import ClassBlock
 from fathoms.parts.linears import STD
 from fathoms.parts.protocols import Readout
@@ -40,7 +41,7 @@ READOUTS: Registry[Readout, Traits] = Registry("readout", default=Traits())
 
 
 def _prepend(queries: Float[Tensor, "Q D"], tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B M D"]:
-    return torch.cat([queries.to(tokens.dtype).expand(tokens.shape[0], -1, -1), tokens], dim=1)
+    return torch.cat([in_dtype(queries, tokens.dtype).expand(tokens.shape[0], -1, -1), tokens], dim=1)
 
 
 @READOUTS.add("cls", Traits(travels=True))
@@ -79,30 +80,24 @@ class ClassToken(nn.Module):
             nn.init.normal_(self.queries[:1], std=1e-6)
 
     def start(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B M D"]:
-        """Put the queries in front."""
         return self(tokens)
 
     def forward(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B M D"]:
-        """Put the queries in front."""
         queries = self.queries if self.positions is None else self.queries + self.positions
         return _prepend(queries, tokens)
 
     def finish(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B M D"]:
-        """Return the tokens."""
         del registers
         return tokens
 
     def read(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B Q D"]:
-        """The queries alone."""
         return self.pool(tokens, registers)
 
     def pool(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B Q D"]:
-        """The queries."""
         del registers
         return tokens[:, : self.travelling]
 
     def flop_count(self, num_tokens: int) -> int:
-        """Nothing is multiplied."""
         return 0 * num_tokens
 
 
@@ -130,7 +125,6 @@ class MeanBesideClassToken(ClassToken):
         return torch.cat([self.read(tokens, registers), tokens], dim=1)
 
     def read(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B 1 D"]:
-        """The mean over the patches."""
         return tokens[:, self.travelling + registers :].mean(dim=1, keepdim=True)
 
     def pool(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B 1 D"]:
@@ -139,7 +133,6 @@ class MeanBesideClassToken(ClassToken):
         return tokens[:, :1]
 
     def flop_count(self, num_tokens: int) -> int:
-        """One multiplication per channel, by 1/N."""
         return self.queries.shape[1] if num_tokens else 0
 
 
@@ -158,11 +151,9 @@ class _PooledTokens(nn.Module):
         self.dim = dim
 
     def start(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """Return the tokens."""
         return tokens
 
     def finish(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B N D"]:
-        """Return the tokens."""
         del registers
         return tokens
 
@@ -182,15 +173,12 @@ class MeanToken(_PooledTokens):
     name = "mean"
 
     def pool(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B 1 D"]:
-        """The mean over the patches."""
         return self(tokens[:, registers:])
 
     def forward(self, patches: Float[Tensor, "B N D"]) -> Float[Tensor, "B 1 D"]:
-        """Their mean."""
         return patches.mean(dim=1, keepdim=True)
 
     def flop_count(self, num_tokens: int) -> int:
-        """One multiplication per channel, by 1/N."""
         return self.dim if num_tokens else 0
 
 
@@ -217,16 +205,13 @@ class SequencePool(_PooledTokens):
         nn.init.zeros_(self.score.bias)
 
     def pool(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B 1 D"]:
-        """The weighted mean over the patches."""
         return self(tokens[:, registers:])
 
     def forward(self, patches: Float[Tensor, "B N D"]) -> Float[Tensor, "B 1 D"]:
-        """Their weighted mean."""
-        weights = self.score(patches).softmax(dim=1).transpose(-2, -1).to(patches.dtype)
-        return (weights @ patches).to(patches.dtype)
+        weights = in_dtype(self.score(patches).softmax(dim=1).transpose(-2, -1), patches.dtype)
+        return in_dtype(weights @ patches, patches.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """The scores, the softmax's division, and the weighted sum."""
         return num_tokens * (2 * self.dim + 1)
 
 
@@ -279,7 +264,6 @@ class ClassAttentionReadout(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start the queries from the truncated normal."""
         for token in self.parameters(recurse=False):
             nn.init.trunc_normal_(token, std=STD)
 
@@ -292,7 +276,6 @@ class ClassAttentionReadout(nn.Module):
         return torch.cat([self.read(tokens, registers), tokens[:, self.travelling + registers :]], dim=1)
 
     def read(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B Q D"]:
-        """The queries, after they have read the patches."""
         if registers:
             early, patches = tokens[:, : self.travelling], tokens[:, self.travelling + registers :]
             tokens = torch.cat([early, patches], dim=1) if self.travelling else patches
@@ -309,11 +292,9 @@ class ClassAttentionReadout(nn.Module):
         return queries
 
     def pool(self, tokens: Float[Tensor, "B N D"], registers: int) -> Float[Tensor, "B Q D"]:
-        """The queries."""
         del registers
         return tokens[:, : self.heads_read]
 
     def flop_count(self, num_tokens: int) -> int:
-        """The class-attention blocks over a context of `num_tokens` patches."""
         blocks = cast(Iterable[ClassBlock], self.blocks)
         return sum(block.flop_count(num_tokens, self.heads_read) for block in blocks)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
-from fathoms.ops.dispatch import widened
+from fathoms.ops.dispatch import in_dtype, wide, widened
 from fathoms.parts.residuals import RESIDUALS, Method
 
 
@@ -31,10 +31,9 @@ class OrthogonalUpdate(nn.Module):
     def forward(
         self, branch: Float[Tensor, "*batch D"], stream: Float[Tensor, "*batch D"]
     ) -> Float[Tensor, "*batch D"]:
-        """The update of the stream."""
         f, x = widened(branch), widened(stream)
         along = (x * f).sum(-1, keepdim=True) / (x.square().sum(-1, keepdim=True) + self.eps)
-        return (f - along * x).to(branch.dtype)
+        return in_dtype(f - along * x, branch.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
         """Two inner products, one division for each token, and the multiple of the stream."""
@@ -67,22 +66,20 @@ class MeanVarianceSplit(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start at alpha = 0 and beta = 0.03."""
         nn.init.zeros_(self.alpha)
         nn.init.constant_(self.beta, 0.03)
 
     def forward(
         self, branch: Float[Tensor, "*batch N D"], stream: Float[Tensor, "*batch N D"]
     ) -> Float[Tensor, "*batch N D"]:
-        """The update of the stream."""
-        tokens, wide = branch.shape[-2], torch.promote_types(branch.dtype, torch.float32)
+        own, tokens = wide(branch.dtype), branch.shape[-2]
         mean_f, mean_x = (
-            x[..., self.prefix :, :].mean(-2, keepdim=True, dtype=wide) for x in (branch, stream)
+            x[..., self.prefix :, :].mean(-2, keepdim=True, dtype=own) for x in (branch, stream)
         )
         shift = self.alpha * (mean_f - mean_x) - self.beta * mean_f
         # Zero at the prefix, without a copy of the tokens.
         patch = torch.arange(tokens, device=branch.device).unsqueeze(-1) >= self.prefix
-        return (branch * self.beta + patch * shift).to(branch.dtype)
+        return in_dtype(branch * self.beta + patch * shift, branch.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
         """Both means, the shift of the patches, and beta on each element."""
@@ -130,8 +127,7 @@ class ProgressiveResidual(nn.Module):
         return min(progress * self.depth / (self.warmup * (self.index + 1)), 1.0)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Scale x."""
-        return (x * self.factor).to(x.dtype)
+        return in_dtype(x * self.factor, x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
         """Nothing: the factor is one in inference."""

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fathoms.ops.dispatch import in_dtype, wide
 from fathoms.parts import linears
 from fathoms.parts.linears import PLAIN, SHIFTED, Layers
 from fathoms.parts.placements import PLACEMENTS
@@ -105,11 +106,9 @@ class Unscaled(nn.Module):
         self.dim = dim
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Return x."""
         return x
 
     def flop_count(self, num_tokens: int) -> int:
-        """Nothing is multiplied."""
         return 0 * num_tokens
 
 
@@ -154,12 +153,10 @@ class LayerScale(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill gamma with `init_value`."""
         nn.init.constant_(self.gamma, self.init_value)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Scale each channel, the last axis."""
-        return (x * self.gamma).to(x.dtype)
+        return in_dtype(x * self.gamma, x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
         """num_tokens * dim: one multiplication per element; `flop_count` counts no additions anywhere."""
@@ -179,15 +176,12 @@ class Scalar(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set alpha to `init_value`."""
         nn.init.constant_(self.alpha, self.init_value)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Scale x."""
-        return (x * self.alpha).to(x.dtype)
+        return in_dtype(x * self.alpha, x.dtype)
 
     def flop_count(self, num_tokens: int) -> int:
-        """One multiplication per element."""
         return num_tokens * self.dim
 
 
@@ -234,6 +228,20 @@ class FixupScale(Scalar):
         super().__init__(dim, init_value)
 
 
+class ConstantScale(nn.Module):
+    """Multiply by a fixed number: y = factor * x."""
+
+    def __init__(self, dim: int, factor: float = 1.0) -> None:
+        super().__init__()
+        self.dim, self.factor = dim, factor
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        return x * self.factor
+
+    def flop_count(self, num_tokens: int) -> int:
+        return num_tokens * self.dim
+
+
 @RESIDUALS.add(
     "deepnorm",
     Method(
@@ -245,7 +253,7 @@ class FixupScale(Scalar):
         needs_norm=True,
     ),
 )
-class DeepNorm(nn.Module):
+class DeepNorm(ConstantScale):
     """Enlarge the skip: y = (2L)^1/4 * x, to be followed by the addition and a norm.
 
     >>> DeepNorm(192, depth=8)(torch.ones(2, 197, 192))[0, 0, 0]
@@ -255,32 +263,7 @@ class DeepNorm(nn.Module):
     """
 
     def __init__(self, dim: int, depth: int) -> None:
-        super().__init__()
-        self.dim, self.alpha = dim, (2 * depth) ** 0.25
-
-    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Scale the skip."""
-        return x * self.alpha
-
-    def flop_count(self, num_tokens: int) -> int:
-        """One multiplication per element."""
-        return num_tokens * self.dim
-
-
-class ConstantScale(nn.Module):
-    """Multiply by a fixed number: y = factor * x."""
-
-    def __init__(self, dim: int, factor: float = 1.0) -> None:
-        super().__init__()
-        self.dim, self.factor = dim, factor
-
-    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Scale x."""
-        return x * self.factor
-
-    def flop_count(self, num_tokens: int) -> int:
-        """One multiplication per element."""
-        return num_tokens * self.dim
+        super().__init__(dim, (2 * depth) ** 0.25)
 
 
 @RESIDUALS.add(
@@ -331,9 +314,7 @@ class LayerNormScaling(ConstantScale):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Number the block, from 1."""
         self.number.fill_(self.index + 1)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Scale x."""
-        return (x * self.number.to(torch.promote_types(x.dtype, torch.float32)).rsqrt()).to(x.dtype)
+        return in_dtype(x * self.number.to(wide(x.dtype)).rsqrt(), x.dtype)

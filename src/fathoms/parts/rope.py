@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fathoms.errors import ConfigError
+from fathoms.ops.dispatch import in_dtype
 
 
 def head_width(dim: int, heads: int) -> int:
@@ -40,7 +41,7 @@ def rotate(x: Float[Tensor, "B H N K"], rotation: Rotation) -> Float[Tensor, "B 
     """Rotate each pair of neighbouring channels by its token's angle."""
     even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
     turned = torch.stack([-odd, even], dim=-1).flatten(-2)
-    return (x * rotation.cos + turned * rotation.sin).to(x.dtype)
+    return in_dtype(x * rotation.cos + turned * rotation.sin, x.dtype)
 
 
 def _grid_angles(width: int, rows: int, theta: float) -> Float[Tensor, "N K"]:
@@ -87,7 +88,6 @@ class Rope2d(nn.Module):
         self.set_grid(grid)
 
     def set_grid(self, grid: int) -> None:
-        """Resize to another grid of patches."""
         self.grid = grid
         tokens = self.queries + self.registers + grid * grid
         empty = self.cos.new_empty if hasattr(self, "cos") else torch.empty
@@ -108,7 +108,6 @@ class Rope2d(nn.Module):
         self.sin.copy_(angles.sin())
 
     def forward(self) -> Rotation:
-        """The cosines and sines of every token."""
         return Rotation(self.cos, self.sin)
 
     def flop_count(self, heads: int) -> int:

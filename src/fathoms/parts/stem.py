@@ -164,7 +164,6 @@ class PatchEmbed(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the projection by `stem_init`."""
         STEM_INITS[self.stem_init](self.proj)
 
     def forward(self, x: Float[Tensor, "B *any"], placed: bool = False) -> Float[Tensor, "B N D"]:
@@ -179,11 +178,9 @@ class PatchEmbed(nn.Module):
         return x if self.ln1 is None else self.ln1(x)
 
     def after_position(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """The norm after the positions, if there is one."""
         return tokens if self.ln_pos is None else self(tokens, placed=True)
 
     def flop_count(self, num_tokens: int) -> int:
-        """The projection and the norms."""
         norms = [norm for norm in (self.ln0, self.ln1, self.ln_pos) if norm is not None]
         return linear_flops(self.proj, num_tokens) + sum(norm.flop_count(num_tokens) for norm in norms)
 
@@ -263,7 +260,6 @@ class ConvStem(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the convolutions with He's normal."""
         for conv in self.convs:
             nn.init.kaiming_normal_(cast(nn.Conv2d, conv).weight)
 
@@ -278,7 +274,6 @@ class ConvStem(nn.Module):
         return x if self.ln1 is None else self.ln1(x)
 
     def after_position(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """The norm after the positions, if there is one."""
         return tokens if self.ln_pos is None else self(tokens, placed=True)
 
     def flop_count(self, num_tokens: int) -> int:
