@@ -28,6 +28,8 @@ from fathoms.registry import Registry, check_name
 
 # Random numbers of a key: ten areas, ten aspects, then top, left, flip and filter.
 TRIES = 10
+# Up to this many images a call costs more than its arithmetic.
+_FEW = 64
 FILTERS = ("random", "bilinear", "bicubic")
 
 CROPS: Registry[np.ndarray, None] = Registry("crop")
@@ -62,7 +64,7 @@ class CropOptions:
 
 
 @CROPS.add("resized")
-def resized_boxes(sizes: np.ndarray, keys: np.ndarray, options: CropOptions) -> np.ndarray:
+def resized_boxes(sizes: np.ndarray, keys: np.ndarray, place: np.ndarray, options: CropOptions) -> np.ndarray:
     """RandomResizedCrop: the first of ten (area, aspect) draws that fits, else a centred crop."""
     height, width = sizes.T.astype(float)
     whole = height * width
@@ -70,8 +72,8 @@ def resized_boxes(sizes: np.ndarray, keys: np.ndarray, options: CropOptions) -> 
     low, high = options.scale
     log_low, log_high = math.log(options.ratio[0]), math.log(options.ratio[1])
     rows = np.arange(len(sizes))
-    # Most images take their first try, so the other nine are drawn for the rest alone.
-    for begin, count in ((0, 1), (1, TRIES - 1)):
+    # Most images take their first try, so of many images the other nine are drawn for the rest alone.
+    for begin, count in ((0, TRIES),) if len(sizes) <= _FEW else ((0, 1), (1, TRIES - 1)):
         area = whole[rows, None] * (low + (high - low) * uniforms(keys[rows], count, begin))
         aspect = np.exp(log_low + (log_high - log_low) * uniforms(keys[rows], count, TRIES + begin))
         wides, talls = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
@@ -85,7 +87,6 @@ def resized_boxes(sizes: np.ndarray, keys: np.ndarray, options: CropOptions) -> 
         narrow, wide = w / h < options.ratio[0], w / h > options.ratio[1]
         crop_h[rows] = np.where(narrow, np.maximum(1, np.rint(w / options.ratio[0])), h)
         crop_w[rows] = np.where(wide, np.maximum(1, np.rint(h * options.ratio[1])), w)
-    place = uniforms(keys, 2, 2 * TRIES)
     top = np.floor(place[:, 0] * (height - crop_h + 1))
     left = np.floor(place[:, 1] * (width - crop_w + 1))
     # Of a long image the centre is taken.
@@ -94,11 +95,11 @@ def resized_boxes(sizes: np.ndarray, keys: np.ndarray, options: CropOptions) -> 
 
 
 @CROPS.add("pad")
-def padded_boxes(sizes: np.ndarray, keys: np.ndarray, options: CropOptions) -> np.ndarray:
+def padded_boxes(sizes: np.ndarray, _: np.ndarray, place: np.ndarray, options: CropOptions) -> np.ndarray:
     """The whole image shifted by up to `crop_padding` pixels, never out of sight; black outside."""
     reach = np.minimum(options.crop_padding, sizes - 1)
-    place = np.floor(uniforms(keys, 2, 2 * TRIES) * (2 * reach + 1)) - reach
-    return np.concatenate([place.astype(np.int64), sizes], axis=1)
+    corner = np.floor(place * (2 * reach + 1)) - reach
+    return np.concatenate([corner.astype(np.int64), sizes], axis=1)
 
 
 @CROPS.add("whole")
@@ -115,8 +116,9 @@ def draw_boxes(
     Returns:
         Boxes (n, 4) of top, left, height and width; whether each is flipped; whether its filter is bicubic.
     """
-    boxes = CROPS[options.crop](sizes.astype(np.int64), keys, options)
-    flip, cubic = uniforms(keys, 2, 2 * TRIES + 2).T
+    rest = uniforms(keys, 4, 2 * TRIES)
+    boxes = CROPS[options.crop](sizes.astype(np.int64), keys, rest[:, :2], options)
+    flip, cubic = rest[:, 2:].T
     if options.train_interpolation == "random":
         return boxes, flip < options.hflip, cubic < 0.5
     return boxes, flip < options.hflip, np.full(len(sizes), options.train_interpolation == "bicubic")
