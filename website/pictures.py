@@ -52,9 +52,10 @@ def main() -> None:
         for name in ("depth", "scales", "attention"):
             for kind in ("svg", "json"):
                 shutil.copyfile(f"{folder}/{name}.{kind}", IMAGES / f"{name}.{kind}")
-        fathoms("train", *output, "digits")
-        photograph(Path(folder) / "digits" / "report.html", IMAGES / "run_page.png")
-    photograph(ROOT / "results" / "compare" / "stem_patch8" / "report.html", IMAGES / "comparison_page.png")
+        photograph(Path(folder) / "inside" / "report.html", IMAGES / "run_page.png")
+        compared = shutil.copytree(ROOT / "results" / "compare" / "stem_patch8", Path(folder) / "stem_patch8")
+        fathoms("report", str(compared))
+        photograph(compared / "report.html", IMAGES / "comparison_page.png")
 
 
 if __name__ == "__main__":
