@@ -302,7 +302,7 @@ def next_commands(run: RunRecord) -> list[tuple[str, str]]:
         return []
     folder = shlex.quote(str(run.folder))
     return [
-        ("Classify your images", f"fathoms predict {folder} IMAGES"),
+        ("Classify your images", f"fathoms predict IMAGES --checkpoint {folder}"),
         ("Take the model elsewhere", f"fathoms export {folder}"),
     ]
 
