@@ -175,7 +175,7 @@ def test_a_run_says_first_what_it_reached_and_whether_it_had_converged(curve, sa
     tested = RunRecord("run", summary={**summary, "test": {"top1": 71.5, "images": 300}}, metrics=rows)
     assert answer(tested).startswith("71.50 % of 300 test images")
     assert [line for _, line in next_commands(run)] == [
-        "fathoms predict 'my runs/a' IMAGES",
+        "fathoms predict IMAGES --checkpoint 'my runs/a'",
         "fathoms export 'my runs/a'",
     ]
 
