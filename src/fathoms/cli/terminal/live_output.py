@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from fathoms.text_table import WIDTH, wrapped
+
 Say = Callable[[str], None]
 Show = Callable[[Sequence[tuple[str, str]]], None]
+
+
+def _fitting(line: str) -> list[str]:
+    """A line as lines of a terminal; what is on the way to the result is cut short.
+
+    >>> _fitting("[0/6] running: " + "layernorm, " * 9)[0][-9:]
+    'layernor…'
+    """
+    if len(line) > WIDTH and re.match(r"\[\d+/\d+\] running: |  so far: ", line):
+        return [f"{line[: WIDTH - 1]}…"]
+    return wrapped(line, 4)
 
 
 @contextmanager
 def live_table(terminal: bool) -> Iterator[tuple[Say, Show | None]]:
     """Functions that print a line and show the rows of the table; the second is None away from a terminal."""
     if not terminal:
-        yield (lambda line: print(line, flush=True)), None
+        yield (lambda line: print("\n".join(_fitting(line)), flush=True)), None
         return
     from rich.console import Console
     from rich.live import Live
