@@ -18,8 +18,8 @@ Show = Callable[[Sequence[tuple[str, str]]], None]
 def _fitting(line: str) -> list[str]:
     """A line as lines of a terminal; what is on the way to the result is cut short.
 
-    >>> _fitting("[0/6] running: " + "layernorm, " * 9)[0][-9:]
-    'layernor…'
+    >>> [len(each) for each in _fitting("[0/6] running: " + "layernorm, " * 9)]
+    [80]
     """
     if len(line) > WIDTH and re.match(r"\[\d+/\d+\] running: |  so far: ", line):
         return [f"{line[: WIDTH - 1]}…"]
