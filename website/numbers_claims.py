@@ -72,11 +72,14 @@ def guard_cost(read: Read) -> str:
 
 @text
 def surgery_models(read: Read) -> str:
-    peers = read("surgery")["peers"]
-    worst = max(peer["difference"] for peer in peers)
+    steps = [row["steps"] for row in read("zoo").values() if "not built" not in row]
+    gaps = [each["fold"]["gap"] for each in steps if each.get("fold", {}).get("gap") is not None]
+    refused = sum("refused" in each.get("fold", {}) for each in steps)
+    norms = sum(each.get("swap", {}).get("swapped", 0) for each in steps)
     return (
-        f"{len(peers)} models of timm, torchvision, transformers and fathoms keep their output when folded, within "
-        f"{worst:.1e} of its largest value"
+        f"{len(gaps)} models of timm, torchvision and transformers keep their output when folded, within "
+        f"{max(gaps):.1e} of its largest value (refused with the reason: {refused}); {norms:,} of their norms are "
+        "swapped and held against a formula written apart"
     )
 
 
