@@ -10,6 +10,7 @@ from torch import nn
 
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.cli.main import main
+from fathoms.probes.thresholds import THRESHOLDS
 from fathoms.training.measurements import FEWEST, SHARE, Probing
 
 pytestmark = pytest.mark.plain
@@ -104,6 +105,15 @@ def test_the_guard_is_told_what_the_last_probe_had_shown():
     assert own.remark(1000) == "; blocks.17's attention logits had reached 340, 200 updates before"
     own.last["sites"][1] |= {"logit": None, "largest": 5e4}
     assert own.remark(1000) == "; blocks.17's values had reached 5e+04, 200 updates before"
+
+
+def test_the_remark_begins_at_half_of_what_stops_attention_and_a_hundredth_of_float16():
+    own = probing(100)
+    for column, limit in (("logit", THRESHOLDS.logit / 2), ("largest", THRESHOLDS.float16 / 100)):
+        site = {"block": "blocks.0", "branch": "attn", "logit": 0.0, "largest": 0.0}
+        for value, said in ((0.9 * limit, False), (1.1 * limit, True)):
+            own.last = {"step": 800, "sites": [{**site, column: value}]}
+            assert bool(own.remark(1000)) == said, column
 
 
 FAST = ("--precision", "bf16", "--torchcompile", "inductor")

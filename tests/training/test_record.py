@@ -120,3 +120,6 @@ def test_the_best_epoch_is_the_latest_that_val_cannot_tell_from_the_highest():
     # A slow decline is held against the highest, not against the one before.
     assert chosen([90.0 - step / 2 for step in range(9)], 1000) == 1
     assert chosen([100.0, 99.0], 71) == 1, "an accuracy of 100 % has an error, too"
+    # Of 4 right of 4, (4 + 1) / (4 + 2) is the share, and sqrt(5/6 * 1/6 / 4) = 18.6 % its standard error.
+    assert chosen([100.0, 81.5], 4) == 1
+    assert chosen([100.0, 81.2], 4) == 0

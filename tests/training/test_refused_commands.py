@@ -14,7 +14,7 @@ from fathoms.cli.main import main
     ("words", "message"),
     [
         (["--lr", "0"], "--lr 0.0: use a number above 0"),
-        (["--lr", "-1"], "--lr -1.0: use a learning rate above zero"),
+        (["--lr", "-1"], "--lr -1.0: use a number above 0"),
         (["--spike-score", "nan"], "--spike-score=nan is not finite"),
         (["--spike-score", "inf", "--on-spike", "rollback"], "--spike-score=inf is not finite"),
         (["--output", "/proc/nothing"], "cannot be written"),

@@ -17,8 +17,9 @@ def splits_of(runs, name="run"):
     return [row["split"] for row in runs.metrics(name)]
 
 
-def test_test_is_evaluated_once_at_the_end(digit_runs):
-    outcome = digit_runs.train()
+def test_test_is_evaluated_once_at_the_end_and_said(digit_runs, capsys):
+    outcome = digit_runs.train(show=True)
+    assert f"test loss {outcome.summary['test']['loss']:.4f} " in capsys.readouterr().err
     assert splits_of(digit_runs) == ["train", "val", "train", "val", "test"]
     assert outcome.summary["test"]["images"] == 359
     assert outcome.summary["test"]["checkpoint"] == "last"

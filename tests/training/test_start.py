@@ -32,6 +32,15 @@ def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch):
     assert CACHE not in os.environ
 
 
+@pytest.mark.compile
+def test_a_run_that_compiles_keeps_its_code(tiny_runs, tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE, "")
+    monkeypatch.delenv(CACHE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tiny_runs.trainer("--torchcompile", "eager")
+    assert os.environ[CACHE] == str(tmp_path / "fathoms" / "inductor")
+
+
 def test_a_function_is_marked_as_torch_marks_it():
     def ours():
         return 1

@@ -44,6 +44,17 @@ def test_accumulated_gradients_are_the_mean_of_their_batches(trainer):
         assert torch.allclose(both, (one + other) / 2, atol=1e-7)
 
 
+def test_a_model_that_was_left_in_inference_trains_all_the_same(trainer):
+    """With drop-path, which inference does not have."""
+    [batch], stepper, losses = batches(trainer, 1), trainer.loop.stepper, []
+    for mode in (True, False):
+        trainer.model.train(mode)
+        stepper.accumulate(batch, parts=1, first=True)
+        losses.append(stepper.pending[0].item())
+        stepper.clear()
+    assert losses[0] == losses[1]
+
+
 def test_a_replayed_batch_has_the_loss_it_had(trainer):
     [batch] = batches(trainer, 1)
     trainer.loop.stepper.accumulate(batch, parts=1, first=True)

@@ -133,7 +133,6 @@ def eval_preprocessing(job: Job, size: int, source: Any) -> Preprocessing:
 
 
 def open_data(job: Job) -> Roles:
-    """The data of a job by its roles."""
     return open_roles(job.data, job.recipe.val_share)
 
 
@@ -261,5 +260,4 @@ def freeze(model: nn.Module, patterns: str | None) -> None:
 
 
 def build_schedule(job: Job) -> Schedule:
-    """The learning-rate schedule of a job."""
     return Schedule(job.recipe)

@@ -65,7 +65,6 @@ def _held(folder: Path) -> int:
 
 
 def megabytes(size: int) -> str:
-    """A size as text."""
     return f"{size / 1e6:,.1f} MB" if size < 1e10 else f"{size / 1e9:,.1f} GB"
 
 

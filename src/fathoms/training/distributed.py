@@ -77,7 +77,6 @@ def join_world(device: str) -> World:
 
 
 def leave_world() -> None:
-    """Destroy the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

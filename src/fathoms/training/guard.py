@@ -56,7 +56,6 @@ class Spikes:
         return (loss - median) / max(spread, 0.01 * abs(median), 1e-12)
 
     def add(self, loss: float) -> None:
-        """Remember a loss."""
         self.losses.append(loss)
 
 
@@ -99,11 +98,9 @@ class Guard:
 
     @property
     def lr_factor(self) -> float:
-        """The learning rate is multiplied by this."""
         return LR_FACTOR**self.rollbacks
 
     def judge(self, report: UpdateReport) -> Finding | None:
-        """The finding about an update, or None."""
         if report.nonfinite:
             return self._judge_nonfinite(report)
         self.in_a_row = self.overflows = 0
@@ -135,7 +132,6 @@ class Guard:
         return "rollback"
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values for state.json."""
         counts = {name: getattr(self, name) for name in GUARD_COUNTS}
         return {**counts, "passed_over": sorted(self.passed_over), "losses": list(self.spikes.losses)}
 

@@ -74,7 +74,6 @@ class ImageSizes:
         return [(int(match[1]), int(match[2])) for match in found if match]
 
     def at(self, epoch: int) -> int:
-        """The image size of an epoch."""
         return [size for start, size in self.stages if start <= epoch][-1]
 
 
@@ -309,7 +308,10 @@ class Job:
                 )
             config = None
         else:
-            config = ViTConfig(**{**_fields(ViTConfig, model, f"{where}: [model]"), **(switches or {})})
+            # How many classes there are is a fact of the data, which the file does not hold.
+            own = {"num_classes": model_config(name).num_classes}
+            own |= _fields(ViTConfig, model, f"{where}: [model]")
+            config = ViTConfig(**{**own, **(switches or {})})
         settings = Recipe.join(recipe_options(table.get("recipe", {}), where), dict(recipe or {}))
         return cls(
             None if data == "digits" else data,

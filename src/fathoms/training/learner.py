@@ -75,7 +75,6 @@ class TrainState:
             self.peak_memory = max(self.peak_memory or 0, torch.cuda.max_memory_allocated(device))
 
     def next_epoch(self) -> None:
-        """Move to the first batch of the next epoch."""
         self.epoch, self.batch = self.epoch + 1, 0
         self.sums.zero_()
 

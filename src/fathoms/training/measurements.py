@@ -195,7 +195,7 @@ class EpochEnd:
         chosen = spread(np.arange(len(loader.source)), COUNT)
         if world.size == 1:
             # With several ranks nobody has the results of all images.
-            folder.write_correct(result.correct_bits())
+            folder.write("correct.bits", result.correct_bits())
             chosen = choose(result.correct)
         if world.is_main and not job.run.fsdp:
             shown = examples(

@@ -36,20 +36,14 @@ _sgd_step = inspect.unwrap(torch.optim.SGD.step)
 
 
 class AdamW(PlainOptimizer, torch.optim.AdamW):
-    """torch's AdamW."""
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One optimizer step."""
         return _adamw_step(self, closure)
 
 
 class SGD(PlainOptimizer, torch.optim.SGD):
-    """torch's SGD."""
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One optimizer step."""
         return _sgd_step(self, closure)
 
 

@@ -129,11 +129,9 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """Share of the batches that are done."""
         return self.done() / max(self.total, 1)
 
     def say(self, line: str) -> None:
-        """Print a line."""
         self._said = time.monotonic()
         if not self.show or sys.stderr is None:
             return

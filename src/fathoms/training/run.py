@@ -81,7 +81,6 @@ class Loop:
         """Called after each update of this process."""
 
     def warn(self, line: str) -> None:
-        """Print a warning beside the progress."""
         self.progress.say(f"warning: {line}")
 
     def begin(self) -> None:

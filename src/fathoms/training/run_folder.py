@@ -126,7 +126,6 @@ def _processor() -> str | None:
 
 
 def _memory() -> int | None:
-    """Bytes of this machine's memory."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
@@ -196,7 +195,6 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
     def open(self) -> None:
@@ -234,7 +232,6 @@ class RunFolder:
                 place.rmdir()
 
     def close(self) -> None:
-        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -242,12 +239,12 @@ class RunFolder:
     def write_config(self, table: dict[str, Any], resumed: bool = False) -> None:
         """Write config.toml with every field, and environment.json, which keeps the earlier starts of a run."""
         if self.writes:
-            self._write("config.toml", to_toml(table))
+            self.write("config.toml", to_toml(table))
             path = self.path / "environment.json"
             before = read_json(path, ConfigError) if resumed and path.is_file() else None
-            self._write(path.name, dumps(environment(before)) + "\n")
+            self.write(path.name, dumps(environment(before)) + "\n")
 
-    def _write(self, name: str, data: str | bytes) -> None:
+    def write(self, name: str, data: str | bytes) -> None:
         """Write a file whole, on the rank that writes."""
         if self.writes:
             with self._naming_the_folder():
@@ -290,19 +287,14 @@ class RunFolder:
     def write_split(self, split: dict[str, Any] | None) -> None:
         """Write split.json: which training images are val; nothing where the data came with a val split."""
         if split is not None:
-            self._write("split.json", dumps(split) + "\n")
+            self.write("split.json", dumps(split) + "\n")
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Write a file of strict JSON, with the version of its format."""
-        self._write(name, dumps({"version": FORMAT, **value}) + "\n")
-
-    def write_correct(self, correct: bytes) -> None:
-        """Write correct.bits: a bit for each held-out image, 1 if it was classified correctly."""
-        self._write("correct.bits", correct)
+        self.write(name, dumps({"version": FORMAT, **value}) + "\n")
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write summary.json."""
-        self._write("summary.json", json.dumps(plain(summary), indent=1) + "\n")
+        self.write("summary.json", json.dumps(plain(summary), indent=1) + "\n")
 
 
 def refuse_links(folder: Path) -> None:

@@ -60,7 +60,6 @@ class Speed:
 
     @property
     def compiles(self) -> bool:
-        """Whether anything is compiled."""
         return self.torchcompile != "none"
 
 
@@ -91,7 +90,6 @@ class Choice:
     reasons: tuple[str | None, str | None, str | None]
 
     def describe(self, machine: Machine) -> str:
-        """The line that a run prints."""
         speed = self.speed
         compiled = "not compiled"
         if speed.compiles:

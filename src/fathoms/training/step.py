@@ -267,7 +267,6 @@ class Stepper:
         self.clear()
 
     def clear(self) -> None:
-        """Drop the gradients and counts accumulated so far."""
         self.learner.optimizer.zero_grad(set_to_none=True)
         self.pending.zero_()
 
@@ -305,7 +304,6 @@ class UpdateLog:
         self._norm = norm
 
     def flush(self) -> None:
-        """Write what has been noted."""
         if self.losses:
             self.folder.append(FILE, {"update": self.first, "loss": self.losses, "gradient_norm": self.norms})
         self.clear()

@@ -64,12 +64,10 @@ class TensorBoard:
         self.writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.updates)
 
     def log(self, update: int, values: dict[str, float]) -> None:
-        """One point on each curve."""
         for name, value in values.items():
             self.writer.add_scalar(name, value, update)
 
     def finish(self) -> None:
-        """Flush and close the file."""
         self.writer.close()
 
 
@@ -88,11 +86,9 @@ class _Init:
         return folder | {"id": run.key, "resume": "allow", "dir": str(run.folder)}
 
     def log(self, update: int, values: dict[str, float]) -> None:
-        """One row."""
         self.tracker.log(values, step=update)
 
     def finish(self) -> None:
-        """End the run there."""
         self.tracker.finish()
 
 
@@ -128,11 +124,9 @@ class MLflow:
             write_atomic(kept, f"{started.info.run_id}\n".encode())
 
     def log(self, update: int, values: dict[str, float]) -> None:
-        """One point on each curve."""
         self.tracker.log_metrics(values, step=update)
 
     def finish(self) -> None:
-        """End the run there."""
         self.tracker.end_run()
 
 
