@@ -76,6 +76,27 @@ def test_noisy_arms_are_not_separated_and_the_seeds_that_would_do_it_are_said():
     assert "undecided; 47 to 197 more seeds would show 0.50 points" in verdict.sentence
 
 
+def test_more_seeds_are_not_promised_to_show_what_tuning_leaves_open():
+    noisy = {"a": [50.0, 53.0, 51.0, 54.0, 50.5], "b": [51.0, 54.0, 50.0, 53.5, 52.0]}
+
+    def told(variance, margin=2.0):
+        arms = [
+            Arm(name, tuple(enumerate(scores)), settings={"arm": name}, tuning=variance)
+            for name, scores in noisy.items()
+        ]
+        return judge(arms, Rules(Metric("top1", "points", 1, 10.0), margin))[0]
+
+    plain, tuned, lucky = told(0.0), told(0.1), told(1.0)
+    assert [verdict.verdict for verdict in (plain, tuned, lucky)] == ["undecided"] * 3
+    assert plain.more < tuned.more
+    assert f"to {plain.more} more seeds would show 2.00 points" in plain.sentence
+    # At 80 % a difference has to be 2.8 deviations, and two arms of variance 1 leave 1.4 open for ever.
+    assert lucky.more is None
+    assert "no number of seeds would show 2.00 points" in lucky.sentence
+    assert told(0.5, margin=2.79).more is None
+    assert told(0.5, margin=2.95).more is not None or "over 1,000" in told(0.5, margin=2.95).sentence
+
+
 def test_two_seeds_give_no_verdict():
     verdict = only([arm("a", 80.0, 80.1), arm("b", 90.0, 90.1)])
     assert verdict.verdict == "too few seeds"

@@ -78,21 +78,35 @@ def test_the_page_says_the_answer_the_command_and_every_cell(folder):
 def test_the_first_screen_asks_answers_and_says_what_the_seeds_can_show(folder):
     plan = json.loads((folder / "plan.json").read_text())
     words = ["compare", "photos", "--axis", "norm=ln,dyt", "--by", "8h", "--seeds", "3", "--dry-run"]
-    (folder / "plan.json").write_text(json.dumps({**plan, "command": words, "margin": 0.5}))
+    (folder / "plan.json").write_text(json.dumps({**plan, "command": words}))
     comparison = read_comparison(folder)
     arms = arms_of(comparison)
     assert question(arms, comparison) == "Which norm and depth?"
     assert "12 runs: 10 done, 1 diverged, 1 failed" in spent(arms, comparison)
-    said, seeds = resolution(arms, comparison)
-    assert said.startswith("Only large ones. Differences above ")
-    assert f"For these about {seeds} seeds of each arm are needed." in said
-    wanted = ["fathoms", "compare", "photos", "--axis", "norm=ln,dyt", "--seeds", str(seeds)]
-    assert more_seeds(comparison, seeds) == " ".join(wanted)
+    wanted = ["fathoms", "compare", "photos", "--axis", "norm=ln,dyt", "--seeds", "60"]
+    assert more_seeds(comparison, 60) == " ".join(wanted)
     assert "1 run diverged" in caveats(arms, comparison)
-    # A margin that these seeds show asks for no more.
-    wide = dataclasses.replace(comparison, plan={**comparison.plan, "margin": 1000.0})
-    assert resolution(arms, wide)[0].startswith("Yes. ")
-    assert resolution(arms, wide)[1] is None
+
+
+def test_the_page_says_whether_these_seeds_could_decide_and_how_many_would(folder):
+    comparison = read_comparison(folder)
+    row = {"a": "norm=dyt, depth=12", "b": "norm=ln, depth=24", "low": -9.0, "high": -5.0, "n": 3}
+    open_ = {**row, "low": -1.0, "high": 3.0, "verdict": "undecided", "more": 7}
+
+    def said(*rows):
+        return resolution(dataclasses.replace(comparison, results={"verdicts": list(rows)}))
+
+    decided = {**row, "verdict": "b better"}
+    assert said(decided) == (
+        "Yes: every pair that was tested is decided. Intervals reach ±2.00 points, and 2.00 points matter.",
+        None,
+    )
+    text, seeds = said(decided, open_, {**open_, "more": 4})
+    assert text.startswith("Not all of it: 2 of 3 pairs are undecided. ")
+    assert text.endswith("About 7 more seeds of each arm would show that.")
+    assert seeds == 10
+    assert said(open_, {**open_, "more": None})[1] is None, "no number of seeds would"
+    assert said({**row, "low": None, "verdict": "too few seeds"})[0].startswith("No: a verdict needs 3 seeds")
 
 
 def test_arms_lose_the_words_that_they_share(folder):
@@ -144,7 +158,7 @@ def test_means_leave_diverged_runs_out_and_intervals_need_three_seeds(folder):
     figure = comparison.plot()
     told = [text.get_text() for text in figure.axes[0].texts]
     assert told[1] == "best mean"
-    assert [text.rpartition("  ")[2].strip() for text in told[5::2]] == ["1 failed", "1 diverged"]
+    assert [text.rpartition(", ")[2] for text in told[5::2]] == ["1 failed", "1 diverged"]
     dots = [points for points in figure.axes[0].collections if len(points.get_offsets())]
     assert sum(len(points.get_offsets()) for points in dots) == 10, "a dot for every run that has a score"
 
@@ -247,7 +261,7 @@ def shown(folder):
     assert made_by(comparison) is not None
     assert spent(arms, comparison)
     caveats(arms, comparison)
-    more_seeds(comparison, resolution(arms, comparison)[1])
+    more_seeds(comparison, resolution(comparison)[1])
     return sum(len(arm.cells) for arm in arms), sum(len(arm.scores) for arm in arms)
 
 

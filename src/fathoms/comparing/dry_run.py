@@ -60,7 +60,8 @@ def describe(comparison: Comparison, hours: bool = False) -> str:
         lines.append(f"looks at {', '.join(map(str, settings.looks))} seeds; pairs that are decided stop")
     if settings.keep_arms is not None:
         count, at = settings.keep_arms
-        lines.append(f"after {plural(at, 'seed')} the best {plural(count, 'arm')} go on, and the baseline")
+        beside = "" if settings.baseline is None else ", and the baseline"
+        lines.append(f"after {plural(at, 'seed')} the best {plural(count, 'arm')} go on{beside}")
     lines.append(f"held out: {settings.images} images of {settings.classes} classes")
     lines += [
         f"finished runs are then measured on {name} ({plural(len(source), 'image')}), which no verdict uses"

@@ -10,8 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scipy import special
+
 from fathoms.comparing.arms import Arm, Metric, difference_of, has_bits, least_of, samples
-from fathoms.comparing.looks import holm_at, level_at, seeds_for
+from fathoms.comparing.looks import POWER, holm_at, level_at, seeds_for
 from fathoms.comparing.plan import counterparts, pairs_of
 from fathoms.comparing.statistics import (
     ALPHA,
@@ -57,6 +59,8 @@ class Verdict:
     win_share: float | None = None
     new_images: bool = False
     """Whether the interval holds for new images as well as new seeds."""
+    more: int | None = None
+    """Further seeds of each arm that would show what matters, at most; None where none would, or none is asked for."""
 
     def to_json(self) -> dict[str, Any]:
         """As results.json keeps it; a number that is not defined is null."""
@@ -295,7 +299,7 @@ def _verdict(pair: _Pair, rules: Rules, total: int) -> Verdict:
     if difference is None:
         return _untested(a, b, rules, pair.diverging)
     low, high = difference.interval(pair.level)
-    size = abs(difference.value)
+    size, wanted = abs(difference.value), None
     more, clause = _divergence(a, b, pair.diverging, metric)
     if pair.rejected:
         winner, loser = (a, b) if metric.sign * difference.value > 0 else (b, a)
@@ -312,7 +316,8 @@ def _verdict(pair: _Pair, rules: Rules, total: int) -> Verdict:
         said = f"{a.name} and {b.name}: no difference above {metric.amount(rules.margin)}"
     else:
         word = more or UNDECIDED
-        said = f"{a.name} and {b.name}: undecided; {_more_seeds(a, b, difference, rules, total)}"
+        told, wanted = _more_seeds(a, b, difference, rules, total)
+        said = f"{a.name} and {b.name}: undecided; {told}"
     if rules.paired and math.isfinite(difference.correlation):
         said += f"; paired by seed, correlation {difference.correlation:.2f}"
     said += clause
@@ -322,7 +327,8 @@ def _verdict(pair: _Pair, rules: Rules, total: int) -> Verdict:
     test = ("paired t" if rules.paired else "Welch") + ", Holm"
     test += f", look at {difference.n} seeds" if len(rules.looks) > 1 else ""
     numbers = (difference.value, low, high, pair.p, int(difference.n), word, said, test, pair.level)
-    return Verdict(a.name, b.name, *numbers, difference.correlation, share, new_images=has_bits(a, b, metric))
+    known = {"new_images": has_bits(a, b, metric), "more": wanted}
+    return Verdict(a.name, b.name, *numbers, difference.correlation, share, **known)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -331,9 +337,16 @@ def _needed(sds: int, alpha: float, pairs: bool) -> int | None:
     return seeds_for(sds / 100, 1.0, alpha, pairs=pairs) if sds else None
 
 
-def _more_seeds(a: Arm, b: Arm, difference: Difference, rules: Rules, total: int) -> str:
-    """How many further seeds would show what matters, from the spread of these two arms and what is known of it."""
+def _more_seeds(a: Arm, b: Arm, difference: Difference, rules: Rules, total: int) -> tuple[str, int | None]:
+    """How many further seeds would show what matters, from the spread of these two arms and what is known of it.
+
+    What the images and the luck of tuning leave open is the same for any number of seeds.
+    """
     wanted, n, alpha = rules.metric.amount(rules.margin), difference.n, ALPHA / max(1, total)
+    reach = float(special.ndtri(1 - alpha / 2) + special.ndtri(POWER)) * math.sqrt(difference.further)
+    if reach >= rules.margin:
+        return f"no number of seeds would show {wanted}, since the tuning or the images leave more open", None
+    margin = math.sqrt(rules.margin**2 - reach**2)
     x, y = samples(a, b, rules.paired)
     if rules.paired:
         gaps = [i - j for i, j in zip(x, y, strict=True)]
@@ -343,20 +356,19 @@ def _more_seeds(a: Arm, b: Arm, difference: Difference, rules: Rules, total: int
     # Never less than the test itself works with.
     sd = max(sd, difference.error * math.sqrt(n / (1 if rules.paired else 2)))
     sides = [
-        _needed(round(100 * rules.margin / own), alpha, rules.paired) if rules.margin < 30 * own else n
+        _needed(round(100 * margin / own), alpha, rules.paired) if margin < 30 * own else n
         for own in sd_range(sd, df)
     ]
     few, many = sides
     if few is None:
-        return f"more than 1,000 seeds would be needed to show {wanted}"
+        return f"more than 1,000 seeds would be needed to show {wanted}", None
     if many is not None and many <= n:
-        return f"{n} seeds show {wanted} four times in five, so the difference is likely smaller"
+        return f"{n} seeds show {wanted} four times in five, so the difference is likely smaller", 0
     if many is None:
-        return f"{max(1, few - n)} more seeds or over 1,000 would show {wanted}"
+        return f"{max(1, few - n)} more seeds or over 1,000 would show {wanted}", None
     low, high = max(1, few - n), many - n
-    return (
-        f"{plural(high, 'more seed') if low == high else f'{low} to {high} more seeds'} would show {wanted}"
-    )
+    seeds = plural(high, "more seed") if low == high else f"{low} to {high} more seeds"
+    return f"{seeds} would show {wanted}", high
 
 
 def _divergence(a: Arm, b: Arm, p: float | None, metric: Metric) -> tuple[str, str]:

@@ -190,7 +190,7 @@ def render_comparison(comparison: ComparisonRecord, reload: int = 0) -> str:
     """The page as HTML."""
     arms, metric = arms_of(comparison), comparison.metric
     best = leading(arms, comparison)
-    shows, needed = resolution(arms, comparison)
+    shows, needed = resolution(comparison)
     edges = tuning_remarks(arms, comparison.tuning)
     drawn = _drawn(arms, comparison)
     environment, mixed = machines(arms)

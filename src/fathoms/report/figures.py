@@ -190,7 +190,7 @@ def scores_figure(
             f"{arm.having(word)} {word}" for word in ("diverged", "failed", "stalled") if arm.having(word)
         ]
         side = None if arm.interval is None else (max(arm.interval[0], low), min(arm.interval[1], high))
-        text, remark = score(arm.mean, metric), "   ".join(filter(None, words))
+        text, remark = score(arm.mean, metric), ", ".join(filter(None, words))
         rows.append(Interval(arm.label, arm.index, arm.mean, side, arm.scores, text, remark))
     title, note = (
         f"{measure(metric)}, by seed",

@@ -9,13 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fathoms.comparing.looks import seeds_for, smallest_shown
-from fathoms.comparing.statistics import ALPHA, MIN_SEEDS, pooled_sd
+from fathoms.comparing.statistics import MIN_SEEDS
+from fathoms.comparing.verdicts import UNDECIDED
 from fathoms.report.arm_views import ArmView
 from fathoms.report.records import ComparisonRecord, clipped, duration, listed, number, score, shown, table
 from fathoms.text_table import plural
 
-MOST_SEEDS = 1000
 DECIDED_BY_BY = ("--by", "--budget", "--seeds")
 """Flags with a value that a command for more seeds does without."""
 
@@ -53,28 +52,28 @@ def spent(arms: Sequence[ArmView], comparison: ComparisonRecord) -> list[str]:
     return said + ([f"{duration(sum(seconds))} of training"] if seconds else [])
 
 
-def resolution(arms: Sequence[ArmView], comparison: ComparisonRecord) -> tuple[str, int | None]:
-    """Whether these seeds show what matters, in a sentence, and how many seeds of each arm would; None if not known."""
+def resolution(comparison: ComparisonRecord) -> tuple[str, int | None]:
+    """Whether these seeds could decide, in a sentence, and the seeds of each arm that would; None if not known."""
     margin, metric = number(comparison.plan.get("margin")), comparison.metric
-    several = [arm.scores for arm in arms if len(arm.scores) > 1]
-    seeds = max((len(scores) for scores in several), default=0)
-    if margin is None or len(arms) < 2 or not comparison.results:
+    rows = [table(row) for row in listed(comparison.results.get("verdicts"))]
+    sides = [(number(row.get("low")), number(row.get("high"))) for row in rows]
+    halves = sorted((high - low) / 2 for low, high in sides if low is not None and high is not None)
+    if margin is None or not rows:
         return "", None
-    if seeds < MIN_SEEDS:
-        return f"No: a verdict needs {MIN_SEEDS} seeds of each arm.", MIN_SEEDS
-    sd, _ = pooled_sd(several)
-    pairs = max(1, len(listed(comparison.results.get("verdicts"))))
-    if not (sd > 0 and margin > 0):
-        return "", None
-    least = smallest_shown(sd, (seeds,), pairs)
-    needed = seeds_for(margin, sd, ALPHA / pairs, most=MOST_SEEDS)
-    said = (
-        f"Differences above {amount(least, metric)} show four times in five; {amount(margin, metric)} matter."
+    if not halves:
+        return f"No: a verdict needs {MIN_SEEDS} seeds of each arm.", None
+    reach = (
+        f"Intervals reach ±{amount(halves[len(halves) // 2], metric)}, and {amount(margin, metric)} matter."
     )
-    if least <= margin:
-        return f"Yes. {said}", None
-    more = "more than 1,000 seeds" if needed is None else f"about {needed} seeds"
-    return f"Only large ones. {said} For these {more} of each arm are needed.", needed
+    undecided = [row for row in rows if row.get("verdict") == UNDECIDED]
+    if not undecided:
+        return f"Yes: every pair that was tested is decided. {reach}", None
+    said = f"Not all of it: {len(undecided)} of {plural(len(halves), 'pair')} are undecided. {reach}"
+    more = [number(row.get("more")) for row in undecided]
+    if any(seeds is None for seeds in more):
+        return said, None
+    have = max((int(number(row.get("n"), 0)) for row in undecided), default=0)
+    return f"{said} About {int(max(more))} more seeds of each arm would show that.", have + int(max(more))
 
 
 def amount(value: float, metric: str) -> str:
