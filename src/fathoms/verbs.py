@@ -145,7 +145,7 @@ def train(
             channels) and labels; a data set of (image, label); or a dict of such by split: train, val, test.
         model: A name of `fathoms.list_models()`, "timm/NAME", a `ViTConfig`, or a module of your own. The last has no
             name to be built from: it resumes from Python only, with the same module.
-        recipe: A name of `fathoms recipes`, or a TOML file. Without a model and a recipe, sizes that suit the data and the
+        recipe: A name of `fathoms recipes`, or a TOML file. Without a model and a recipe, sizes suit the data and the
             machine.
         show: Whether progress is printed.
         **settings: The flags of the command with underscores: of the recipe (`lr`, `epochs`), of the run (`seed`,

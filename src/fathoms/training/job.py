@@ -309,7 +309,7 @@ class Job:
             config = None
         else:
             # How many classes there are is a fact of the data, which the file does not hold.
-            own = {"num_classes": model_config(name).num_classes}
+            own: dict[str, Any] = {"num_classes": model_config(name).num_classes}
             own |= _fields(ViTConfig, model, f"{where}: [model]")
             config = ViTConfig(**{**own, **(switches or {})})
         settings = Recipe.join(recipe_options(table.get("recipe", {}), where), dict(recipe or {}))
