@@ -246,7 +246,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--share", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no cell begins")
-    parser.add_argument("--file", type=Path, default=Path("runs/probe_score.jsonl"), help="rows as they end")
+    parser.add_argument("--file", type=Path, default=RESULTS / "probe_score.jsonl", help="rows as they end")
     arguments = parser.parse_args()
     if arguments.what == "score":
         found = score(rows_of(arguments.file))
