@@ -44,8 +44,9 @@ def test_accumulated_gradients_are_the_mean_of_their_batches(trainer):
         assert torch.allclose(both, (one + other) / 2, atol=1e-7)
 
 
-def test_a_model_that_was_left_in_inference_trains_all_the_same(trainer):
+def test_a_model_that_was_left_in_inference_trains_all_the_same(tiny_runs):
     """With drop-path, which inference does not have."""
+    trainer = tiny_runs.trainer("--residual", "none", "--drop-path", "0.5")
     [batch], stepper, losses = batches(trainer, 1), trainer.loop.stepper, []
     for mode in (True, False):
         trainer.model.train(mode)
@@ -97,6 +98,20 @@ def test_the_clipped_gradient_has_the_norm_that_was_asked_for(tiny_runs, amp):
         [(now - then).norm() for now, then in zip(weights(trainer.model), before, strict=True)]
     )
     assert moved.norm().item() == pytest.approx(0.5 * 0.01, rel=1e-3)
+
+
+def test_the_gradient_is_clipped_as_timm_clips_it(tiny_runs):
+    dispatch_clip_grad = pytest.importorskip("timm.utils").dispatch_clip_grad
+    trainer = tiny_runs.trainer("--clip-grad", "0.01")
+    [batch], stepper = batches(trainer, 1), trainer.loop.stepper
+    stepper.accumulate(batch, parts=1, first=True)
+    twins = [nn.Parameter(parameter.detach()) for parameter in trainer.model.parameters()]
+    for twin, parameter in zip(twins, trainer.model.parameters(), strict=True):
+        twin.grad = parameter.grad.clone()
+    dispatch_clip_grad(twins, 0.01, mode="norm")
+    stepper.gradient_norm()
+    for twin, clipped in zip(twins, gradients(trainer), strict=True):
+        assert torch.equal(twin.grad, clipped)
 
 
 def test_each_batch_has_a_seed_of_its_own():
