@@ -45,6 +45,7 @@ def test_multipliers_are_those_of_the_paper(residual, alpha):
     for name in ("stem.proj.weight", "head.weight", "position.table", "readout.queries", "norm.weight"):
         assert (rate[name], eps[name]) == (1.0, 0.5), name
     assert (decay["stem.proj.weight"], decay["head.weight"]) == (1.0, 1.0)
+    assert multipliers(model, "why")["head.weight"] == "a matrix; eps x m_N^-1"
 
 
 def test_forward_and_gradient_are_those_of_the_formula():
