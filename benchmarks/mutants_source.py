@@ -87,8 +87,8 @@ PLANTED = (
     ),
     (
         "surgery/new_norm.py",
-        "new.register_forward_pre_hook(keep_input",
-        "old.register_forward_pre_hook(keep_input",
+        "stands[student.get_submodule(each.site.name)]",
+        "stands[teacher.get_submodule(each.site.name)]",
         "surgery/test_swap.py::test_calibrate",
     ),
     (

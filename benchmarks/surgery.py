@@ -28,14 +28,13 @@ import torchvision
 import transformers
 from torch import Tensor, nn
 
-from fathoms import create_model
+from fathoms import create_model, norms
 from fathoms.data.sources.arrays import digits
 from fathoms.errors import FathomsError
 from fathoms.evaluating.onnx_model import OnnxModel
 from fathoms.exporting.export import write_onnx
 from fathoms.surgery.fold import fold
 from fathoms.surgery.inputs import difference, example_images, run
-from fathoms.surgery.norm_sites import find_sites
 from fathoms.surgery.swap import swap_norms
 
 ROOT = Path(__file__).parents[1]
@@ -127,7 +126,7 @@ def peer(name: str) -> dict[str, Any]:
     model = moved(PEERS[name]())
     if name == "timm convnext_atto":
         model.img_size = 64  # pyrefly: ignore
-    sites = len(find_sites(model))
+    sites = len(norms(model))
     folded, report = fold(model)
     # The copy is the same model: the difference of the two times is the noise of the machine.
     times = milliseconds([model, copy.deepcopy(model), folded], example_images(model, 4))

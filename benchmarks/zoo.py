@@ -32,8 +32,7 @@ from torch import Tensor, nn
 
 import fathoms
 from fathoms.errors import FathomsError
-from fathoms.surgery.inputs import REFUSALS, Inputs, difference, mapped, run, tensors
-from fathoms.surgery.norm_sites import known_inputs
+from fathoms.surgery.inputs import REFUSALS, Inputs, difference, known_inputs, mapped, run, tensors
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -149,6 +148,7 @@ SMALL = {
 # Where these sizes contradict each other, or do not make the network small.
 SMALLER: dict[str, dict[str, Any]] = {
     "Mamba2Model": {"num_heads": 8, "head_dim": 12, "n_groups": 1, "state_size": 16, "chunk_size": 8},
+    "GlmModel": {"head_dim": 12},
     "EfficientNetModel": {"width_coefficient": 0.5, "depth_coefficient": 0.3, "hidden_dim": 640},
 }
 # Bytes that the process of one model may have: a default configuration of transformers may be one of 9 B parameters.
@@ -490,6 +490,7 @@ def one(name: str, path: Path) -> None:
         path.write_text(json.dumps(found))
         return
     found["shapes"] = [list(t.shape) for t in tensors(inputs)]
+    found["versions"] = versions()
     found["parameters"] = sum(p.numel() for p in model.parameters())
     for step, work in CALLS.items():
         try:
@@ -500,6 +501,14 @@ def one(name: str, path: Path) -> None:
             found["steps"][step] = {"traceback": f"{type(error).__name__}: {error}"[:300]}
         found["seconds"] = round(time.process_time() - start, 1)
         path.write_text(json.dumps(found))
+
+
+def versions() -> str:
+    """The libraries, as the page and each row name them."""
+    names = ("torch", "timm", "torchvision", "transformers")
+    return ", ".join(
+        f"{name} {importlib.import_module(name).__version__.partition('+')[0]}" for name in names
+    )
 
 
 def verdict(step: str, cell: dict[str, Any] | None) -> str:
@@ -518,16 +527,11 @@ def verdict(step: str, cell: dict[str, Any] | None) -> str:
 
 def page(rows: dict[str, Any]) -> str:
     """results/zoo.md."""
-    import timm
-    import torchvision
-    import transformers
-
-    versions = [f"{m.__name__} {m.__version__}" for m in (torch, timm, torchvision, transformers)]
     built = {name: row for name, row in rows.items() if "not built" not in row}
     lines = [
         "# Surgery held against the field",
         "",
-        "`python benchmarks/zoo.py`: " + ", ".join(versions) + "; ",
+        f"`python benchmarks/zoo.py`: {versions()}; ",
     ]
     lines[-1] += (
         "CPU, one thread, random weights. `swap`: every norm to LearnableScaler, the whole network in float64 against "

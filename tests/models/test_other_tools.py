@@ -13,7 +13,7 @@ from fathoms import ViT, ViTConfig
 from fathoms.errors import FathomsError, ShapeError
 from fathoms.models.param_groups import undecayed
 from fathoms.parts import LEAVES, Join
-from fathoms.surgery.new_norm import replace_module
+from fathoms.surgery.trial import replace_module
 from tiny_models import VARIANTS, random_images
 from tiny_parts import PARTS, SMALL
 

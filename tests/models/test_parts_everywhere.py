@@ -16,7 +16,7 @@ from fathoms import ViT, ViTConfig
 from fathoms.parts.placements import PLACEMENTS
 from fathoms.parts.residual_updates import Warmup
 from fathoms.parts.residuals import RESIDUALS
-from fathoms.surgery.norm_sites import find_sites
+from fathoms.surgery.norm_sites import norms
 from fathoms.training.compiling import GraphedStep, compile_blocks
 from fathoms.training.master_weights import ComputeCopy
 from pretended_graphs import pretend_capture
@@ -57,7 +57,7 @@ def assert_same(got, expected, tolerance=1e-4):
 @each_part
 def test_its_norms_can_be_swapped(part):
     model = make(part).eval()
-    count = len(find_sites(model))
+    count = len(norms(model))
     report = fathoms.swap_norms(model, "learnable_scaler", calibrate=random_images())
     assert len(report) == count >= 2 * SMALL["depth"] + 1
     assert torch.isfinite(model(random_images())).all()

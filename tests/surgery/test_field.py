@@ -211,7 +211,7 @@ def test_a_model_that_is_a_norm_is_refused():
 def test_only_is_read_before_a_norm_is_refused():
     model = nn.Sequential(nn.LayerNorm((4, 8)), nn.LayerNorm(8))
     assert [row.name for row in fathoms.swap_norms(model, "dyt", only="1")] == ["1"]
-    with pytest.raises(FathomsError, match="^0: a LayerNorm over 2 axes"):
+    with pytest.raises(FathomsError, match="^0: it has more than one axis of channels"):
         fathoms.swap_norms(nn.Sequential(nn.LayerNorm((4, 8)), nn.LayerNorm(8)), "dyt", only="0")
 
 
@@ -275,7 +275,9 @@ def test_a_swap_after_which_the_model_fails_is_undone():
     model, x = Reads(), batch((8, 8))
     expected = model(x)
     for how in ("keep", "calibrate"):
-        with pytest.raises(FathomsError, match="swap_norms: .*no attribute 'weight'"):
+        with pytest.raises(
+            FathomsError, match="its own code reads weight of a LearnableScaler, which has none"
+        ):
             fathoms.swap_norms(model, "learnable_scaler", how=how, calibrate=x)
         assert torch.equal(model(x), expected)
         assert isinstance(model.norm, nn.LayerNorm)

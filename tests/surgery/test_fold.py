@@ -13,10 +13,9 @@ from torch import nn
 from transformers import Dinov2Config, Dinov2ForImageClassification, ViTForImageClassification
 from transformers import ViTConfig as TransformersConfig
 
-from fathoms import FathomsError, ViT, ViTConfig, load_weights, save_weights
+from fathoms import FathomsError, ViT, ViTConfig, load_weights, norms, save_weights
 from fathoms.parts import NORMS, RESIDUALS, LayerScale, LearnableScaler, NoNorm
 from fathoms.surgery.fold import fold
-from fathoms.surgery.norm_sites import find_sites
 from fathoms.surgery.swap import swap_norms
 
 SMALL = {"image_size": 16, "patch_size": 8, "dim": 24, "heads": 3, "depth": 1, "num_classes": 5}
@@ -88,7 +87,7 @@ def test_folding_twice_is_folding_once(switches):
 def test_a_folded_scaler_network_has_no_norm_and_is_a_plain_network(residual, readout):
     model = vit(norm="learnable_scaler", residual=residual, readout=readout, drop_path=0.1)
     folded, report = fold(model)
-    assert find_sites(folded) == []
+    assert not norms(folded).rows
     assert report.left == ()
     assert isinstance(folded.norm, NoNorm)
     assert (folded.config.norm, folded.config.residual, folded.config.drop_path) == ("none", "none", 0.0)
@@ -300,14 +299,14 @@ def test_a_folded_norm_keeps_its_class_without_gain_and_shift_and_can_be_swapped
     model = vit(norm=norm)
     folded, report = fold(model)
     assert {row.became for row in report if "norm" in row.name} == {"statistics only"}
-    kept = [site.module for site in find_sites(folded)]
+    kept = [site.module for site in norms(folded)]
     assert {type(module) for module in kept} == {type(model.norm)}
     assert not any(
         hasattr(m, name) and getattr(m, name) is not None for m in kept for name in ("weight", "g")
     )
     assert folded.norm.flop_count(1) == model.norm.flop_count(1) - 24
     swap_norms(folded, "learnable_scaler")
-    assert {site.kind for site in find_sites(folded)} == {"learnable_scaler"}
+    assert {site.kind for site in norms(folded)} == {"learnable_scaler"}
 
 
 class Affine(nn.Module):

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fathoms import FathomsError
+from fathoms import FathomsError, norms
 from fathoms.parts import Derf, DyT, LayerNorm, LayerScale, LearnableScaler, ReZero, RMSNorm
 from fathoms.surgery.fold import fold
 from fathoms.surgery.fold_graph import find_parts, trace
 from fathoms.surgery.inputs import difference, run
-from fathoms.surgery.norm_sites import find_sites
 from fathoms.surgery.swap import swap_norms
 
 WIDTH = 6
@@ -90,7 +89,7 @@ def test_fold_keeps_the_function_and_folding_again_changes_nothing(plan):
 @given(networks, st.sampled_from(["learnable_scaler", "dyt", "rmsnorm"]))
 def test_swap_then_fold_is_fold_of_the_swapped(plan, to):
     model = build(plan)
-    if any(site.kind != to for site in find_sites(model)):
+    if any(site.kind != to for site in norms(model)):
         swap_norms(model, to)
     folded, _ = fold(model, images=tokens())
     assert same(model, folded)
@@ -115,9 +114,9 @@ def test_in_any_order_a_fold_keeps_the_function_and_a_swap_keeps_the_matrices(pl
             model, folded_before = folded, True
             continue
         linears = [m.weight.clone() for m in model.modules() if isinstance(m, nn.Linear)]
-        if any(site.kind != step for site in find_sites(model)):
+        if any(site.kind != step for site in norms(model)):
             swap_norms(model, step)
-            assert {site.kind for site in find_sites(model)} == {step}
+            assert {site.kind for site in norms(model)} == {step}
         else:
             with pytest.raises(FathomsError, match="nothing to swap|no norm left"):
                 swap_norms(model, step)
@@ -130,7 +129,7 @@ def test_in_any_order_a_fold_keeps_the_function_and_a_swap_keeps_the_matrices(pl
 def test_fold_then_swap_never_touches_what_is_folded_into_the_linears(plan):
     model = build(plan)
     folded, _ = fold(model, images=tokens())
-    sites = [site for site in find_sites(folded) if site.kind != "layernorm"]
+    sites = [site for site in norms(folded) if site.kind != "layernorm"]
     linears = [m.weight.clone() for m in folded.modules() if isinstance(m, nn.Linear)]
     if sites:
         swap_norms(folded, "layernorm")
@@ -164,7 +163,7 @@ def test_a_folded_network_survives_state_dict_deepcopy_and_bfloat16(plan):
 @given(networks)
 def test_swapping_with_kept_scales_there_and_back_is_the_identity(plan):
     model = build(plan)
-    kinds = {site.name: site.kind for site in find_sites(model)}
+    kinds = {site.name: site.kind for site in norms(model)}
     twin = copy.deepcopy(model)
     plain = [name for name, kind in kinds.items() if kind == "layernorm"]
     if not plain:

@@ -11,8 +11,8 @@ from torch import nn
 from fathoms import FathomsError, ViT, ViTConfig
 from fathoms.surgery.accelerate import OneQueryAttention, accelerate
 from fathoms.surgery.fold import fold
-from fathoms.surgery.inputs import zero_parameters
 from fathoms.surgery.swap import swap_norms
+from fathoms.surgery.trial import zero_parameters
 from tiny_models import SMALL, perturbed_vit, random_images
 
 FIXUP = {"residual": "fixup", "norm": "learnable_scaler"}

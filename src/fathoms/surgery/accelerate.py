@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,23 +13,19 @@ from torch import Tensor, fx, nn
 from fathoms.errors import FathomsError, reason
 from fathoms.ops.attention_ops import ClassAttentionImpl, class_attention, talking_heads
 from fathoms.parts.linears import has_hooks, is_bare
-from fathoms.parts.modes import hooked, refuse_script
+from fathoms.parts.modes import refuse_script
 from fathoms.surgery.inputs import (
     REFUSALS,
     Inputs,
-    Report,
     as_inputs,
-    check_comparable,
     check_model,
     difference,
     dtype_of,
     example_inputs,
-    proof_notes,
     run,
     tensors,
-    zeros_at_random,
 )
-from fathoms.surgery.new_norm import replace_module
+from fathoms.surgery.trial import Report, check_comparable, exchanged, proof_notes, watch, zeros_at_random
 from fathoms.text_table import aligned
 
 # torch.fx keeps them whole: they look at their inputs to choose a kernel.
@@ -62,14 +59,11 @@ class InPlaceOf(nn.Module):
                 return f"{part} is more than a plain linear or has hooks"
         if has_hooks(self.attn_drop):
             return "attn_drop has hooks, which would not be called"
-        if type(self.attn_drop) not in (nn.Dropout, nn.Identity):
-            return (
-                f"its attn_drop is of type {type(self.attn_drop).__name__}, which only its own forward calls"
-            )
+        if (kind := type(self.attn_drop)) not in (nn.Dropout, nn.Identity):
+            return f"its attn_drop is of type {kind.__name__}, which only its own forward calls"
         return None
 
     def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B M D"]:
-        """The attention by the faster formula, or by the old forward."""
         if self.why_original() is None and not (self.training and getattr(self.attn_drop, "p", 0.0) > 0.0):
             return self.fast(x)  # pyrefly: ignore
         self.original.training = self.training
@@ -77,11 +71,7 @@ class InPlaceOf(nn.Module):
 
 
 class FusedTalkingHeads(InPlaceOf):
-    """timm's and DeiT's talking-heads attention through `fathoms.ops.attention_ops`.
-
-    Args:
-        old: A module with `qkv`, `proj`, `proj_l`, `proj_w`, `num_heads` and `scale`.
-    """
+    """timm's and DeiT's talking-heads attention through `fathoms.ops.attention_ops`."""
 
     reads = ("proj_l", "proj_w")
     num_heads: int
@@ -93,7 +83,6 @@ class FusedTalkingHeads(InPlaceOf):
     proj_drop: nn.Module
 
     def fast(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        """Attention over all tokens whose heads are mixed before and after the softmax."""
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         mixers = self.proj_l.weight, self.proj_l.bias, self.proj_w.weight, self.proj_w.bias
@@ -108,11 +97,7 @@ class FusedTalkingHeads(InPlaceOf):
 
 
 class OneQueryAttention(InPlaceOf):
-    """timm's and DeiT's class attention through `fathoms.ops.attention_ops`, without computing keys and values.
-
-    Args:
-        old: A module with `q`, `k`, `v`, `proj`, `num_heads` and `scale`, whose query is the first token.
-    """
+    """timm's and DeiT's class attention through `fathoms.ops.attention_ops`; its query is the first token."""
 
     reads = ("k", "v")
     impl: ClassAttentionImpl = "auto"
@@ -125,7 +110,6 @@ class OneQueryAttention(InPlaceOf):
     proj_drop: nn.Module
 
     def fast(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B 1 D"]:
-        """Attention of the first token over all tokens."""
         q = self.q(x[:, :1]).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         weights = self.k.weight, self.k.bias, self.v.weight, self.v.bias
         # The operation divides by sqrt K; the module may have another scale.
@@ -169,6 +153,10 @@ class AccelerateReport(Report):
         return "\n".join([*lines, *self.notes])
 
 
+# Modules that may be replaced, by path, each with the faster one.
+_Found = dict[str, tuple[nn.Module, InPlaceOf]]
+
+
 def accelerate(model: nn.Module, *, images: Any = None) -> AccelerateReport:
     """Replace timm's and DeiT's talking heads and class attention by faster modules, in the model itself.
 
@@ -187,7 +175,15 @@ def accelerate(model: nn.Module, *, images: Any = None) -> AccelerateReport:
     (3, torch.Size([2, 1000]))
     """
     check_model(model, "accelerate")
-    found, left = _candidates(model)
+    found: _Found = {}
+    left: list[tuple[str, str]] = []
+    for name, module in model.named_modules():
+        if (kind := _faster(module)) is not None:
+            new = kind(module)
+            if why := _why_left(module, model) or new.why_original():
+                left.append((name or "the model", why))
+            else:
+                found[name] = module, new
     if not found:
         what = LEFT if left else NOTHING
         return AccelerateReport((), tuple(left), 0.0, (f"{type(model).__name__} {what}",))
@@ -196,46 +192,32 @@ def accelerate(model: nn.Module, *, images: Any = None) -> AccelerateReport:
     check_comparable(model, inputs, "accelerate", allowed, "leave it as it is")
     with zeros_at_random(model) as zeros:
         reasons = _trials(model, found, inputs, allowed)
-        proof = proof_notes(zeros, model, inputs)
-    left += [(name, reasons[name]) for name in found if name in reasons]
-    pairs = {name: pair for name, pair in found.items() if name not in reasons}
-    gap = _install(model, list(pairs.values()), inputs, allowed)
-    notes = [*proof] if pairs else [f"{type(model).__name__} {LEFT}"]
+        pairs = {name: pair for name, pair in found.items() if not reasons[name]}
+        before = run(model, inputs)
+        with exchanged(model, list(pairs.values())):
+            gap = difference(before, run(model, inputs))
+            if not gap <= allowed:
+                raise FathomsError(
+                    f"accelerate: the output moved by {gap:.2g} of its largest value, more than {allowed:g}; "
+                    "the model is as it was, please report it"
+                )
+        notes = proof_notes(zeros, model, inputs) if pairs else (f"{type(model).__name__} {LEFT}",)
+    left += [(name, why) for name, why in reasons.items() if why]
     device = tensors(inputs)[0].device.type
     if device != "cuda" and any(isinstance(new, FusedTalkingHeads) for _, new in pairs.values()):
-        notes.insert(0, f"talking heads gain nothing on {device}: their kernels need a CUDA device")
+        notes = (f"talking heads gain nothing on {device}: their kernels need a CUDA device", *notes)
     rows = tuple((name, type(old).__name__, type(new).__name__) for name, (old, new) in pairs.items())
-    return AccelerateReport(rows, tuple(left), gap, tuple(notes))
-
-
-# What may be replaced by path: the module, and the faster one.
-_Found = dict[str, tuple[nn.Module, InPlaceOf]]
-
-
-def _candidates(model: nn.Module) -> tuple[_Found, list[tuple[str, str]]]:
-    """What may be replaced, and path and reason of what must stay."""
-    found: _Found = {}
-    left: list[tuple[str, str]] = []
-    for name, module in model.named_modules():
-        kind = _faster(module)
-        if kind is None:
-            continue
-        new = kind(module)
-        if why := _why_left(module, model) or new.why_original():
-            left.append((name or "the model", why))
-        else:
-            found[name] = module, new
-    return found, left
+    return AccelerateReport(rows, tuple(left), gap, notes)
 
 
 def _trials(model: nn.Module, found: _Found, inputs: Inputs, allowed: float) -> dict[str, str]:
-    """The reasons why modules must stay, of a trial of each on what it gets in the model: names show nothing.
+    """The reasons why modules must stay, of a trial of each on its input in the model; "" for one that agrees.
 
     The output of the model would not tell: branches at their start weigh too little.
     """
-    reasons = dict.fromkeys(found, "it never runs on these images")
+    reasons: dict[str, str] = {}
 
-    def tried(old: nn.Module, args: tuple[Any, ...], named: dict[str, Any], new: InPlaceOf) -> str:
+    def tried(old: nn.Module, new: InPlaceOf, args: tuple[Any, ...], named: dict[str, Any]) -> str:
         if len(args) != 1 or named:
             return f"it is called with {len(args) + len(named)} inputs, and the faster module takes one"
         try:
@@ -244,40 +226,11 @@ def _trials(model: nn.Module, found: _Found, inputs: Inputs, allowed: float) -> 
             return f"the faster module fails in its place ({reason(error)})"
         return "" if gap <= allowed else f"it computes something else: its output would move by {gap:.2g}"
 
-    def at(name: str, new: InPlaceOf) -> Any:
-        def compare(old: nn.Module, args: Any, named: Any, _output: Any) -> None:
-            reasons[name] = tried(old, args, named, new)
+    def see(name: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        reasons[name] = reasons.get(name) or tried(*found[name], args, named)
 
-        return compare
-
-    handles = [
-        old.register_forward_hook(at(name, new), with_kwargs=True) for name, (old, new) in found.items()
-    ]
-    # What is compiled calls no hooks.
-    with hooked(*handles), torch.compiler.set_stance("force_eager"):
-        run(model, inputs)
-    return {name: why for name, why in reasons.items() if why}
-
-
-def _install(
-    model: nn.Module, pairs: list[tuple[nn.Module, InPlaceOf]], images: Inputs, allowed: float
-) -> float:
-    """Replace the first of each pair by the second; undone if that changes the output."""
-    before = run(model, images)
-    try:
-        for old, new in pairs:
-            replace_module(model, old, new)
-        gap = difference(before, run(model, images))
-        if not gap <= allowed:
-            raise FathomsError(
-                f"accelerate: the output moved by {gap:.2g} of its largest value, more than {allowed:g}; "
-                "the model is as it was, please report it"
-            )
-    except BaseException:
-        for old, new in pairs:
-            replace_module(model, new, old)
-        raise
-    return gap
+    watch(model, inputs, {old: partial(see, name) for name, (old, _) in found.items()})
+    return {name: reasons.get(name, "it never runs on these images") for name in found}
 
 
 def _why_left(module: nn.Module, model: nn.Module) -> str | None:

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from fathoms.errors import FathomsError
 from fathoms.surgery.fold_absorb import (
     NoRouteError,
     Weights,
     absorb_permanently,
-    by_output,
     is_neutral,
     route,
 )
@@ -24,25 +23,19 @@ from fathoms.surgery.fold_modules import Fate, clean, prepare
 from fathoms.surgery.inputs import (
     REFUSALS,
     Inputs,
-    Report,
     as_inputs,
-    check_comparable,
     check_model,
     difference,
     dtype_of,
     exactly,
     example_inputs,
-    finite_run,
-    first,
-    proof_notes,
-    repeated,
     resized,
     run,
     shapes_of,
     size_of,
-    zero_parameters,
-    zeros_at_random,
+    with_size,
 )
+from fathoms.surgery.trial import Report, check_comparable, proof_notes, zero_parameters, zeros_at_random
 from fathoms.text_table import aligned
 
 # Largest allowed difference between the outputs, over the largest output: rounding only.
@@ -83,6 +76,7 @@ class FoldReport(Report):
         rows: The parts that were folded, in the order of folding.
         left: Parameters of parts that stay, each with the reason.
         parameters: Number of the model's parameters, before and after.
+        operations: Elementwise operations saved in one forward pass.
         drop_paths: Number of stochastic-depth modules that were removed.
         difference: Largest difference of the output over its largest value; None if it was not checked.
         sizes: Shapes of inputs of other sizes at which the outputs agree too.
@@ -92,26 +86,19 @@ class FoldReport(Report):
     rows: tuple[FoldRow, ...]
     left: tuple[tuple[str, str], ...]
     parameters: tuple[int, int]
+    operations: int
     drop_paths: int
     difference: float | None = None
     sizes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-    @property
-    def operations(self) -> int:
-        """Elementwise operations saved in one forward pass."""
-        return sum(row.operations for row in self.rows)
 
     def table(self) -> str:
         """One line for each part, folded or left, then the savings and the difference."""
         rows = [(row.name, ", ".join(row.into), row.became) for row in self.rows]
         rows += [(name, "left", reason) for name, reason in self.left]
         fewer = self.parameters[0] - self.parameters[1]
-        saved = f"{self.operations} operations and {fewer} parameters saved"
-        if fewer < 0:
-            saved = (
-                f"{self.operations} operations saved, {-fewer} parameters added: biases where there were none"
-            )
+        added = f" saved, {-fewer} parameters added: biases where there were none"
+        saved = f"{self.operations} operations" + (added if fewer < 0 else f" and {fewer} parameters saved")
         lines = [f"{len(self.rows)} parts folded, {len(self.left)} left, {saved}"]
         if not self.rows:
             lines.append("nothing was left to fold")
@@ -120,10 +107,6 @@ class FoldReport(Report):
         if self.sizes:
             lines.append(f"and agrees at inputs of {', '.join(self.sizes)}")
         return "\n".join([aligned(("part", "into", "became"), rows), *lines, *self.notes])
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
-        return {**super().to_json(), "operations": self.operations}
 
 
 def fold(model: nn.Module, *, images: Any = None, verify: bool = True) -> tuple[nn.Module, FoldReport]:
@@ -172,7 +155,13 @@ def _folded(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, FoldReport]:
     folded = copy.deepcopy(model).eval()
     drop_paths = prepare(folded)
     traced, weights = trace(folded, inputs), Weights(folded)
-    done, left = _fold_parts(traced, weights)
+    done, refused = _one_round(traced, weights)
+    # A refused part is tried again once others have gone.
+    more = done
+    while more:
+        more, refused = _one_round(traced, weights)
+        done = [*done, *more]
+    left = [(_names(part), why) for part, why in refused.items() if part.weight is not None]
     left += [(name, "a number is added to it before it multiplies") for name in computed_scales(traced)]
     fates = clean(folded, [part for part, _, _ in done], weights, inputs)
     # A part of ones and zeros that could not be removed is as it was, and no row of the report.
@@ -185,29 +174,11 @@ def _folded(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, FoldReport]:
         raise FathomsError(f"fold: {type(model).__name__} has no learned scale to fold; export it as it is")
     folded.folded_by_fathoms = True  # pyrefly: ignore
     before, after = (sum(p.numel() for p in each.parameters()) for each in (model, folded))
-    return folded, FoldReport(
-        tuple(rows), tuple(left), (before, after), drop_paths, notes=_batchnorms(traced)
-    )
-
-
-def _batchnorms(traced: Traced) -> tuple[str, ...]:
-    count = sum(operation(node) == "batch_norm" for node in traced.graph.nodes)
-    if not count:
-        return ()
-    return (
-        f'{count} BatchNorms stay; fathoms.swap_norms(model, "learnable_scaler") makes scalers of them, which fold',
-    )
-
-
-def _fold_parts(traced: Traced, weights: Weights) -> tuple[list[_Folded], list[tuple[str, str]]]:
-    """Fold all parts that can be folded; a refused part is tried again once others have gone."""
-    done: list[_Folded] = []
-    while True:
-        folded, refused = _one_round(traced, weights)
-        done += folded
-        if not folded:
-            left = [(_names(part), why) for part, why in refused.items() if part.weight is not None]
-            return done, left
+    saved = sum(row.operations for row in rows)
+    stay = sum(operation(node) == "batch_norm" for node in traced.graph.nodes)
+    swap = f'{stay} BatchNorms stay; fathoms.swap_norms(model, "learnable_scaler") makes scalers of them, which fold'
+    notes = (swap,) if stay else ()
+    return folded, FoldReport(tuple(rows), tuple(left), (before, after), saved, drop_paths, notes=notes)
 
 
 def _one_round(traced: Traced, weights: Weights) -> tuple[list[_Folded], dict[AffinePart, str]]:
@@ -219,11 +190,15 @@ def _one_round(traced: Traced, weights: Weights) -> tuple[list[_Folded], dict[Af
         stale = False
         tried = {part.parameters for part in refused}
         parts = find_parts(traced)
-        others, nodes = by_output(parts), {node for part in parts for node in part.nodes}
+        others = {use.last: (part, use) for part in parts for use in part.uses}
+        nodes = {node for part in parts for node in part.nodes}
         for part in parts:
             if part.parameters in tried:
                 continue
-            neutral, neighbours = is_neutral(part, weights), _neighbours(part, traced)
+            neutral = is_neutral(part, weights)
+            # The nodes that meet once a part is taken out of the graph; none for the tail of a norm.
+            inner = [(use.entry, use.last) for use in part.uses if use.entry is not None]
+            neighbours = {node for entry, last in inner for node in (entry, *traced.users(last))}
             try:
                 targets = route(part, traced, others)
                 absorb_permanently(part, targets, weights, traced)
@@ -237,12 +212,6 @@ def _one_round(traced: Traced, weights: Weights) -> tuple[list[_Folded], dict[Af
             if stale := not neighbours.isdisjoint(nodes - part.nodes):
                 break
     return done, refused
-
-
-def _neighbours(part: AffinePart, traced: Traced) -> set[fx.Node]:
-    """The nodes that meet once a part is taken out of the graph; none for the tail of a norm."""
-    inner = [(use.entry, use.last) for use in part.uses if use.entry is not None]
-    return {node for entry, last in inner for node in (entry, *traced.users(last))}
 
 
 def _names(part: AffinePart) -> str:
@@ -265,14 +234,13 @@ def _allowed(inputs: Inputs, model: nn.Module) -> float:
 def _verified(model: nn.Module, folded: nn.Module, images: Inputs) -> float:
     """The largest difference of the outputs; an error that names its cause if it is more than rounding."""
     allowed, own = _allowed(images, model), size_of(images)
-    finite_run(model, images, "fold")
-    gaps = {size_of(batch): gap for batch, gap in _gaps(model, folded, _counts(images))}
+    batches = [images, *(with_size(images, count) for count in _COUNTS if count != own)]
+    gaps = {size_of(batch): gap for batch, gap in _gaps(model, folded, batches)}
     count, gap = max(gaps.items(), key=lambda item: item[1])
     if gap <= allowed:
         return gap
-    exact = _gap_in_float64(model, images, _counts(images))
     much = f"the folded model differs by {gap:.2g} of its largest output"
-    if exact is not None and exact < _EXACT:
+    if (exact := _gap_in_float64(model, images, batches)) < _EXACT:
         dtype = str(dtype_of(images, model)).removeprefix("torch.")
         why = f"in {dtype} and by {exact:.2g} in float64: rounding of this model, not the fold"
         raise FathomsError(f"fold: {much} {why}; pass verify=False to take it")
@@ -284,14 +252,6 @@ def _verified(model: nn.Module, folded: nn.Module, images: Inputs) -> float:
     raise FathomsError(
         f"fold: {much}, more than {allowed:g}; please report this model, or look at it with verify=False"
     )
-
-
-def _counts(images: Inputs) -> Iterator[Inputs]:
-    """These images, and each further number of them."""
-    size = size_of(images)
-    yield images
-    for count in (count for count in _COUNTS if count != size):
-        yield repeated(images, [place % size for place in range(count)])
 
 
 def _gaps(model: nn.Module, folded: nn.Module, batches: Iterable[Inputs]) -> Iterator[tuple[Inputs, float]]:
@@ -315,28 +275,23 @@ def _other_sizes(model: nn.Module, folded: nn.Module, images: Inputs) -> tuple[l
     """
     holds, differs = [], []
     # Swin of transformers keeps the smaller windows that a small image gave it.
-    for batch, gap in _gaps(copy.deepcopy(model), copy.deepcopy(folded), resized(first(images, 1))):
-        exact = _gap_in_float64(model, images, [batch]) if gap > _allowed(images, model) else 0.0
-        if exact is not None and exact < _EXACT:
+    pair = copy.deepcopy(model), copy.deepcopy(folded)
+    for batch, gap in _gaps(*pair, resized(with_size(images, 1))):
+        if gap <= _allowed(images, model) or _gap_in_float64(model, images, [batch]) < _EXACT:
             holds.append(shapes_of(batch))
         else:
             differs.append(f"{shapes_of(batch)} by {gap:.2g}")
-    why = (
-        "of the largest output: its forward depends on the size, which a trace does not show; fold it at each"
-    )
-    return holds, [f"differs at inputs of {', '.join(differs)} {why} size of use"] if differs else []
+    note = f"differs at inputs of {', '.join(differs)} of the largest output: its forward depends on the size, which a "
+    return holds, [f"{note}trace does not show; fold it at each size of use"] if differs else []
 
 
-def _gap_in_float64(model: nn.Module, images: Inputs, batches: Iterable[Inputs]) -> float | None:
-    """The difference on batches, folded on `images`, without rounding; None if that cannot be had.
-
-    That is where the model is in float64 already, or does not run in it.
-    """
+def _gap_in_float64(model: nn.Module, images: Inputs, batches: Iterable[Inputs]) -> float:
+    """The difference on batches in float64, folded on `images`; infinite where a model is in it or does not run."""
     if dtype_of(images, model) == torch.float64:
-        return None
+        return float("inf")
     try:
         wide = copy.deepcopy(model).double()
         pair = wide, _folded(wide, exactly(images))[0]
-        return max((gap for _, gap in _gaps(*pair, map(exactly, batches))), default=None)
+        return max((gap for _, gap in _gaps(*pair, map(exactly, batches))), default=float("inf"))
     except REFUSALS:
-        return None
+        return float("inf")

@@ -29,29 +29,23 @@ _WORDS = {
     "scaled_dot_product_attention": "an attention",
 }
 
-# The parts of a graph by the node of their output, with the use that ends there.
+# The parts of a graph by the node of their output, with the use that ends there; without those folded already.
 PartsByOutput = dict[fx.Node, tuple[AffinePart, PartUse]]
 Side = Literal["input", "output"]
+Kind = Literal["linear", "conv", "affine"]
 
 
 @dataclass(frozen=True)
 class Target:
-    """A matrix, a norm or another part that absorbs a part.
+    """A matrix, a norm or another part that absorbs a part: its parameters, and the nodes where it acts."""
 
-    Args:
-        kind: The kind of operation.
-        weight: Name of its weight; None for a part that only adds.
-        bias: Name of its bias, or None if it has none yet.
-        nodes: Where it acts.
-        factor: The constant by which the part's output is multiplied on its way here.
-        side: Whether the part acts on the target's input (its columns change) or output (its rows).
-    """
-
-    kind: Literal["linear", "conv", "affine"]
+    kind: Kind
     weight: str | None
     bias: str | None
     nodes: tuple[fx.Node, ...]
+    # The constant by which the part's output is multiplied on its way here.
     factor: float
+    # Whether the part acts on its input, and its columns change, or on its output, and its rows do.
     side: Side
 
 
@@ -59,14 +53,11 @@ class NoRouteError(Exception):
     """The reason why a part cannot be folded; the report shows it."""
 
 
-def by_output(parts: list[AffinePart]) -> PartsByOutput:
-    """The index that `route` looks parts up in; a part that is folded must be taken out of it."""
-    return {use.last: (part, use) for part in parts for use in part.uses}
-
-
 def route(part: AffinePart, traced: Traced, others: PartsByOutput) -> list[Target]:
     """The targets that absorb a part: those that read its output, or else those that make its input."""
-    _refuse_other_readers(part, traced)
+    for name in part.parameters:
+        if not part.nodes.issuperset(traced.readers(name)):
+            raise NoRouteError(f"{name} is also used elsewhere")
     try:
         return _grouped(part, _ahead(part, traced), traced, others, "input")
     except NoRouteError as ahead:
@@ -77,17 +68,6 @@ def route(part: AffinePart, traced: Traced, others: PartsByOutput) -> list[Targe
             return _grouped(part, ends, traced, others, "output")
         except NoRouteError as back:
             raise NoRouteError(f"{ahead}; {back}") from None
-
-
-def _refuse_other_readers(part: AffinePart, traced: Traced) -> None:
-    own = part.nodes
-    for name in part.parameters:
-        if any(reader not in own for reader in traced.readers(name)):
-            raise NoRouteError(f"{name} is also used elsewhere")
-
-
-def _describe(name: str) -> str:
-    return _WORDS.get(name, name)
 
 
 def _ahead(part: AffinePart, traced: Traced) -> list[tuple[fx.Node, float]]:
@@ -107,7 +87,7 @@ def _ahead(part: AffinePart, traced: Traced) -> list[tuple[fx.Node, float]]:
                 continue
             moved = through(user, node, axis)
             if moved is None:
-                raise NoRouteError(f"its output goes into {_describe(name)}")
+                raise NoRouteError(f"its output goes into {_WORDS.get(name, name)}")
             waiting.append((user, moved, factor))
     if not found:
         raise NoRouteError("nothing reads its output")
@@ -129,16 +109,14 @@ def _producer(use: PartUse, traced: Traced, others: PartsByOutput) -> fx.Node:
             return node
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node) or not hasattr(source.meta.get("val"), "shape"):
-            raise NoRouteError(f"it comes after {_describe(name)}")
+            raise NoRouteError(f"it comes after {_WORDS.get(name, name)}")
         axes = [k for k in range(len(shape_of(source))) if through(node, source, k) == axis]
         if not axes:
-            raise NoRouteError(f"it comes after {_describe(name)}")
+            raise NoRouteError(f"it comes after {_WORDS.get(name, name)}")
         node, axis = source, axes[0]
 
 
-def _parameters(
-    node: fx.Node, traced: Traced, others: PartsByOutput
-) -> tuple[Literal["linear", "conv", "affine"], str | None, str | None]:
+def _parameters(node: fx.Node, traced: Traced, others: PartsByOutput) -> tuple[Kind, str | None, str | None]:
     """Kind, weight and bias of a target."""
     if node in others:
         part, _ = others[node]
@@ -156,22 +134,21 @@ def _grouped(
     part: AffinePart, ends: list[tuple[fx.Node, float]], traced: Traced, others: PartsByOutput, side: Side
 ) -> list[Target]:
     """One target for each matrix, norm or part, all of whose uses must be among `ends`."""
-    groups: dict[tuple[Literal["linear", "conv", "affine"], str | None, str | None], list] = {}
+    groups: dict[tuple[Kind, str | None, str | None], list[tuple[fx.Node, float]]] = {}
     for node, factor in ends:
         groups.setdefault(_parameters(node, traced, others), []).append((node, factor))
     targets = []
     for (kind, weight, bias), members in groups.items():
-        nodes = {node for node, _ in members}
+        nodes = tuple(dict.fromkeys(node for node, _ in members))
         # A part that scales and shifts is two nodes.
-        nodes |= {others[node][1].first for node in nodes if node in others}
+        acting = {*nodes, *(others[node][1].first for node in nodes if node in others)}
         for name in (weight, bias):
-            if name is not None and any(reader not in nodes for reader in traced.readers(name)):
+            if name is not None and not acting.issuperset(traced.readers(name)):
                 raise NoRouteError(f"{name} is shared with another place")
         factors = {factor for _, factor in members}
         if len(factors) > 1 and part.bias is not None:
             raise NoRouteError(f"{weight} is reached on two ways that scale differently")
-        nodes_in_order = tuple(dict.fromkeys(node for node, _ in members))
-        targets.append(Target(kind, weight, bias, nodes_in_order, factors.pop(), side))
+        targets.append(Target(kind, weight, bias, nodes, factors.pop(), side))
     return targets
 
 
@@ -187,11 +164,9 @@ class Weights:
         return self.model.get_submodule(path), attribute
 
     def get(self, name: str) -> nn.Parameter:
-        """A parameter."""
         return self.model.get_parameter(name)
 
     def value(self, name: str | None) -> Tensor | None:
-        """A copy of a parameter's numbers in float64."""
         return None if name is None else self.get(name).detach().to(torch.float64, copy=True)
 
     @torch.no_grad()
@@ -210,12 +185,15 @@ class Weights:
         own = isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and attribute == "weight"
         return f"{path}bias" if own else None
 
-    def add_bias(self, name: str, value: Tensor, like: str) -> None:
-        """Register a bias for a matrix that has none."""
+    def add_bias(self, weight: str, value: Tensor) -> str:
+        """Register a bias for a matrix that has none; its name."""
+        own, name = self.get(weight), self.bias_name(weight)
+        assert name is not None
         module, attribute = self.owner(name)
-        weight = self.get(like)
-        bias = nn.Parameter(value.to(weight.dtype), requires_grad=weight.requires_grad)
-        module.register_parameter(attribute, bias)
+        module.register_parameter(
+            attribute, nn.Parameter(value.to(own.dtype), requires_grad=own.requires_grad)
+        )
+        return name
 
 
 def is_neutral(part: AffinePart, weights: Weights) -> bool:
@@ -225,10 +203,7 @@ def is_neutral(part: AffinePart, weights: Weights) -> bool:
 
 
 def absorb_permanently(part: AffinePart, targets: list[Target], weights: Weights, traced: Traced) -> None:
-    """Move a part into all of its targets, and take it out of the graph.
-
-    Its parameters become ones and zeros. What the arithmetic cannot do is refused before anything has changed.
-    """
+    """Move a part into all of its targets, if the arithmetic can, and take it out of the graph."""
     for target in targets:
         _check(part, target, weights)
     for target in targets:
@@ -242,77 +217,61 @@ def absorb_permanently(part: AffinePart, targets: list[Target], weights: Weights
 
 
 def _check(part: AffinePart, target: Target, weights: Weights) -> None:
-    if target.kind != "affine" and target.weight is not None:
-        for node in target.nodes:
-            used = node.args[1].meta["val"].shape  # pyrefly: ignore
-            if [n for n in used if n > 1] != [n for n in weights.get(target.weight).shape if n > 1]:
-                raise NoRouteError(f"{target.weight} is used in another shape than it has")
-    pads = target.kind == "conv" and any(map(_padded, target.nodes))
-    if pads and target.side == "input" and part.bias is not None:
-        raise NoRouteError(f"{target.weight} pads with zeros, which a shift would have to change too")
+    """Refuse what the arithmetic cannot do."""
     if target.kind == "affine":
-        _check_affine(part, target, weights)
-    elif part.bias is not None and target.bias is None and weights.bias_name(target.weight or "") is None:
+        most = max(weights.get(name).numel() for name in part.parameters)
+        for name in (target.weight, target.bias):
+            if name is not None and weights.get(name).numel() < most:
+                raise NoRouteError(f"{name} is one number for all channels")
+        if target.weight is None and part.weight is not None:
+            raise NoRouteError(f"{target.bias} has no scale next to it")
+        if target.bias is None and part.bias is not None:
+            raise NoRouteError(f"{target.weight} has no shift next to it")
+        return
+    assert target.weight is not None
+    own = [size for size in weights.get(target.weight).shape if size > 1]
+    used: list[Any] = [node.args[1] for node in target.nodes]
+    if any([size for size in shape_of(each) if size > 1] != own for each in used):
+        raise NoRouteError(f"{target.weight} is used in another shape than it has")
+    if part.bias is None:
+        return
+    if target.bias is None and weights.bias_name(target.weight) is None:
         raise NoRouteError(f"{target.weight} has no bias, and no place for one")
-
-
-def _check_affine(part: AffinePart, target: Target, weights: Weights) -> None:
-    sizes = [weights.get(name).numel() for name in part.parameters]
-    for name in (target.weight, target.bias):
-        if name is not None and weights.get(name).numel() < max(sizes):
-            raise NoRouteError(f"{name} is one number for all channels")
-    if target.weight is None and part.weight is not None:
-        raise NoRouteError(f"{target.bias} has no scale next to it")
-    if target.bias is None and part.bias is not None:
-        raise NoRouteError(f"{target.weight} has no shift next to it")
+    pads = [_conv_argument(node, 4, 0) for node in target.nodes] if target.kind == "conv" else []
+    each = [size for pad in pads for size in (pad if isinstance(pad, list | tuple) else [pad])]
+    if target.side == "input" and any(size not in (0, "valid") for size in each):
+        raise NoRouteError(f"{target.weight} pads with zeros, which a shift would have to change too")
 
 
 def _conv_argument(node: Any, place: int, default: Any) -> Any:
     return node.args[place] if len(node.args) > place else default
 
 
-def _padded(node: Any) -> bool:
-    padding = _conv_argument(node, 4, 0)
-    values = [padding] if isinstance(padding, int | str) else padding
-    return any(value not in (0, "valid") for value in values)
-
-
 def _absorb_into(part: AffinePart, target: Target, weights: Weights) -> str | None:
     """Absorb a part into one target; the name of the bias that had to be made for it, or None."""
-    scale, shift = weights.value(part.weight), weights.value(part.bias)
-    weight, bias = weights.value(target.weight), weights.value(target.bias)
-    scale = None if scale is None else scale.flatten()
-    shift = None if shift is None else shift.flatten()
-    bias = None if bias is None else bias.flatten()
-    if target.side == "input":
-        assert weight is not None
-        assert target.weight is not None
+    vectors = [weights.value(name) for name in (part.weight, part.bias, target.bias)]
+    gain, shift, bias = (None if vector is None else vector.flatten() for vector in vectors)
+    weight: Any = weights.value(target.weight)
+    name: Any = target.weight
+    if target.side == "output":
+        bias = bias if bias is None or gain is None else bias * gain
+    else:
         if shift is not None:
             # Each output sums the shift times its weights over every pixel of the kernel.
             columns = weight.flatten(2).sum(2) if weight.ndim > 2 else weight
-            extra = target.factor * (columns * _by_column(shift, target, weight)).sum(1)
-            bias = extra if bias is None else bias + extra
-        if scale is not None:
-            gain = _by_column(scale, target, weight)
-            weights.put(target.weight, weight * gain.reshape(*gain.shape, *[1] * (weight.ndim - 2)))
-    else:
-        if scale is not None and weight is not None and target.weight is not None:
-            weights.put(target.weight, weight * scale.reshape(-1, *[1] * (weight.ndim - 1)))
-        if bias is not None and scale is not None:
-            bias = bias * scale
-        if shift is not None:
-            size = bias.shape if bias is not None else weight.shape[:1] if weight is not None else shift.shape
-            bias = shift.expand(size) if bias is None else bias + shift
+            shift = target.factor * (columns * _by_column(shift, target, weight)).sum(1)
+        gain = None if gain is None else _by_column(gain, target, weight)
+    if weight is not None and gain is not None:
+        weight = weight.flatten() if target.kind == "affine" else weight
+        weights.put(name, weight * gain.reshape(*gain.shape, *[1] * (weight.ndim - gain.ndim)))
+    if shift is not None:
+        bias = shift.expand(len(weight)) if bias is None else bias + shift
     if bias is None:
         return None
     if target.bias is not None:
         weights.put(target.bias, bias)
         return None
-    assert target.weight is not None
-    made = weights.bias_name(target.weight)
-    assert made is not None
-    weights.add_bias(made, bias, target.weight)
-    return made
+    return weights.add_bias(name, bias)
 
 
 def _by_column(values: Tensor, target: Target, weight: Tensor) -> Tensor:
@@ -324,11 +283,10 @@ def _by_column(values: Tensor, target: Target, weight: Tensor) -> Tensor:
 
 def _show_bias(target: Target, name: str, traced: Traced) -> None:
     """Show in the graph that a matrix has a bias now, for the next part that it absorbs."""
-    first = next(iter(traced.graph.nodes))
-    with traced.graph.inserting_before(first):
+    with traced.graph.inserting_before(next(iter(traced.graph.nodes))):
         placeholder = traced.graph.placeholder(name.replace(".", "_"))
-    weight = target.nodes[0].args[1]
-    placeholder.meta["val"] = weight.meta["val"].new_empty(weight.meta["val"].shape[0])  # pyrefly: ignore
+    weight = target.nodes[0].args[1].meta["val"]  # pyrefly: ignore
+    placeholder.meta["val"] = weight.new_empty(len(weight))
     traced.sources[placeholder] = name
     for node in target.nodes:
         node.args = (*node.args[:2], placeholder, *node.args[3:])
@@ -338,10 +296,8 @@ def _take_out(part: AffinePart, traced: Traced) -> None:
     """Rewrite the graph as if the part had never been there."""
     for use in part.uses:
         if use.entry is None:
-            arguments = [
-                None if traced.source(value) in part.parameters else value for value in use.first.args
-            ]
-            use.first.args = tuple(arguments)
+            own = part.parameters
+            use.first.args = tuple(None if traced.source(n) in own else n for n in use.first.args)
             continue
         use.last.replace_all_uses_with(use.entry)
         for node in dict.fromkeys((use.last, use.first)):

@@ -40,12 +40,7 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Traced:
-    """A graph, and the model's parameters in it.
-
-    Args:
-        graph: The forward pass; folding rewrites it as it proceeds.
-        sources: The parameter's name for each node that is one, or a view of one.
-    """
+    """A forward pass as a graph, which folding rewrites, and the names of the nodes that are parameters or views."""
 
     graph: fx.Graph
     sources: dict[fx.Node, str]
@@ -136,30 +131,9 @@ def _sources(graph: fx.Graph, names: list[str], without: set[str]) -> dict[fx.No
 # Operations that change no number, and those that move, cut or average whole vectors of channels. All of them commute
 # with a map of each channel, if the channels stay an axis of their own.
 _SAME = {"to", "_to_copy", "contiguous", "clone", "detach", "alias", "expand", "lift_fresh_copy"}
-_MOVES = {
-    "view",
-    "reshape",
-    "_unsafe_view",
-    "flatten",
-    "unflatten",
-    "unsqueeze",
-    "squeeze",
-    "permute",
-    "transpose",
-    "t",
-}
-_MOVES |= {
-    "movedim",
-    "slice",
-    "narrow",
-    "index_select",
-    "split",
-    "split_with_sizes",
-    "chunk",
-    "unbind",
-    "select",
-}
-_MOVES |= {"mean", "roll", "flip"}
+_MOVES = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze", "permute"}
+_MOVES |= {"transpose", "t", "movedim", "slice", "narrow", "index_select", "split", "split_with_sizes"}
+_MOVES |= {"chunk", "unbind", "select", "mean", "roll", "flip"}
 
 
 def through(node: fx.Node, source: fx.Node, axis: int) -> int | None:
@@ -203,8 +177,8 @@ def _along(numbers: Tensor, shape: Sequence[int], axis: int) -> Tensor:
 _SCALES = {"mul", "mul_"}
 _SHIFTS = {"add", "add_"}
 
-# Positions of weight and bias among the arguments of each norm.
-_NORM_ARGUMENTS = {"layer_norm": (2, 3), "rms_norm": (2, None), "group_norm": (2, 3), "batch_norm": (1, 2)}
+# Positions of weight and bias among the arguments of each norm; the third of rms_norm is a number.
+_NORM_ARGUMENTS = {"layer_norm": (2, 3), "rms_norm": (2, 3), "group_norm": (2, 3), "batch_norm": (1, 2)}
 
 
 @dataclass(frozen=True)
@@ -226,13 +200,7 @@ class PartUse:
 
 @dataclass(frozen=True)
 class AffinePart:
-    """A learned scale, a learned shift, or both, with every place where they act.
-
-    Args:
-        weight: Name of the parameter that multiplies, or None.
-        bias: Name of the parameter that is added, or None.
-        uses: Where it acts; parameters that are shared have several uses.
-    """
+    """A learned scale, a learned shift, or both, by name, with every place where they act."""
 
     weight: str | None
     bias: str | None
@@ -259,11 +227,16 @@ def find_parts(traced: Traced) -> list[AffinePart]:
         name = operation(node)
         if name in _NORM_ARGUMENTS:
             axis = len(shape_of(node)) - 1 if name in ("layer_norm", "rms_norm") else 1
-            if any(names := _norm_parameters(node, traced)):
+            given = [node.args[k] if k < len(node.args) else None for k in _NORM_ARGUMENTS[name]]
+            if any(names := (traced.source(given[0]), traced.source(given[1]))):
                 found.setdefault(names, []).append(PartUse(node, node, None, axis))
         elif (scale := _elementwise(node, traced, _SCALES)) is not None:
-            entry, weight, axis = scale
-            last, bias = _shift_after(node, axis, traced)
+            (entry, weight, axis), last, bias = scale, node, None
+            # The addition that follows a scale and nothing else reads is of the same part.
+            readers = traced.users(node)
+            shift = _elementwise(readers[0], traced, _SHIFTS) if len(readers) == 1 else None
+            if shift is not None and (shift[0], shift[2]) == (node, axis):
+                last, bias = readers[0], shift[1]
             taken.add(last)
             found.setdefault((weight, bias), []).append(PartUse(node, last, entry, axis))
         elif (shift := _elementwise(node, traced, _SHIFTS)) is not None:
@@ -280,50 +253,23 @@ def computed_scales(traced: Traced) -> list[str]:
     return [name for name in dict.fromkeys(names) if name is not None]
 
 
-def _norm_parameters(node: fx.Node, traced: Traced) -> tuple[str | None, str | None]:
-    """Names of a norm's weight and bias."""
-    places = _NORM_ARGUMENTS[operation(node)]
-    weight, bias = (None if n is None or len(node.args) <= n else node.args[n] for n in places)
-    return traced.source(weight), traced.source(bias)
-
-
-def _shift_after(scale: fx.Node, axis: int, traced: Traced) -> tuple[fx.Node, str | None]:
-    """The addition that follows a scale and nothing else reads, with its parameter; else the scale itself."""
-    users = traced.users(scale)
-    shift = _elementwise(users[0], traced, _SHIFTS) if len(users) == 1 else None
-    if shift is None or shift[0] is not scale or shift[2] != axis:
-        return scale, None
-    return users[0], shift[1]
-
-
 def _elementwise(node: fx.Node, traced: Traced, kinds: set[str]) -> tuple[fx.Node, str, int] | None:
     """Input, parameter and channel axis of a multiplication or addition by one number per channel."""
-    if operation(node) not in kinds or not isinstance(node.meta.get("val"), Tensor):
-        return None
-    operands = _operands(node, traced)
-    if operands is None or shape_of(operands[0]) != shape_of(node):
-        return None
-    axis = _axis(*operands)
-    name = traced.source(operands[1])
-    return None if axis is None or name is None else (operands[0], name, axis)
-
-
-def _operands(node: fx.Node, traced: Traced) -> tuple[fx.Node, fx.Node] | None:
-    """The activation and the parameter of a node that has one of each."""
-    if len(node.args) != 2 or node.kwargs.get("alpha", 1) != 1:
+    plain = operation(node) in kinds and isinstance(node.meta.get("val"), Tensor)
+    if not plain or len(node.args) != 2 or node.kwargs.get("alpha", 1) != 1:
         return None
     for x, parameter in (node.args, node.args[::-1]):
-        if isinstance(x, fx.Node) and traced.source(x) is None and traced.source(parameter) is not None:
-            return x, parameter  # pyrefly: ignore
+        name = traced.source(parameter)
+        if name is not None and isinstance(x, fx.Node) and traced.source(x) is None:
+            axis = _axis(shape_of(x), shape_of(parameter))  # pyrefly: ignore
+            return None if axis is None or shape_of(x) != shape_of(node) else (x, name, axis)
     return None
 
 
-def _axis(x: fx.Node, parameter: fx.Node) -> int | None:
-    """The one axis along which a parameter varies when broadcast to x; the last for a single number."""
-    rank, shape = len(shape_of(x)), shape_of(parameter)
-    if len(shape) > rank:
+def _axis(whole: tuple[int, ...], shape: tuple[int, ...]) -> int | None:
+    """The one axis along which a parameter varies when broadcast to an input; the last for a single number."""
+    rank = len(whole)
+    long = [place + rank - len(shape) for place, size in enumerate(shape) if size != 1]
+    if len(shape) > rank or len(long) > 1:
         return None
-    long = [i + rank - len(shape) for i, size in enumerate(shape) if size != 1]
-    if not long:
-        return rank - 1
-    return long[0] if len(long) == 1 and shape_of(x)[long[0]] == shape[long[0] - rank] else None
+    return long[0] if long else rank - 1

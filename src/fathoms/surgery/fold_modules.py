@@ -9,23 +9,15 @@ from torch import nn
 
 from fathoms.errors import FathomsError
 from fathoms.models.vit import ViT
+from fathoms.parts import RESIDUALS
 from fathoms.parts.linears import has_hooks
 from fathoms.parts.norms import LearnableScaler, LearnableScaler2d, NoNorm, split_affine
 from fathoms.parts.residual_updates import ProgressiveResidual
-from fathoms.parts.residuals import (
-    RESIDUALS,
-    DepthTransfer,
-    LayerNormScaling,
-    LayerScale,
-    ReZero,
-    Scalar,
-    Unscaled,
-)
+from fathoms.parts.residuals import DepthTransfer, LayerNormScaling, LayerScale, ReZero, Scalar, Unscaled
 from fathoms.surgery.fold_absorb import Weights
 from fathoms.surgery.fold_graph import AffinePart, shape_of
-from fathoms.surgery.inputs import REFUSALS, Inputs, difference, home_of, run
-from fathoms.surgery.new_norm import replace_module
-from fathoms.surgery.norm_forms import is_called_norm
+from fathoms.surgery.inputs import REFUSALS, Inputs, difference, run
+from fathoms.surgery.trial import home_of, replace_module
 
 # Stochastic depth of fathoms and timm, torchvision, and transformers: the identity in inference.
 _DROP_PATHS = ("DropPath", "StochasticDepth")
@@ -33,18 +25,12 @@ _DROP_PATHS = ("DropPath", "StochasticDepth")
 
 def prepare(model: nn.Module) -> int:
     """Bring a model in inference mode into normal form, in place; returns how many drop paths were removed."""
-    drop_paths = _remove_drop_path(model)
+    drop_paths = [module for module in model.modules() if type(module).__name__.endswith(_DROP_PATHS)]
+    for module in drop_paths:
+        replace_module(model, module, nn.Identity())
     _join_biases(model)
     _learn_constants(model)
-    return drop_paths
-
-
-def _remove_drop_path(model: nn.Module) -> int:
-    """Replace stochastic depth by identities; returns how many."""
-    found = [m for m in model.modules() if type(m).__name__.endswith(_DROP_PATHS)]
-    for module in found:
-        replace_module(model, module, nn.Identity())
-    return len(found)
+    return len(drop_paths)
 
 
 @torch.no_grad()
@@ -66,12 +52,10 @@ def _join_biases(model: nn.Module) -> None:
 @torch.no_grad()
 def _learn_constants(model: nn.Module) -> None:
     """Turn the constants of LayerNorm Scaling, CompleteP and ProRes into parameters, which fold like other scales."""
-    for module in [m for m in model.modules() if isinstance(m, DepthTransfer | LayerNormScaling)]:
-        scale = ReZero(module.dim, init_value=module.factor).to(**home_of(model))  # pyrefly: ignore
-        replace_module(model, module, scale)
-    for module in [m for m in model.modules() if isinstance(m, ProgressiveResidual)]:
-        # One, unless its run is still warming up.
-        scale = ReZero(module.dim, init_value=module.factor.item()).to(**home_of(model))  # pyrefly: ignore
+    constants = DepthTransfer | LayerNormScaling | ProgressiveResidual
+    for module in [m for m in model.modules() if isinstance(m, constants)]:
+        # That of ProRes is one, unless its run is still warming up.
+        scale = ReZero(module.dim, init_value=float(module.factor)).to(**home_of(model))  # pyrefly: ignore
         replace_module(model, module, scale)
     for vit in [m for m in model.modules() if isinstance(m, ViT)]:
         if vit.head_scale is not None:
@@ -92,33 +76,40 @@ def clean(
     fates = {part: _clear(model, part, weights) for part in parts}
     ones = [name for part, fate in fates.items() if fate == "set to one" for name in part.parameters]
     dropped = _drop_ones(model, ones, weights, images)
-    _drop_scales_of_one(model)
+    # Residual scales of exactly one, folded or not, are fathoms' own module for "none".
+    for module in [m for m in model.modules() if isinstance(m, ReZero) and bool((m.alpha == 1).all())]:
+        replace_module(model, module, Unscaled(module.dim))
     _follow_config(model, images)
     return {part: "removed" if dropped.issuperset(part.parameters) else fate for part, fate in fates.items()}
 
 
 def _clear(model: nn.Module, part: AffinePart, weights: Weights) -> Fate:
-    """Replace the module that a part belonged to, as far as its own code allows."""
-    owners = {weights.owner(name)[0] for name in part.parameters}
-    if len(owners) != 1:
+    """Replace the module that a part belonged to, if a trial on random numbers shows that it then computes the same."""
+    owner, *others = {weights.owner(name)[0] for name in part.parameters}
+    if others or has_hooks(owner):
         return "set to one"
-    owner = owners.pop()
-    if has_hooks(owner):
-        return "set to one"
-    identity = _identity_for(owner)
-    if identity is not None:
+    if (identity := _identity_for(owner)) is not None:
         replace_module(model, owner, identity)
         return "removed"
-    if getattr(owner, "affine_names", None) == _attributes(part):
-        replace_module(model, owner, split_affine(owner)[0])
-        return "statistics only"
-    return _clear_foreign(model, owner, part, weights)
-
-
-def _attributes(part: AffinePart) -> tuple[str | None, str | None]:
-    """The names of a part's scale and shift in their owner."""
+    if list(owner.children()):
+        return "set to one"
     names = [None if name is None else name.rpartition(".")[2] for name in (part.weight, part.bias)]
-    return names[0], names[1]
+    use, like = part.uses[0], weights.get(part.parameters[0])
+    x = torch.randn(shape_of(use.last), generator=torch.Generator().manual_seed(0)).to(like)
+    # A norm for maps works on channels-last tensors inside, and is called with the channels second.
+    for given in (x, x.movedim(-1, 1)):
+        try:
+            y = owner(given.clone())
+            if use.entry is not None and torch.equal(y, given):
+                replace_module(model, owner, nn.Identity())
+                return "removed"
+            rest = split_affine(owner, (names[0], names[1]))[0]
+            if torch.allclose(rest(given), y, rtol=1e-5, atol=1e-6):
+                replace_module(model, owner, rest)
+                return "statistics only"
+        except REFUSALS:
+            continue
+    return "set to one"
 
 
 def _identity_for(module: nn.Module) -> nn.Module | None:
@@ -130,32 +121,6 @@ def _identity_for(module: nn.Module) -> nn.Module | None:
     if isinstance(module, LayerScale):
         return Unscaled(module.gamma.shape[0])
     return Unscaled(module.dim) if isinstance(module, Scalar) else None
-
-
-def _clear_foreign(model: nn.Module, owner: nn.Module, part: AffinePart, weights: Weights) -> Fate:
-    """Replace a module of another library, if a trial shows that it then computes the same."""
-    names = _attributes(part)
-    if list(owner.children()) or {*names} - {None} != {name for name, _ in owner.named_parameters()}:
-        return "set to one"
-    use, like = part.uses[0], weights.get(part.parameters[0])
-    is_norm = is_called_norm(owner)
-    if use.entry is None and not is_norm:
-        return "set to one"
-    x = torch.randn(shape_of(use.last), generator=torch.Generator().manual_seed(0)).to(like)
-    # A norm for maps works on channels-last tensors inside, and is called with the channels second.
-    for given in (x, x.movedim(-1, 1)):
-        try:
-            y = owner(given.clone())
-            if use.entry is not None and torch.equal(y, given):
-                replace_module(model, owner, nn.Identity())
-                return "removed"
-            rest = split_affine(owner, names)[0]
-            if is_norm and torch.allclose(rest(given), y, rtol=1e-5, atol=1e-6):
-                replace_module(model, owner, rest)
-                return "statistics only"
-        except REFUSALS:
-            continue
-    return "set to one"
 
 
 def _drop_ones(model: nn.Module, names: list[str], weights: Weights, images: Inputs) -> set[str]:
@@ -170,27 +135,19 @@ def _drop_ones(model: nn.Module, names: list[str], weights: Weights, images: Inp
     dropped: set[str] = set()
     expected = run(model, images) if names else []
     for group in groups.values():
-        kept = {name: weights.get(name) for name in group}
-        for name in group:
-            owner, attribute = weights.owner(name)
+        kept = [(*weights.owner(name), weights.get(name)) for name in group]
+        for owner, attribute, _ in kept:
             setattr(owner, attribute, None)
         try:
-            if difference(expected, run(model, images)) <= 1e-6:
-                dropped.update(group)
-                continue
+            same = difference(expected, run(model, images)) <= 1e-6
         except REFUSALS:
-            pass
-        for name, parameter in kept.items():
-            owner, attribute = weights.owner(name)
+            same = False
+        if same:
+            dropped.update(group)
+            continue
+        for owner, attribute, parameter in kept:
             setattr(owner, attribute, parameter)
     return dropped
-
-
-def _drop_scales_of_one(model: nn.Module) -> None:
-    """Replace residual scales of exactly one, folded or not, by fathoms' own module for "none"."""
-    for module in [m for m in model.modules() if isinstance(m, ReZero)]:
-        if bool((module.alpha == 1).all()):
-            replace_module(model, module, Unscaled(module.dim))
 
 
 def _follow_config(model: nn.Module, images: Inputs) -> None:

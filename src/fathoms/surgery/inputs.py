@@ -1,14 +1,13 @@
-"""Inputs and outputs of any model, and the comparison of two outputs.
+"""Inputs and outputs of any model.
 
-A model takes one tensor, a tuple of arguments or a dict of keyword arguments: its inputs.
+Its inputs are one tensor, a tuple of the arguments of its forward, or a dict of them.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import partial, reduce
 from typing import Any
 
@@ -16,53 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fathoms.errors import FathomsError, reason
+from fathoms.errors import FathomsError
 from fathoms.parts.modes import in_inference
-
-# Where libraries keep the image size of a model; the first that is found counts.
-_SIZES = ("config.image_size", "config.vision_config.image_size", "patch_embed.img_size", "stem.img_size")
-_SIZES += ("image_size", "img_size")
 
 Inputs = Tensor | tuple[Any, ...] | dict[str, Any]
 
 # What the code of another library may raise on inputs that it does not take.
-REFUSALS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    FathomsError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-)
-REFUSALS += (ValueError,)
+REFUSALS = (FathomsError, ArithmeticError, AssertionError, AttributeError, LookupError)
+REFUSALS += (RuntimeError, TypeError, ValueError)
 
-# Parameters that are added: at zero they hide nothing.
-_ADDED = ("bias", "beta", "shift", "b")
-_SHOWN = 3
-
-
-@dataclass(frozen=True)
-class Report:
-    """What the reports of surgery share: they count and give their rows, and are plain data."""
-
-    rows: tuple[Any, ...]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.rows)
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
-        return asdict(self)
-
-
-def home_of(module: nn.Module) -> dict[str, torch.device | torch.dtype]:
-    """Device and dtype of a module's parameters, or nothing where it has none."""
-    tensor = next(module.parameters(), None)
-    return {} if tensor is None else {"device": tensor.device, "dtype": tensor.dtype}
+# Where libraries keep the image size of a model; the first that is found counts.
+_SIZES = ("config.image_size", "config.vision_config.image_size", "patch_embed.img_size", "stem.img_size")
+_SIZES += ("image_size", "img_size")
 
 
 def check_model(model: Any, where: str) -> None:
@@ -74,12 +38,9 @@ def check_model(model: Any, where: str) -> None:
         if not lazy:
             return
         why = f"{lazy[0]} has no shape yet; run the model once first"
-    elif isinstance(model, type) and issubclass(model, nn.Module):
-        why = f"{model.__name__} is a class; give a model that is built"
-    elif isinstance(model, str):
-        why = f"{model!r} is a name; build the model first, with fathoms.create_model or timm"
     else:
-        why = f"a {type(model).__name__} is not a model; give an nn.Module with its weights loaded"
+        what = repr(model) if isinstance(model, str | type) else f"a {type(model).__name__}"
+        why = f"{what} is not a model; give an nn.Module that is built, as by fathoms.create_model or timm"
     raise FathomsError(f"{where}: {why}")
 
 
@@ -92,27 +53,36 @@ def mapped(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
     return tuple(change(value) if isinstance(value, Tensor) else value for value in inputs)
 
 
-def exactly(inputs: Inputs) -> Inputs:
-    """The inputs in float64."""
-    return mapped(inputs, lambda t: t.double() if t.is_floating_point() else t)
-
-
 def tensors(inputs: Inputs) -> list[Tensor]:
-    """The tensors among the inputs."""
     found: list[Tensor] = []
     mapped(inputs, lambda tensor: found.append(tensor) or tensor)
     return found
 
 
-def first(inputs: Inputs, count: int) -> Inputs:
-    """The first samples of a batch."""
-    return repeated(inputs, range(min(count, size_of(inputs))))
+def size_of(inputs: Inputs) -> int:
+    return len(tensors(inputs)[0])
 
 
-def repeated(inputs: Inputs, places: Iterable[int]) -> Inputs:
-    """The samples of a batch at these places."""
-    size, listed = size_of(inputs), list(places)
-    return mapped(inputs, lambda value: value[listed] if value.ndim and len(value) == size else value)
+def shapes_of(inputs: Inputs) -> str:
+    """The shapes of inputs, as errors name them."""
+    return ", ".join(str(tuple(value.shape)) for value in tensors(inputs))
+
+
+def dtype_of(inputs: Inputs, model: nn.Module) -> torch.dtype:
+    """The dtype that sets how far a model rounds: the coarsest of its weights and inputs."""
+    found = {t.dtype for t in (*tensors(inputs), *model.parameters()) if t.is_floating_point()}
+    return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+
+def exactly(inputs: Inputs) -> Inputs:
+    return mapped(inputs, lambda t: t.double() if t.is_floating_point() else t)
+
+
+def with_size(inputs: Inputs, count: int) -> Inputs:
+    """So many samples of a batch, from its start again where it has fewer."""
+    size = size_of(inputs)
+    places = [place % size for place in range(count)]
+    return mapped(inputs, lambda value: value[places] if value.ndim and len(value) == size else value)
 
 
 def resized(inputs: Inputs) -> Iterator[Inputs]:
@@ -121,16 +91,14 @@ def resized(inputs: Inputs) -> Iterator[Inputs]:
     Token ids only become fewer: more of them may be out of a table's range, which a GPU does not survive.
     """
     like = tensors(inputs)[0]
-    ways = {2: [(1,)], 3: [(1,), (2,)], 4: [(2, 3), (1, 2)], 5: [(3, 4), (2,)]}.get(like.ndim, [])
-    for axes in ways:
+    for axes in {2: [(1,)], 3: [(1,), (2,)], 4: [(2, 3), (1, 2)], 5: [(3, 4), (2,)]}.get(like.ndim, []):
         sizes = [like.shape[axis] for axis in axes]
         # The usual patches are 4, 8, 14, 16 and 32 pixels wide; windows are of some patches.
         steps = (4, 8, 14, -16, 32, -min(sizes) // 2) if min(sizes) >= 32 else (1, 2, -1, -min(sizes) // 2)
         for step in steps if like.is_floating_point() else (-1, -3):
             # A single channel would be broadcast by a scale of many.
-            if min(sizes) + step < 2:
-                continue
-            yield mapped(inputs, partial(_resized, axes=axes, sizes=sizes, step=step))
+            if min(sizes) + step >= 2:
+                yield mapped(inputs, partial(_resized, axes=axes, sizes=sizes, step=step))
 
 
 def _resized(value: Tensor, axes: tuple[int, ...], sizes: list[int], step: int) -> Tensor:
@@ -141,29 +109,12 @@ def _resized(value: Tensor, axes: tuple[int, ...], sizes: list[int], step: int) 
     return value
 
 
-def size_of(inputs: Inputs) -> int:
-    """Number of samples of a batch."""
-    return len(tensors(inputs)[0])
-
-
-def dtype_of(inputs: Inputs, model: nn.Module) -> torch.dtype:
-    """The dtype that sets how far a model rounds: the coarsest of its weights and inputs."""
-    found = {t.dtype for t in (*tensors(inputs), *model.parameters()) if t.is_floating_point()}
-    return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
-
-
-def shapes_of(inputs: Inputs) -> str:
-    """The shapes of inputs, as errors name them."""
-    return ", ".join(str(tuple(value.shape)) for value in tensors(inputs))
-
-
 def as_inputs(given: Any, model: nn.Module) -> Inputs:
     """One batch as `images=` takes it: a tensor, a tuple of arguments or a dict, where the model's weights are."""
     inputs = dict(given) if isinstance(given, Mapping) else tuple(given) if isinstance(given, list) else given
     if not isinstance(inputs, Tensor | tuple | dict) or not tensors(inputs):
-        raise FathomsError(
-            f"batches: a {type(given).__name__} is not a batch; give a tensor, or a tuple or dict of them"
-        )
+        name = type(given).__name__
+        raise FathomsError(f"batches: a {name} is not a batch; give a tensor, or a tuple or dict of them")
     for value in tensors(inputs):
         if not value.numel():
             shape = tuple(value.shape)
@@ -177,23 +128,20 @@ def as_inputs(given: Any, model: nn.Module) -> Inputs:
 def as_batches(given: Any, model: nn.Module) -> list[Inputs]:
     """The batches of one tensor or dict, or of an iterable of tensors, dicts or (inputs ..., labels)."""
     listed = given if isinstance(given, Iterable) and not isinstance(given, Tensor | Mapping) else [given]
+    taken = inspect.signature(model.forward).parameters.values()
+    needed = [
+        p for p in taken if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     batches = []
     for batch in listed:
         if isinstance(batch, tuple | list):
             # Of (images, labels) a model takes the images; one of two inputs takes both.
-            batch = tuple(batch[: _arguments(model)])
+            batch = tuple(batch[: max(1, len(needed))])
             batch = batch[0] if len(batch) == 1 else batch
         batches.append(as_inputs(batch, model))
     if not batches:
         raise FathomsError("batches: there are none; give at least one batch of images")
     return batches
-
-
-def _arguments(model: nn.Module) -> int:
-    """Number of inputs that a model cannot do without; 1 at least."""
-    taken = inspect.signature(model.forward).parameters.values()
-    plain = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return max(1, sum(p.default is p.empty for p in plain))
 
 
 def image_shape(model: nn.Module) -> tuple[int, int, int]:
@@ -209,16 +157,15 @@ def image_shape(model: nn.Module) -> tuple[int, int, int]:
     )
     size: Any = next((value for value in found if value is not None), (timm.get("input_size") or (None,))[-1])
     if size is None:
-        raise FathomsError(
-            f"{type(model).__name__}: its image size is not known; pass images=, or the inputs that it takes"
-        )
+        name = type(model).__name__
+        raise FathomsError(f"{name}: its image size is not known; pass images=, or the inputs that it takes")
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
     return channels, int(height), int(width)
 
 
 def example_images(model: nn.Module, batch: int, seed: int = 0) -> Tensor:
     """Random images of a model's image size, in its dtype and on its device."""
-    home = next((p for p in model.parameters()), torch.empty(0))
+    home = next(model.parameters(), torch.empty(0))
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch, *image_shape(model), generator=generator).to(home.device, home.dtype)
 
@@ -237,6 +184,16 @@ def example_inputs(model: nn.Module, batch: int, seed: int = 0) -> Inputs:
     if "pixel_values" in taken:
         given["pixel_values"] = example_images(model, batch, seed)
     return given
+
+
+def known_inputs(model: nn.Module) -> Inputs | None:
+    """Random inputs of a model that says what it takes; None for others, and for one without memory."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return None
+    try:
+        return example_inputs(model, 2)
+    except FathomsError:
+        return None
 
 
 def output_tensors(output: Any) -> list[Tensor]:
@@ -264,50 +221,9 @@ def run(model: nn.Module, images: Inputs) -> list[Tensor]:
         return [tensor.clone() for tensor in call(model, images)]
 
 
-def finite_run(model: nn.Module, images: Inputs, where: str) -> list[Tensor]:
-    """The output tensors of a model; one that is not finite is refused, since nothing could be compared with it."""
-    found = run(model, images)
-    if not found:
-        raise FathomsError(
-            f"{where}: the model returns no floating-point tensors that could be compared; wrap it in one that does"
-        )
-    if not all(tensor.isfinite().all() for tensor in found):
-        raise FathomsError(f"{where}: the model's output is not finite; check its weights and the images")
-    return found
-
-
-def check_comparable(model: nn.Module, images: Inputs, where: str, allowed: float, otherwise: str) -> None:
-    """Refuse images that a model does not take, and a model whose output no other can be compared with.
-
-    That is one whose output is not finite, or changes by more than `allowed` from run to run, of its largest value.
-    """
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise FathomsError(
-            f"{where}: the model is on the meta device and computes nothing; load its weights first"
-        )
-    try:
-        first = finite_run(model, images, where)
-    except (FathomsError, torch.OutOfMemoryError):
-        raise
-    except REFUSALS as error:
-        word = "calibrate=" if where == "swap_norms" else "images="
-        raise FathomsError(
-            f"{where}: the model fails on images of shape {shapes_of(images)} ({reason(error)}); give its inputs as "
-            f"{word}, several as a tuple or a dict"
-        ) from error
-    second = run(model, images)
-    same = [tensor.shape for tensor in first] == [tensor.shape for tensor in second]
-    gap = difference(first, second) if same else float("inf")
-    if not gap <= allowed:
-        raise FathomsError(
-            f"{where}: the model is not deterministic: two runs on the same images differ by {gap:.2g} of the largest "
-            f"output; switch off what is random, such as masks, or {otherwise}"
-        )
-
-
 def difference(before: list[Tensor], after: list[Tensor]) -> float:
     """The largest difference over the largest value, over all tensors of two outputs."""
-    if len(before) != len(after) or any(a.shape != b.shape for a, b in zip(before, after, strict=True)):
+    if [a.shape for a in before] != [b.shape for b in after]:
         raise FathomsError(
             "difference: the two outputs have different shapes; compare models of the same outputs"
         )
@@ -319,57 +235,3 @@ def difference(before: list[Tensor], after: list[Tensor]) -> float:
             # A NaN is not larger than anything, and must not pass for a small number.
             worst = max(worst, ratio if ratio == ratio else float("inf"))
     return worst
-
-
-def zero_parameters(*models: nn.Module) -> list[str]:
-    """Names of the parameters that multiply and are all zero in every model."""
-    found = [dict(model.named_parameters()) for model in models]
-    return [
-        name
-        for name in found[0]
-        if name.rpartition(".")[2] not in _ADDED
-        and all(name in own and own[name].numel() and not own[name].any() for own in found)
-    ]
-
-
-@contextmanager
-def zeros_at_random(*models: nn.Module) -> Iterator[list[str]]:
-    """Random values, the same in every model, for what is zero in all, inside the block; after it zero again."""
-    generator, names = torch.Generator().manual_seed(0), zero_parameters(*models)
-    with torch.no_grad():
-        for name in names:
-            own = [model.get_parameter(name) for model in models]
-            # A matrix is divided by the root of its fan-in, as at any other start.
-            scale = own[0].shape[-1] ** -0.5 if own[0].ndim > 1 else 1.0
-            values = scale * torch.randn(own[0].shape, generator=generator)
-            for parameter in own:
-                parameter.copy_(values)
-    try:
-        yield names
-    finally:
-        with torch.no_grad():
-            for parameter in (model.get_parameter(name) for name in names for model in models):
-                parameter.zero_()
-
-
-def depends_on_images(model: nn.Module, images: Inputs) -> bool:
-    """Whether a model's output is another one for other images."""
-
-    def moved(x: Tensor) -> Tensor:
-        alone = size_of(images) == 1 and x.is_floating_point()
-        return x.flip(-1) - x if alone else x.roll(1, 0) if size_of(images) > 1 else x.flip(-1)
-
-    other = mapped(images, moved)
-    return any(not torch.equal(a, b) for a, b in zip(run(model, images), run(model, other), strict=True))
-
-
-def proof_notes(names: list[str], model: nn.Module, images: Inputs) -> tuple[str, ...]:
-    """Notes on a comparison: the parameters that were zero, and whether it proved anything."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    zeros = f"{', '.join(names[:_SHOWN])}{more}"
-    said = [f"zero, and so compared at random values too: {zeros}"] if names else []
-    if not depends_on_images(model, images):
-        said.append(
-            "the comparison proved nothing: the output is the same for every image; load trained weights first"
-        )
-    return tuple(said)

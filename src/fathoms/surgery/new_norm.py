@@ -7,47 +7,22 @@ at the price of one forward pass of both networks over the batches for each site
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from fathoms.errors import FathomsError
-from fathoms.parts.modes import hooked
 from fathoms.parts.norms import NORMS, Derf, DyT, LearnableScaler, LearnableScaler2d, NoNorm, ScaleNorm
-from fathoms.surgery.inputs import Inputs, home_of, run
-from fathoms.surgery.norm_forms import Form, Moments, normalised
+from fathoms.surgery.inputs import Inputs
+from fathoms.surgery.norm_forms import Moments, normalised
 from fathoms.surgery.norm_sites import NormSite
-
-
-def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> list[str]:
-    """Replace `old` by `new` everywhere in `model`; a shared module stays shared. Returns the paths."""
-    paths = []
-    for path, parent in list(model.named_modules(remove_duplicate=True)):
-        for name, child in list(parent._modules.items()):
-            if child is old:
-                parent._modules[name] = new
-                paths.append(f"{path}.{name}" if path else name)
-        if isinstance(parent, nn.TransformerEncoderLayer):
-            _choose_path(parent)
-        # What it uses without having it, as the joins of a block use a scale that they share.
-        for name in [name for name, value in vars(parent).items() if value is old]:
-            object.__setattr__(parent, name, new)
-    return paths
-
-
-def _choose_path(layer: nn.TransformerEncoderLayer) -> None:
-    """Switch torch's fused inference, which reads the weights of two LayerNorms, off where there are none, else on."""
-    norms = (layer.norm1, layer.norm2)
-    fused = all(isinstance(norm, nn.LayerNorm) and norm.weight is not None for norm in norms)
-    kinds = ((nn.functional.relu, nn.ReLU), (nn.functional.gelu, nn.GELU))
-    own = [n for n, (f, c) in enumerate(kinds, 1) if layer.activation is f or isinstance(layer.activation, c)]
-    # The fused path alone reads this.
-    layer.activation_relu_or_gelu = own[0] if fused and own else 0
+from fathoms.surgery.trial import home_of, replace_module, watch
 
 
 class ChannelsFirst(nn.Module):
@@ -58,7 +33,6 @@ class ChannelsFirst(nn.Module):
         self.norm = norm
 
     def forward(self, x: Float[Tensor, "B C *map"]) -> Float[Tensor, "B C *map"]:
-        """Move the channels to the end, normalise, move them back."""
         return self.norm(x.movedim(1, -1)).movedim(-1, 1)
 
 
@@ -71,27 +45,23 @@ class ThenActivation(nn.Module):
         self.act = activation
 
     def forward(self, x: Float[Tensor, "B C *map"]) -> Float[Tensor, "B C *map"]:
-        """Normalise, then apply the activation."""
         return self.act(self.norm(x))
 
 
 @dataclass(frozen=True)
 class NewNorm:
-    """A new norm, and the module that goes into the model.
+    """The new norm of a site, the module that goes into the model, and what of the old one has no place in it."""
 
-    Args:
-        part: The norm itself, from the registry.
-        module: The part, or a wrapper that changes the layout or keeps an activation.
-        note: Which parameters of the old norm have no place in the new one.
-    """
-
+    site: NormSite
     part: nn.Module
     module: nn.Module
-    note: str = ""
+    note: str
 
 
-def build_part(site: NormSite, to: str, model: nn.Module, init: str | float | None = None) -> NewNorm:
-    """The norm `to` for a site, at `init` or its own start, with dtype and device of the old one, frozen if that was.
+def build_part(
+    site: NormSite, to: str, model: nn.Module, init: str | float | None, keep: bool = False
+) -> NewNorm:
+    """The norm `to` for a site, at `init`, its own start or the old one's scale and shift; frozen if that was.
 
     A norm whose gain and shift have been folded away has no parameters; then those of the model decide.
     """
@@ -104,53 +74,61 @@ def build_part(site: NormSite, to: str, model: nn.Module, init: str | float | No
     else:
         part = NORMS.build(to, site.dim, eps=eps, **start)  # pyrefly: ignore
         module = ChannelsFirst(part) if site.form.layout == "first" else part
-    if site.form.activation is not None:
-        module = ThenActivation(module, site.module.get_submodule(site.form.activation))
+    if site.form.after is not None:
+        module = ThenActivation(module, site.module.get_submodule(site.form.after))
     part.to(**(home_of(site.module) or home_of(model)))  # pyrefly: ignore
     # Those of an activation inside the old norm are not the norm's; buffers in their place are frozen.
     names = [name for name in (site.form.gain, site.form.shift) if name is not None]
     replaced = [getattr(site.module, name) for name in names] or list(model.parameters())
     part.requires_grad_(not replaced or any(parameter.requires_grad for parameter in replaced))
-    return NewNorm(part, module)
+    module.train(site.module.training)
+    return NewNorm(site, part, module, _carry(site, part) if keep else "")
 
 
-def as_start(text: str) -> str | float:
-    """A start out of a name: a number where it is one."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def resets(to: str, how: str | None) -> str:
-    """The way of a swap whose new norms have a start of their own."""
+def start_of(
+    to: str, init: str | float | None, how: str | None
+) -> tuple[str, str | float | None, str | None]:
+    """Name, start and way of a swap; the name may hold the start, as "dyt:0.8", which resets the new norms."""
+    to, _, start = to.partition(":") if isinstance(to, str) else (to, "", "")
+    NORMS.check(to, "swap_norms")
+    if start:
+        try:
+            init = float(start)
+        except ValueError:
+            init = start
+    if init is None:
+        return to, init, how
     if not NORMS.takes(to, "init"):
         raise FathomsError(f"swap_norms: norm {to!r} takes no init; leave it out")
     if how not in (None, "reset"):
-        why = f"how={how!r} fills the new norms"
-        raise FathomsError(f"swap_norms: init would not be used: {why}; leave it out")
-    return "reset"
+        raise FathomsError(
+            f"swap_norms: init would not be used: how={how!r} fills the new norms; leave it out"
+        )
+    return to, init, "reset"
 
 
 @torch.no_grad()
-def carry(site: NormSite, new: NewNorm) -> NewNorm:
-    """Copy the old norm's learned scale and shift into the new part, where it has parameters for them."""
-    scaler = isinstance(new.part, LearnableScaler)
-    weight, bias = site.form.line(site.module) if scaler else site.form.learned(site.module)
-    places = ("a", "b") if scaler else ("weight", "bias")
+def _carry(site: NormSite, part: nn.Module) -> str:
+    """Copy the old norm's learned scale and shift into the new part; a note on those that it has no place for."""
+    scaler = isinstance(part, LearnableScaler)
+    values = site.form.line(site.module) if scaler else site.form.learned(site.module)
+    places = (
+        (("a", "scale", 1.0), ("b", "shift", 0.0))
+        if scaler
+        else (("weight", "scale", 1.0), ("bias", "shift", 0.0))
+    )
     lost = []
-    for name, value in zip(places, (weight, bias), strict=True):
-        target = getattr(new.part, name, None)
-        if value is None:
-            continue
-        value = value.expand(site.dim)
-        if isinstance(target, nn.Parameter) and target.shape == value.shape:
-            target.copy_(value)
-        elif bool((value != (1.0 if name in ("a", "weight") else 0.0)).any()):
-            lost.append({"a": "scale", "weight": "scale", "b": "shift", "bias": "shift"}[name])
-    note = f"has no place for the old {' and '.join(lost)}" if lost else ""
-    return NewNorm(new.part, new.module, note)
+    for (name, word, neutral), value in zip(places, values, strict=True):
+        target = getattr(part, name, None)
+        if value is not None and isinstance(target, nn.Parameter) and target.numel() == site.dim:
+            target.copy_(value.expand(site.dim))
+        elif value is not None and bool((value != neutral).any()):
+            lost.append(word)
+    return f"has no place for the old {' and '.join(lost)}" if lost else ""
 
+
+# A gain and a shift of each channel go through any two rows.
+ENOUGH_ROWS = 8
 
 # Slopes tried for DyT and Derf, in units of one over the standard deviation of the inputs: from nearly straight
 # to nearly a step function, and then between the neighbours of the best.
@@ -158,112 +136,120 @@ _COARSE = torch.logspace(-1.5, 1.0, 16, dtype=torch.float64)
 _FINE = torch.linspace(0.7, 1.4, 15, dtype=torch.float64)
 
 
-def record_pairs(
-    teacher: nn.Module, student: nn.Module, sites: dict[str, tuple[Form, nn.Module, nn.Module]], batch: Inputs
-) -> dict[str, list[tuple[Tensor, Tensor]]]:
-    """For each call of each site: its input in the student, and the output of the teacher's norm, both as rows.
-
-    `sites` are the function of each norm, the norm in the teacher, and what stands there in the student, whose earlier
-    sites are swapped.
-    """
-    rows: dict[nn.Module, list[Tensor]] = {}
-
-    def keep(module: nn.Module, kept: Callable[[nn.Module, Tensor], Tensor]) -> RemovableHandle:
-        def hook(module: nn.Module, given: Any, named: Any) -> None:
-            rows[module].append(kept(module, next(iter((*given, *named.values())))))
-
-        rows[module] = []
-        return module.register_forward_pre_hook(hook, with_kwargs=True)
-
-    handles = [keep(old, form.output) for form, old, _ in sites.values()]
-    handles += [keep(new, lambda _, x, form=form: form.rows(x)) for form, _, new in sites.values()]
-    with hooked(*handles):
-        run(teacher, batch)
-        run(student, batch)
-    return {name: list(zip(rows[new], rows[old], strict=True)) for name, (_, old, new) in sites.items()}
+# Inputs and desired outputs of a norm, (tokens, channels) in float64, call by call.
+Pairs = list[tuple[Tensor, Tensor]]
 
 
-def running_order(model: nn.Module, modules: dict[str, nn.Module], batch: Inputs) -> list[str]:
-    """The names in the order in which their modules first run; a module that never runs is an error."""
-    order: list[str] = []
-    handles = [
-        module.register_forward_pre_hook(lambda *_, name=name: order.append(name))
-        for name, module in modules.items()
-    ]
-    with hooked(*handles):
-        run(model, batch)
-    unused = [name for name in modules if name not in order]
-    if unused:
+def _record(teacher: nn.Module, student: nn.Module, new: list[NewNorm], batch: Inputs) -> list[Pairs]:
+    """For each call of each norm: its input in the student, the old or the new one, and the output of the teacher's."""
+    rows: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in new]
+
+    def keep(kept: list[Tensor], of: Callable[[Tensor], Tensor], args: Any, kwargs: Any) -> None:
+        kept.append(of(next(iter((*args, *kwargs.values())))))
+
+    olds, stands = {}, {}
+    for each, (given, wanted) in zip(new, rows, strict=True):
+        form, old = each.site.form, teacher.get_submodule(each.site.name)
+        olds[old] = partial(keep, wanted, partial(form.output, old))
+        stands[student.get_submodule(each.site.name)] = partial(keep, given, form.rows)
+    watch(teacher, batch, olds)
+    watch(student, batch, stands)
+    for each, (given, wanted) in zip(new, rows, strict=True):
+        if len(given) != len(wanted):
+            why = f"its code calls the new norm {len(given)} times and the old one {len(wanted)} times"
+            raise FathomsError(f"{each.site.name}: {why}; leave it out with only=")
+    return [list(zip(*each, strict=True)) for each in rows]
+
+
+def fit_in_order(model: nn.Module, teacher: nn.Module, new: list[NewNorm], batches: list[Inputs]) -> None:
+    """Fit new norms in the order in which they first run, those not fitted yet being the old ones."""
+    for each in new:
+        replace_module(model, each.module, each.site.module)
+    order: dict[str, NewNorm] = {}
+    seen = {each.site.module: lambda *_, each=each: order.setdefault(each.site.name, each) for each in new}
+    watch(model, batches[0], seen)
+    for name in [each.site.name for each in new if each.site.name not in order]:
+        why = "the batches never reach this norm, so it cannot be calibrated; leave it out with only="
+        raise FathomsError(f"{name}: {why}")
+    for name, each in order.items():
+        pairs = [pair for batch in batches for pair in _record(teacher, model, [each], batch)[0]]
+        _refuse_few_rows(name, each.part, [x for x, _ in pairs])
+        fit(each.part, pairs)
+        replace_module(model, each.site.module, each.module)
+
+
+def _refuse_few_rows(name: str, part: nn.Module, inputs: list[Tensor]) -> None:
+    """Refuse a fit that its rows do not determine: it is exact on them, with gains that mean nothing."""
+    seen, one = sum(map(len, inputs)), inputs[0][0]
+    few = seen < ENOUGH_ROWS
+    # A matrix gives equal rows of a batch equal numbers but for rounding.
+    same = few or all(torch.allclose(x, one, atol=1e-6 * float(one.abs().max())) for x in inputs)
+    if same and list(part.parameters()):
+        why = f"fewer than the {ENOUGH_ROWS} that a fit needs" if few else "all the same"
         raise FathomsError(
-            f"{unused[0]}: the batches never reach this norm, so it cannot be calibrated; leave it out with only="
+            f"swap_norms: {name} sees {seen} rows of calibrate=, {why}; give more images, or how='keep'"
         )
-    return list(dict.fromkeys(order))
 
 
-def _moments(pairs: list[tuple[Tensor, Tensor]], before_affine: Callable[[Tensor], Tensor]) -> Moments:
+@torch.no_grad()
+def errors_of(
+    model: nn.Module, teacher: nn.Module, new: list[NewNorm], batches: list[Inputs]
+) -> dict[str, float]:
+    """Relative error of each new norm against the old norm's outputs; none for one that never runs."""
+    sums = {each.site.name: torch.zeros(2, dtype=torch.float64) for each in new}
+    for batch in batches:
+        for each, pairs in zip(new, _record(teacher, model, new, batch), strict=True):
+            part = copy.deepcopy(each.part).double()
+            for x, y in pairs:
+                sums[each.site.name] += torch.stack([(y - part(x)).square().sum(), y.square().sum()]).cpu()
+    return {name: float(missed / whole) ** 0.5 for name, (missed, whole) in sums.items() if whole > 0.0}
+
+
+# The normalised input of each norm of the registry whose gain and shift are fitted to it; one without any is held.
+_KINDS = {nn.LayerNorm: "layernorm", nn.RMSNorm: "rmsnorm", ScaleNorm: "scalenorm", NoNorm: "none"}
+_KINDS |= {LearnableScaler: "learnable_scaler", DyT: "dyt", Derf: "derf"}
+_AFFINE = (("a", "weight", "g"), ("b", "bias"))
+
+
+def _moments(pairs: Pairs, before_affine: Callable[[Tensor], Tensor]) -> Moments:
     moments = Moments()
     for x, y in pairs:
         moments.add(before_affine(x), y)
     return moments
 
 
-# The normalised input of each norm of the registry whose gain and shift are fitted to it; one without any is held.
-_KINDS = {nn.LayerNorm: "layernorm", nn.RMSNorm: "rmsnorm", ScaleNorm: "scalenorm", NoNorm: "none"}
-_KINDS |= {LearnableScaler: "learnable_scaler"}
-_AFFINE = (("a", "weight", "g"), ("b", "bias"))
-
-
-def _fit_curve(part: DyT | Derf, pairs: list[tuple[Tensor, Tensor]]) -> float:
+def _fit_slope(part: DyT | Derf, pairs: Pairs) -> None:
+    """Set the slope of a curve, and no shift in it."""
     curve = torch.tanh if isinstance(part, DyT) else torch.erf
     spread = torch.cat([x for x, _ in pairs]).std().clamp_min(1e-12)
-    best: tuple[float, Tensor, Tensor, Tensor] | None = None
-    for grid in (_COARSE.to(spread.device) / spread, _FINE):
-        base = 1.0 if best is None else best[1]
-        for alpha in grid.to(spread.device) * base:
-            moments = _moments(pairs, lambda x, alpha=alpha: curve(alpha * x))
-            slope, shift = moments.line()
-            error = moments.error(slope, shift)
-            if best is None or error < best[0]:
-                best = (error, alpha, slope, shift)
-    assert best is not None
-    error, alpha, slope, shift = best
-    part.alpha.fill_(float(alpha))
+
+    def error(alpha: Tensor) -> float:
+        moments = _moments(pairs, lambda x: curve(alpha * x))
+        return moments.error(*moments.line())
+
+    coarse = min(_COARSE.to(spread.device) / spread, key=error)
+    part.alpha.fill_(float(min(coarse * _FINE.to(spread.device), key=error)))
     if isinstance(part, Derf):
         part.shift.zero_()
-    part.weight.copy_(slope)
-    part.bias.copy_(shift)
-    return error
 
 
 @torch.no_grad()
-def fit(part: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> float:
-    """Set a new norm's parameters to the least-squares fit of the pairs.
-
-    Args:
-        part: A norm from the registry.
-        pairs: Inputs and desired outputs, (tokens, channels), call by call.
-
-    Returns:
-        Root mean square of the residual, over that of the desired outputs.
-    """
-    if isinstance(part, DyT | Derf):
-        return _fit_curve(part, pairs)
+def fit(part: nn.Module, pairs: Pairs) -> None:
+    """Set the parameters of a norm of the registry to the least-squares fit of the pairs."""
     kind = next((kind for known, kind in _KINDS.items() if isinstance(part, known)), None)
     if kind is None:
         raise FathomsError(f"calibrate: {type(part).__name__} has no rule to fit it; use how='keep'")
+    if isinstance(part, DyT | Derf):
+        _fit_slope(part, pairs)
     eps = float(getattr(part, "eps", None) or 1e-6)
-    moments = _moments(pairs, lambda x: normalised(kind, x, eps))
-    weight, bias = (
-        next((t for n in names if (t := getattr(part, n, None)) is not None), None) for names in _AFFINE
-    )
+    moments = _moments(pairs, lambda x: normalised(kind, x, eps, module=part))
+    found = ((getattr(part, name, None) for name in names) for names in _AFFINE)
+    weight, bias = (next((own for own in each if own is not None), None) for each in found)
     slope, shift = moments.line()
-    if bias is None:
+    if bias is None and weight is not None:
         # Through the origin; one number for all channels is of all of them.
         uy, uu = moments.sums["uy"], moments.sums["uu"]
-        uy, uu = (uy.sum(), uu.sum()) if weight is None or weight.numel() == 1 else (uy, uu)
-        slope = torch.ones_like(uy) if weight is None else uy / uu.clamp_min(1e-30)
-        shift = torch.zeros_like(slope)
+        slope = uy.sum() / uu.sum() if weight.numel() == 1 else uy / uu.clamp_min(1e-30)
     for parameter, value in ((weight, slope), (bias, shift)):
         if parameter is not None:
             parameter.copy_(value)
-    return moments.error(slope, shift)

@@ -1,7 +1,7 @@
 """Recognise a norm by what it computes: a copy with random numbers is held against a short table of forms.
 
-Every form is y = act(gain * u + shift), where u is the normalised input, gain and shift are vectors over the
-channels, and the activation may be missing. The names of classes play no part in it.
+Every form is y = after(gain * u + shift): u is the normalised input, gain and shift are vectors over the channels,
+and `after` is a module inside the norm, such as an activation or a dropout. The names of classes play no part in it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ _WIDTHS = ("normalized_shape", "num_features", "num_channels", "dim", "hidden_si
 
 
 class NotThisNormError(Exception):
-    """The reason why a norm cannot be swapped; the report shows it."""
+    """The reason why a module is no norm that can be swapped; `is_norm` if it is one by what it computes."""
+
+    def __init__(self, why: str, is_norm: bool = False) -> None:
+        super().__init__(why)
+        self.is_norm = is_norm
 
 
 class Moments:
@@ -63,7 +67,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Form:
-    """The function of a norm without its activation: gain * u + shift along one channel axis.
+    """The function of a norm: after(gain * u + shift) along one channel axis.
 
     Args:
         kind: Its name in the norm registry, or "batchnorm" or "groupnorm".
@@ -75,7 +79,7 @@ class Form:
         one_plus: Whether the gain is one plus that tensor.
         shift: Name of its shift; None if it has none.
         by_batch: Whether it computes something else in training mode.
-        activation: Name of the submodule that follows it.
+        after: Name of the module inside it through which its output goes, such as its activation.
     """
 
     kind: str
@@ -87,11 +91,19 @@ class Form:
     one_plus: bool = False
     shift: str | None = None
     by_batch: bool = False
-    activation: str | None = None
+    after: str | None = None
+
+    def channels_last(self, x: Tensor) -> Tensor:
+        """A tensor with its channels moved to the end, in float64."""
+        return (x.movedim(1, -1) if self.layout == "first" else x).detach().double()
 
     def rows(self, x: Tensor) -> Tensor:
         """Tokens as rows, channels as columns, in float64."""
-        return channels_last(x.detach(), self.layout).flatten(0, -2).double()
+        return self.channels_last(x).flatten(0, -2)
+
+    def normalised(self, module: nn.Module | None, x: Tensor) -> Tensor:
+        """The input of a norm, normalised by the statistics that its kind has, as rows in float64."""
+        return normalised(self.kind, self.channels_last(x), self.eps, self.groups, module).flatten(0, -2)
 
     def learned(self, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
         """Gain and shift of a module of this form, over all channels; None for one that it does not have."""
@@ -101,43 +113,26 @@ class Form:
 
     def line(self, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
         """Gain and shift of a module as a map of each channel, with the running statistics of a BatchNorm."""
-        gain, shift = self.learned(module)
         if self.kind != "batchnorm":
-            return gain, shift
-        mean, var = running_statistics(module)
-        if mean is None or var is None:
-            raise FathomsError(
-                "swap_norms: a BatchNorm without running statistics is not a fixed map; use how='reset'"
-            )
-        slope = torch.rsqrt(var.detach().double().flatten() + self.eps)
-        slope = slope if gain is None else slope * gain.double()
-        moved = -mean.detach().double().flatten() * slope
-        return slope, moved if shift is None else moved + shift.double()
+            return self.learned(module)
+        if (var := getattr(module, "running_var", None)) is None:
+            why = "a BatchNorm without running statistics is not a fixed map; use how='reset'"
+            raise FathomsError(f"swap_norms: {why}")
+        shift, top = self.output(
+            module, torch.stack([torch.zeros_like(var), torch.ones_like(var)]).flatten(1)
+        )
+        return top - shift, shift
 
-    def output(self, module: nn.Module, x: Tensor) -> Tensor:
-        """The output of a module of this form before its activation, as rows in float64."""
-        last = channels_last(x.detach(), self.layout).double()
-        u = normalised(self.kind, last, self.eps, self.groups, module).flatten(0, -2)
+    def output(self, module: nn.Module, x: Tensor, of_batch: bool = False) -> Tensor:
+        """What a module of this form gives to the one after it, as rows in float64; `of_batch` as in training."""
+        u = self.normalised(None if of_batch else module, x)
         gain, shift = self.learned(module)
         u = u if gain is None else u * gain.double()
         return u if shift is None else u + shift.double()
 
 
-def channels_last(x: Tensor, layout: Layout) -> Tensor:
-    """A tensor with its channels moved to the end."""
-    return x.movedim(1, -1) if layout == "first" else x
-
-
 def normalised(kind: str, x: Tensor, eps: float, groups: int = 1, module: nn.Module | None = None) -> Tensor:
-    """The input of a norm, normalised as its kind does; channels last.
-
-    Args:
-        kind: The kind of norm.
-        x: (..., channels).
-        eps: Added to the variance.
-        groups: Groups of channels of a GroupNorm.
-        module: The norm, for its running statistics or the slope of its curve.
-    """
+    """Channels-last x, normalised as a kind does; `module` has running statistics, or the slope of a curve."""
     if kind == "layernorm":
         x = x - x.mean(-1, keepdim=True)
     if kind in ("layernorm", "rmsnorm"):
@@ -149,7 +144,7 @@ def normalised(kind: str, x: Tensor, eps: float, groups: int = 1, module: nn.Mod
         grouped = grouped - grouped.mean((1, 3), keepdim=True)
         return (grouped * torch.rsqrt(grouped.square().mean((1, 3), keepdim=True) + eps)).reshape(x.shape)
     if kind == "batchnorm":
-        mean, var = running_statistics(module)
+        mean, var = (getattr(module, name, None) for name in ("running_mean", "running_var"))
         if mean is None or var is None:
             var, mean = torch.var_mean(x, tuple(range(x.ndim - 1)), correction=0)
         return (x - mean.double().flatten()) * torch.rsqrt(var.double().flatten() + eps)
@@ -158,11 +153,6 @@ def normalised(kind: str, x: Tensor, eps: float, groups: int = 1, module: nn.Mod
     if kind == "derf":
         return torch.erf(x * module.alpha.double() + module.shift.double())  # pyrefly: ignore
     return x
-
-
-def running_statistics(module: nn.Module | None) -> tuple[Tensor | None, Tensor | None]:
-    """Running mean and variance of a BatchNorm; None without them."""
-    return getattr(module, "running_mean", None), getattr(module, "running_var", None)
 
 
 def _is_vector(tensor: Tensor) -> bool:
@@ -197,55 +187,73 @@ def recognise(module: nn.Module, seen: list[tuple[int, ...]]) -> Form | None:
 
     Args:
         module: A module that may be a norm; it is copied, and the copy tried.
-        seen: Shapes of the inputs that it gets in its model; empty if it was not seen running.
+        seen: Shapes of the inputs that it gets in its model, at all of which it must have the form; may be empty.
 
     Raises:
         NotThisNormError: It agrees with no form.
     """
-    declared = getattr(module, "normalized_shape", None)
-    if isinstance(declared, tuple | list) and len(declared) > 1:
-        raise NotThisNormError(
-            f"a {type(module).__name__} over {len(declared)} axes {tuple(declared)} has no channel axis to keep"
-        )
-    if any(not _is_vector(p) for p in _own(module).values()):
-        raise NotThisNormError("its parameters vary along more than one axis")
+    if not all(map(_is_vector, _own(module).values())):
+        raise NotThisNormError("it has more than one axis of channels")
     if (width := _width(module)) is None and not seen:
         raise NotThisNormError("its number of channels is not known; pass a batch as calibrate=")
-    with torch.device("cpu"):
-        try:
-            twin = _random_copy(module)
-        except REFUSALS as error:
-            raise NotThisNormError(f"it cannot be copied for a trial ({reason(error)})") from error
-        return _tried_at_shapes(twin, width, seen)
+    # A line through two tokens fits anything.
+    real: list[tuple[int, ...]] = [(2 if len(shape) > 2 else 6, *shape[1:]) for shape in seen]
+    why = NotThisNormError("")
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        for shape in dict.fromkeys((*_usual_shapes(width), *real)):
+            try:
+                return _tried(_random_copy(module), _random_input(shape), width, real)
+            except NotThisNormError as error:
+                why = error
+            except REFUSALS as error:
+                why = why if str(why) else NotThisNormError(f"its trial fails ({reason(error)})")
+    raise why
 
 
-def _tried_at_shapes(twin: nn.Module, width: int | None, seen: list[tuple[int, ...]]) -> Form | None:
-    """The form that a copy agrees with at the first shape that it takes and tells one."""
-    fails, differs = "", ""
-    for shape in _shapes(width, seen):
-        x = _random_input(shape)
-        try:
-            return _tried(twin, x, twin(x.clone()), width, seen)
-        except NotThisNormError as error:
-            differs = str(error)
-        except REFUSALS as error:
-            fails = fails or f"its trial fails ({reason(error)})"
-    if differs and (eps := float(getattr(twin, "eps", 0.0) or 0.0)) > 1e-3:
-        differs = f"with its eps of {eps:g} it is none of the norms that can be swapped, whose eps is small"
-    raise NotThisNormError(differs or fails)
-
-
-def _tried(twin: nn.Module, x: Tensor, y: Any, width: int | None, seen: list[tuple[int, ...]]) -> Form | None:
-    """The form that the output y of a copy agrees with; None where it is the input."""
+def _tried(twin: nn.Module, x: Tensor, width: int | None, real: list[tuple[int, ...]]) -> Form | None:
+    """The form of a copy on x, which it must also have in training and at the shapes that it gets in its model."""
+    y = twin(x.clone())
     if not isinstance(y, Tensor) or y.shape != x.shape:
         raise NotThisNormError("its output is not a tensor of its input's shape")
     if torch.equal(y, x) and not isinstance(twin, LearnableScaler):
         return None
-    form = _matching(twin, x, y, width)
-    for shape in seen:
-        if shape[-1 if form.layout == "last" else 1] != form.dim:
-            raise NotThisNormError(f"its channel axis is not the same at inputs of shape {shape}")
-    return form
+    bare, after = _split(twin, x)
+    form = _matching(bare, x, width)
+    for shape in real:
+        dim = shape[-1 if form.layout == "last" else 1]
+        if dim != form.dim or not _agrees(form, bare, _random_input(shape)):
+            raise NotThisNormError(f"it computes something else at inputs of shape {shape}", is_norm=True)
+    by_batch = not _agrees(form, bare.train(), x)
+    if by_batch and not (form.kind == "batchnorm" and _agrees(form, bare, x, of_batch=True)):
+        raise NotThisNormError("it computes something else in training", is_norm=True)
+    return replace(form, by_batch=by_batch, after=after)
+
+
+def _agrees(form: Form, bare: nn.Module, x: Tensor, of_batch: bool = False) -> bool:
+    """Whether a module has a form on x."""
+    y = form.rows(bare(x.clone()))
+    return bool((form.output(bare, x, of_batch) - y).norm() <= _AGREES * y.norm())
+
+
+def _split(twin: nn.Module, x: Tensor) -> tuple[nn.Module, str | None]:
+    """A norm without the modules inside it, and the name of the one through which its output goes; None without."""
+    bare, names = copy.deepcopy(twin), [n for n, m in twin.named_children() if not isinstance(m, nn.Identity)]
+    for name in names:
+        setattr(bare, name, nn.Identity())
+
+    def outputs(module: nn.Module) -> list[Tensor]:
+        found = []
+        for training in (False, True):
+            torch.default_generator.manual_seed(0)
+            found.append(copy.deepcopy(module).train(training)(x.clone()))
+        return found
+
+    wanted = outputs(twin)
+    for name in (None, *names):
+        after = nn.Identity() if name is None else twin.get_submodule(name)
+        if all(map(torch.allclose, wanted, outputs(nn.Sequential(bare, after)))):
+            return bare, name
+    raise NotThisNormError(f"it computes something else than a norm followed by {names[0]}")
 
 
 def _width(module: nn.Module) -> int | None:
@@ -271,13 +279,17 @@ def _random_copy(module: nn.Module) -> nn.Module:
     twin = (twin.to_empty(device="cpu") if empty else twin.cpu()).double().eval()
     generator = torch.Generator().manual_seed(0)
     for name, tensor in (*twin.named_parameters(), *twin.named_buffers()):
+        noise = torch.randn(tensor.shape, generator=generator)
         if not tensor.is_floating_point():
             tensor.zero_()
         elif name.endswith("running_var"):
             # So small that the eps next to it shows.
-            tensor.copy_(1e-3 * (0.5 + torch.rand(tensor.shape, generator=generator)))
-        elif empty or isinstance(tensor, nn.Parameter) or tensor.numel() > 1:
-            tensor.copy_(0.8 + 0.3 * torch.randn(tensor.shape, generator=generator))
+            tensor.copy_(1e-3 * (0.5 + noise.square()))
+        elif isinstance(tensor, nn.Parameter):
+            # So large that the bounds of an output show.
+            tensor.copy_(0.8 + 2.0 * noise)
+        elif empty or tensor.numel() > 1:
+            tensor.copy_(0.8 + 0.3 * noise)
     return twin
 
 
@@ -288,103 +300,57 @@ def _random_input(shape: tuple[int, ...]) -> Tensor:
     return x
 
 
-def _shapes(width: int | None, seen: list[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    """Shapes to try: those seen, made small, then those that norms of this width take."""
+def _usual_shapes(width: int | None) -> list[tuple[int, ...]]:
+    """Shapes that norms of a width take, small ones, whose axes differ in size."""
+    if width is None:
+        return []
     a, b, c = [size for size in (3, 5, 7, 11) if size != width][:3]
-    usual = []
-    if width is not None:
-        usual = [(2, a, b, width), (2, width, a, b), (2, width, a), (2, width, a, b, c), (6, width)]
-    shown = []
-    for shape in dict.fromkeys(seen):
-        sizes = iter((a, b, c, a, b, c))
-        # A line through two tokens fits anything.
-        batch = 2 if len(shape) > 2 else 6
-        shown.append((batch, *(size if width in (None, size) else next(sizes) for size in shape[1:])))
-        shown.append((batch, *shape[1:]))
-    # Where the second axis is also the last, a form does not show which of both it means.
-    first, second = (usual, shown) if any(len(shape) < 3 for shape in seen) else (shown, usual)
-    yield from dict.fromkeys((*first, *second))
+    return [(2, a, b, width), (2, width, a, b), (2, width, a), (2, width, a, b, c), (6, width)]
 
 
-def _matching(twin: nn.Module, x: Tensor, y: Tensor, width: int | None) -> Form:
-    """The form that a trial agrees with."""
-    inner, twin = _activation(twin, x, y), _without_modules(twin)
-    y = twin(x.clone())
+def _matching(bare: nn.Module, x: Tensor, width: int | None) -> Form:
+    """The form that a copy without the modules inside it has on x."""
+    y = bare(x.clone())
     why = "it computes none of the norms that can be swapped"
-    for form in _candidates(twin, x, y, width):
-        last = channels_last(x, form.layout)
-        u = normalised(form.kind, last, form.eps, form.groups, twin)
+    for form in _candidates(bare, x, width):
         moments = Moments()
-        moments.add(u.flatten(0, -2), channels_last(y, form.layout).flatten(0, -2))
+        moments.add(form.normalised(bare, x), form.rows(y))
         slope, shift = moments.line()
         if not moments.error(slope, shift) < _AGREES:
             continue
         try:
-            names = _named(twin, form, slope, shift)
+            return _named(bare, form, slope, shift)
         except NotThisNormError as error:
             why = str(error)
-            continue
-        again = copy.deepcopy(twin).train()(x.clone())
-        by_batch = not torch.allclose(again.double(), y.double(), rtol=1e-3, atol=1e-5)
-        gain, one_plus, bias = names
-        return replace(form, gain=gain, one_plus=one_plus, shift=bias, by_batch=by_batch, activation=inner)
-    raise NotThisNormError(why)
+    if torch.allclose(bare(-x), y):
+        raise NotThisNormError("its output does not depend on its input")
+    # Statistics of its input make a module blind to the scale of it.
+    raise NotThisNormError(why, is_norm=torch.allclose(bare(2 * x)[0], y[0], rtol=1e-2, atol=1e-2))
 
 
-def _without_modules(twin: nn.Module) -> nn.Module:
-    """The norm alone: whatever it calls is replaced by the identity."""
-    bare = copy.deepcopy(twin)
-    for name, _ in list(bare.named_children()):
-        setattr(bare, name, nn.Identity())
-    return bare
-
-
-def _activation(twin: nn.Module, x: Tensor, y: Tensor) -> str | None:
-    """Name of the submodule through which the norm's output goes, or None; several of them are refused."""
-    found = [n for n, child in twin.named_children() if not isinstance(child, nn.Identity | nn.Dropout)]
-    if not found:
-        return None
-    try:
-        alone = _without_modules(twin)(x.clone())
-        if torch.allclose(alone, y):
-            return None
-        if len(found) == 1 and torch.allclose(twin.get_submodule(found[0])(alone.clone()), y):
-            return found[0]
-    except REFUSALS as error:
-        raise NotThisNormError(f"its trial without {found[0]} fails ({reason(error)})") from error
-    raise NotThisNormError(f"it computes something else than a norm followed by {found[0]}")
-
-
-def _candidates(twin: nn.Module, x: Tensor, y: Tensor, width: int | None) -> Iterator[Form]:
-    """Every form that may agree, the usual ones first."""
-    own = [value for value in vars(twin).values() if isinstance(value, float) and 0.0 <= value < 0.1]
-    epsilons = tuple(dict.fromkeys((*own, *_EPSILONS)))
-    dims: dict[Layout, int] = {"last": x.shape[-1], "first": x.shape[1]}
-    # Statistics of the input make a norm blind to its scale.
-    blind = torch.allclose(twin(2 * x)[0].double(), y[0].double(), rtol=1e-2, atol=1e-2)
-    running = running_statistics(twin)[1] is not None
-    kinds = ["learnable_scaler"] if isinstance(twin, LearnableScaler) else []
-    if isinstance(getattr(twin, "alpha", None), Tensor):
-        kinds += ["dyt", "derf"] if isinstance(getattr(twin, "shift", None), Tensor) else ["dyt"]
-    kinds += ["batchnorm"] if running else []
-    kinds += ["layernorm", "rmsnorm", "scalenorm"] if blind else []
+def _candidates(bare: nn.Module, x: Tensor, width: int | None) -> Iterator[Form]:
+    """Every form that may agree, without its gain and shift, the usual ones first."""
+    own = [value for value in vars(bare).values() if isinstance(value, float) and value >= 0.0]
+    kinds = ["layernorm", "rmsnorm", "scalenorm", "batchnorm", "groupnorm"]
+    if isinstance(bare, LearnableScaler):
+        kinds = ["learnable_scaler"]
+    elif isinstance(getattr(bare, "alpha", None), Tensor):
+        kinds = ["derf", "dyt"] if isinstance(getattr(bare, "shift", None), Tensor) else ["dyt"]
+    layouts: dict[Layout, int] = {"last": x.shape[-1], "first": x.shape[1]}
     for kind in kinds:
-        for layout, dim in dims.items():
-            if width in (None, 1, dim):
-                yield from (Form(kind, dim, layout, eps) for eps in epsilons)
-    dim = dims["first"]
-    if blind and width in (None, 1, dim):
-        declared = getattr(twin, "num_groups", None)
-        for groups in dict.fromkeys((declared if isinstance(declared, int) else 1, 1, dim)):
-            if groups > 0 and dim % groups == 0:
-                yield from (Form("groupnorm", dim, "first", eps, groups) for eps in epsilons)
-        yield from (Form("batchnorm", dim, "first", eps) for eps in epsilons if not running)
+        for layout, dim in layouts.items():
+            if width not in (None, 1, dim) or (layout == "last" and kind in ("batchnorm", "groupnorm")):
+                continue
+            declared = getattr(bare, "num_groups", None)
+            groups = [declared if isinstance(declared, int) else 1, 1, dim] if kind == "groupnorm" else [1]
+            for each in dict.fromkeys(groups):
+                yield from (Form(kind, dim, layout, eps, each) for eps in dict.fromkeys((*own, *_EPSILONS)))
 
 
-def _named(twin: nn.Module, form: Form, slope: Tensor, shift: Tensor) -> tuple[str | None, bool, str | None]:
-    """Names of gain and shift among the vectors of a copy, and whether the gain is one plus its vector."""
-    used = {"running_mean", "running_var"} | ({"alpha", "shift"} if form.kind in ("dyt", "derf") else set())
-    vectors = {n: t.flatten() for n, t in _own(twin).items() if t.numel() in (1, form.dim) and n not in used}
+def _named(bare: nn.Module, form: Form, slope: Tensor, shift: Tensor) -> Form:
+    """A form with the names of its gain and shift among the vectors of a copy."""
+    used = {"dyt": {"alpha"}, "derf": {"alpha", "shift"}}.get(form.kind, {"running_mean", "running_var"})
+    vectors = {n: t.flatten() for n, t in _own(bare).items() if t.numel() in (1, form.dim) and n not in used}
 
     def close(a: Tensor, b: Tensor | float) -> bool:
         return torch.allclose(a, torch.as_tensor(b, dtype=a.dtype).expand_as(a), rtol=1e-3, atol=1e-4)
@@ -397,4 +363,4 @@ def _named(twin: nn.Module, form: Form, slope: Tensor, shift: Tensor) -> tuple[s
     if gain is None or bias is None:
         what = "gain" if gain is None else "shift"
         raise NotThisNormError(f"its {what} is none of its own parameters")
-    return (*gain, *bias)
+    return replace(form, gain=gain[0], one_plus=gain[1], shift=bias[0])

@@ -11,34 +11,23 @@ from torch import nn
 
 from fathoms.errors import FathomsError, reason
 from fathoms.models.vit import ViT
-from fathoms.parts.norms import NORMS
+from fathoms.parts.modes import in_inference
 from fathoms.registry import check_name
 from fathoms.surgery.inputs import (
     REFUSALS,
     Inputs,
-    Report,
     as_batches,
     call,
-    check_comparable,
     check_model,
     difference,
-    first,
-    proof_notes,
+    known_inputs,
     run,
-    zeros_at_random,
+    size_of,
+    with_size,
 )
-from fathoms.surgery.new_norm import (
-    NewNorm,
-    as_start,
-    build_part,
-    carry,
-    fit,
-    record_pairs,
-    replace_module,
-    resets,
-    running_order,
-)
-from fathoms.surgery.norm_sites import Choice, Norms, NormSite, choose_sites, find_norms, known_inputs
+from fathoms.surgery.new_norm import NewNorm, build_part, errors_of, fit_in_order, start_of
+from fathoms.surgery.norm_sites import Choice, Norms, NormSite, choose_sites, find_norms
+from fathoms.surgery.trial import Report, check_comparable, exchanged, proof_notes, zeros_at_random
 from fathoms.text_table import aligned
 
 
@@ -107,9 +96,6 @@ WAYS = ("keep", "reset", "calibrate")
 # Another order of summation moves the output from run to run by less; then the pairs of a fit belong together.
 REPEATS = 1e-2
 
-# A gain and a shift of each channel go through any two rows.
-ENOUGH_ROWS = 8
-
 
 def swap_norms(
     model: nn.Module,
@@ -145,93 +131,63 @@ def swap_norms(
     4
     """
     check_model(model, "swap_norms")
-    to, _, start = to.partition(":") if isinstance(to, str) else (to, "", "")
-    NORMS.check(to, "swap_norms")
-    init = as_start(start) if start else init
-    how = resets(to, how) if init is not None else how
+    to, init, how = start_of(to, init, how)
     batches = None if calibrate is None else as_batches(calibrate, model)
     how = check_name(how or ("keep" if batches is None else "calibrate"), WAYS, "way", "swap_norms: how")
     if how == "calibrate" and batches is None:
         raise FathomsError("swap_norms: how='calibrate' needs batches; pass calibrate=")
-    inputs = known_inputs(model) if batches is None else first(batches[0], 2)
+    inputs = known_inputs(model) if batches is None else with_size(batches[0], min(2, size_of(batches[0])))
     found = find_norms(model, inputs)
-    sites = _sites(model, to, only, found)
+    sites = _sites(model, to, only, found, how)
     if batches is not None:
         check_comparable(model, batches[0], "swap_norms", REPEATS, "leave calibrate= out")
-    if how != "reset":
-        _refuse_training_batchnorm(sites)
-    new = {site.name: build_part(site, to, model, init) for site in sites}
-    if how == "keep":
-        new = {site.name: carry(site, new[site.name]) for site in sites}
-    for site in sites:
-        new[site.name].module.train(site.module.training)
+    new = [build_part(site, to, model, init, keep=how == "keep") for site in sites]
+    pairs = [(each.site.module, each.module) for each in new]
+    teacher = model if batches is None else copy.deepcopy(model)
+    before, shared = _failures(model, inputs), _shared(model, sites)
     errors: dict[str, float] = {}
-    change, proof, notes, shared = None, (), [], _shared(model, sites)
-    teacher = None if batches is None else copy.deepcopy(model)
-    try:
-        if batches is None or teacher is None or how != "calibrate":
-            _exchange(model, sites, new)
-        else:
-            errors = _fit_in_order(model, teacher, sites, new, batches)
-        if failures := _failures(model, inputs):
-            _exchange(model, sites, new, back=True)
-            own = _failures(model, inputs)
-            _refuse_new(failures, own)
-            notes = [f"not tried in {way} after the swap: {why}" for way, why in own.items()]
-            _exchange(model, sites, new)
-        if batches is not None and teacher is not None:
-            errors = errors or _errors(model, teacher, sites, new, batches)
+    change, proof = None, ()
+    with exchanged(model, pairs):
+        for way, why in _failures(model, inputs).items():
+            if way not in before:
+                failed = f"after the swap the model fails in {way} ({why})"
+                raise FathomsError(f"swap_norms: {failed}; it is as it was; choose other norms with only=")
+        if batches is not None:
+            if how == "calibrate":
+                fit_in_order(model, teacher, new, batches)
+            errors = errors_of(model, teacher, new, batches)
             change, proof = _compared(teacher, model, batches)
-    except BaseException:
-        _exchange(model, sites, new, back=True)
-        raise
-    rows = tuple(_row(site, to, new[site.name], errors.get(site.name)) for site in sites)
-    chosen = {site.name for site in sites}
-    stays = [(s.name, f"is a {to} already" if s.kind == to else "not chosen by only=") for s in found.sites]
-    left = (*found.left, *[pair for pair in stays if pair[0] not in chosen])
-    notes = [*_after(model, to, init), *found.notes, *notes, *shared, *proof]
-    return SwapReport(rows, how, left, change, tuple(notes))
-
-
-def _exchange(model: nn.Module, sites: list[NormSite], new: dict[str, NewNorm], back: bool = False) -> None:
-    """Put the new norms in, or the old ones back."""
-    for site in sites:
-        pair = site.module, new[site.name].module
-        replace_module(model, *(reversed(pair) if back else pair))
+    rows = tuple(_row(each, to, errors.get(each.site.name)) for each in new)
+    stay = [site for site in found.rows if site not in sites]
+    left = [(s.name, f"is a {to} already" if s.kind == to else "not chosen by only=") for s in stay]
+    untried = [f"not tried in {way} after the swap: {why}" for way, why in before.items()]
+    notes = [*_after(model, to, init), *found.notes, *untried, *shared, *proof]
+    return SwapReport(rows, how, (*found.left, *left), change, tuple(notes))
 
 
 def _failures(model: nn.Module, inputs: Inputs | None) -> dict[str, str]:
     """Reasons for which a model does not run in inference, or forward and backward in training; empty if it does."""
     if inputs is None:
         return {"inference and training": "the inputs of the model are not known; pass calibrate="}
-    failures = {}
-    state = {name: value.clone() for name, value in model.named_buffers()}
-    modes = {module: module.training for module in model.modules()}
-    with torch.random.fork_rng():
+    failures, state = {}, {name: value.clone() for name, value in model.named_buffers()}
+    with torch.random.fork_rng(), in_inference(model):
         for way in ("inference", "training"):
             try:
-                model.train(way == "training")
                 with torch.set_grad_enabled(way == "training"):
-                    ends = [tensor.float().sum() for tensor in call(model, inputs) if tensor.requires_grad]
-                learned = [p for p in model.parameters() if p.requires_grad]
-                if ends:
+                    ends = call(model.train(way == "training"), inputs)
+                if ends := [tensor.float().sum() for tensor in ends if tensor.requires_grad]:
+                    learned = [p for p in model.parameters() if p.requires_grad]
                     torch.autograd.grad(ends, learned, allow_unused=True)
             except REFUSALS as error:
                 failures[way] = reason(error)
-    for module, mode in modes.items():
-        module.training = mode
+                read = getattr(error, "obj", None)
+                if isinstance(error, AttributeError) and isinstance(read, nn.Module):
+                    kind = type(read).__name__
+                    failures[way] = f"its own code reads {error.name} of a {kind}, which has none"
     with torch.no_grad():
         for name, value in model.named_buffers():
             value.copy_(state[name])
     return failures
-
-
-def _refuse_new(after: dict[str, str], before: dict[str, str]) -> None:
-    for way in (way for way in after if way not in before):
-        raise FathomsError(
-            f"swap_norms: after the swap the model fails in {way} ({after[way]}); it is as it was; choose "
-            "other norms with only="
-        )
 
 
 def _compared(teacher: nn.Module, model: nn.Module, batches: list[Inputs]) -> tuple[float, tuple[str, ...]]:
@@ -246,104 +202,36 @@ def _compared(teacher: nn.Module, model: nn.Module, batches: list[Inputs]) -> tu
         return largest, proof_notes(zeros, teacher, batches[0])
 
 
-def _sites(model: nn.Module, to: str, only: Choice | None, found: Norms) -> list[NormSite]:
-    """The norms to be swapped; an error with the reason if there are none."""
+def _sites(model: nn.Module, to: str, only: Choice | None, found: Norms, how: str) -> list[NormSite]:
+    """The norms to be swapped; an error with the reason if there are none, or one that is no map of each row."""
     name = type(model).__name__
-    if any(site.module is model for site in found.sites):
-        raise FathomsError(
-            f"swap_norms: {name} is itself a norm; put it into nn.Sequential, or build the new one"
-        )
-    if found.sites:
+    if any(site.module is model for site in found.rows):
+        why = f"{name} is itself a norm; put it into nn.Sequential, or build the new one"
+    elif found.rows:
         sites = [site for site in choose_sites(found, only) if site.kind != to]
-        if not sites:
+        moving = [site.name for site in sites if site.form.by_batch and site.module.training]
+        if moving and how != "reset":
             raise FathomsError(
-                f"swap_norms: every norm of {name} is a {to} already; there is nothing to swap"
-            )
-        return sites
-    if getattr(model, "folded_by_fathoms", False):
-        raise FathomsError(f"swap_norms: {name} was folded and has no norm left; swap before folding")
-    if found.left:
-        place, why = found.left[0]
-        more = (
-            f"; so with {len(found.left) - 1} more, see fathoms.norms(model)" if len(found.left) > 1 else ""
-        )
-        raise FathomsError(f"swap_norms: no norm of {name} can be swapped: {place or name}: {why}{more}")
-    unseen = f" ({found.notes[0]})" if found.notes else ""
-    raise FathomsError(f"swap_norms: {name} has no norm among its modules; there is nothing to swap{unseen}")
-
-
-def _refuse_training_batchnorm(sites: list[NormSite]) -> None:
-    for site in sites:
-        if site.form.by_batch and site.module.training:
-            raise FathomsError(
-                f"{site.name}: a BatchNorm in training mode depends on the batch and is not a fixed map; "
+                f"{moving[0]}: a BatchNorm in training mode depends on the batch and is not a fixed map; "
                 "call model.eval() first, or use how='reset'"
             )
+        if sites:
+            return sites
+        why = f"every norm of {name} is a {to} already; there is nothing to swap"
+    elif getattr(model, "folded_by_fathoms", False):
+        why = f"{name} was folded and has no norm left; swap before folding"
+    elif found.left:
+        (place, first), more = found.left[0], len(found.left) - 1
+        others = f"; so with {more} more, see fathoms.norms(model)" if more else ""
+        why = f"no norm of {name} can be swapped: {place or name}: {first}{others}"
+    else:
+        unseen = f" ({found.notes[0]})" if found.notes else ""
+        why = f"{name} has no norm among its modules; there is nothing to swap{unseen}"
+    raise FathomsError(f"swap_norms: {why}")
 
 
-def _fit_in_order(
-    model: nn.Module,
-    teacher: nn.Module,
-    sites: list[NormSite],
-    new: dict[str, NewNorm],
-    batches: list[Inputs],
-) -> dict[str, float]:
-    """Fit and swap the sites in the order in which they run; the error of each on the batches."""
-    originals = dict(teacher.named_modules())
-    by_name = {site.name: site for site in sites}
-    errors: dict[str, float] = {}
-    for name in running_order(model, {site.name: site.module for site in sites}, batches[0]):
-        site, part = by_name[name], new[name]
-        trio = (site.form, originals[name], site.module)
-        try:
-            pairs = [
-                pair for batch in batches for pair in record_pairs(teacher, model, {name: trio}, batch)[name]
-            ]
-        except REFUSALS as error:
-            _refuse_new({"calibration": reason(error)}, {})
-            raise
-        _refuse_few_rows(name, part.part, [x for x, _ in pairs])
-        errors[name] = fit(part.part, pairs)
-        replace_module(model, site.module, part.module)
-    return errors
-
-
-def _refuse_few_rows(name: str, part: nn.Module, inputs: list[torch.Tensor]) -> None:
-    """Refuse a fit that its rows do not determine: it is exact on them, with gains that mean nothing."""
-    seen = sum(map(len, inputs))
-    few, one = seen < ENOUGH_ROWS, inputs[0][0]
-    # A matrix gives equal rows of a batch equal numbers but for rounding.
-    if list(part.parameters()) and (
-        few or all(torch.allclose(x, one, atol=1e-6 * float(one.abs().max())) for x in inputs)
-    ):
-        why = f"fewer than the {ENOUGH_ROWS} that a fit needs" if few else "all the same"
-        raise FathomsError(
-            f"swap_norms: {name} sees {seen} rows of calibrate=, {why}; give more images, or how='keep'"
-        )
-
-
-@torch.no_grad()
-def _errors(
-    model: nn.Module,
-    teacher: nn.Module,
-    sites: list[NormSite],
-    new: dict[str, NewNorm],
-    batches: list[Inputs],
-) -> dict[str, float]:
-    """Relative error of each new norm, as it is, against the old norm's outputs; none for one that never runs."""
-    originals = dict(teacher.named_modules())
-    trios = {site.name: (site.form, originals[site.name], new[site.name].module) for site in sites}
-    sums = {site.name: [0.0, 0.0] for site in sites}
-    for batch in batches:
-        for name, pairs in record_pairs(teacher, model, trios, batch).items():
-            part = copy.deepcopy(new[name].part).double()
-            for x, y in pairs:
-                sums[name][0] += float((y - part(x)).square().sum())
-                sums[name][1] += float(y.square().sum())
-    return {name: (missed / whole) ** 0.5 for name, (missed, whole) in sums.items() if whole > 0.0}
-
-
-def _row(site: NormSite, to: str, new: NewNorm, error: float | None) -> SwapRow:
+def _row(new: NewNorm, to: str, error: float | None) -> SwapRow:
+    site = new.site
     counts = [sum(p.numel() for p in module.parameters()) for module in (site.module, new.part)]
     note = "; ".join(filter(None, ("never ran on these inputs" if site.ran is False else "", new.note)))
     return SwapRow(site.name, type(site.module).__name__, to, (counts[0], counts[1]), error, note)
@@ -361,14 +249,9 @@ def _shared(model: nn.Module, sites: list[NormSite]) -> list[str]:
 
 
 def _after(model: nn.Module, to: str, init: str | float | None) -> list[str]:
-    """Update a fathoms model's config; the note says where none describes the model."""
-    if not isinstance(model, ViT) or _follow(model, to, init):
+    """Adopt the config that describes a swapped model of fathoms; a note if there is none."""
+    if not isinstance(model, ViT):
         return []
-    return ["config: no ViTConfig describes this mixture; model.config still names the old norms"]
-
-
-def _follow(model: ViT, to: str, init: str | float | None) -> bool:
-    """Adopt the config that describes the swapped model, if there is one."""
     own = {name: parameter.shape for name, parameter in model.named_parameters()}
     change = {"norm": to, "norm_init": init, "norm_by_depth": None, "final_norm": None}
     # Norms of q and k have their own field, which takes fewer of them.
@@ -382,5 +265,5 @@ def _follow(model: ViT, to: str, init: str | float | None) -> bool:
             continue
         if {name: parameter.shape for name, parameter in twin.named_parameters()} == own:
             model.config = config
-            return True
-    return False
+            return []
+    return ["config: no ViTConfig describes this mixture; model.config still names the old norms"]
