@@ -80,7 +80,7 @@ def test_a_comparison_is_planned_for_its_time_and_the_same_command_goes_on_with_
     monkeypatch.setattr(by, "MOST", 3)
     words = (*NORMS, "--tune", "lr=3e-3,6e-3,12e-3", "--by", "15m")
     assert comparisons.run(*words) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "by a pilot: --seeds 3" in said
     assert "smallest difference these seeds show" in said
     assert "by the time that trials took: 3 seeds; this stays" in said
