@@ -3,6 +3,7 @@
 import gzip
 import json
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -141,6 +142,18 @@ def test_a_gzipped_idx_file_is_unpacked_no_further_than_its_header_says(tmp_path
         with limited_reads() as read, pytest.raises(Exception, match=message):
             open_source(path)
         assert sum(read) < 1 << 20
+
+
+def test_a_plain_idx_file_that_declares_more_than_it_holds_takes_no_memory(tmp_path):
+    path = MAKERS["idx"](tmp_path)
+    (path / "train-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 0x803, 60_000, 200, 200))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="do not hold"):
+            open_source(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
 
 
 class limited_reads:  # noqa: N801
