@@ -6,6 +6,7 @@ import importlib.util
 import math
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,7 +41,7 @@ SECONDS, SECONDS_AN_IMAGE = 60.0, 10.0
 """A run may take this long and as much again for each image: a loop in a graph need not end."""
 
 
-class RuntimeModel(nn.Module):
+class RuntimeModel(nn.Module, ABC):
     """An image classifier that another library runs: images (B, C, H, W) in, logits out.
 
     It is tried on one image before anything is asked of it.
@@ -68,13 +69,13 @@ class RuntimeModel(nn.Module):
                 f"{path}: not a readable {self.kind} file ({reason(error)}); export it again"
             ) from error
 
+    @abstractmethod
     def _open(self, threads: int) -> None:
         """Read the file, and tell `_settle` what it takes and gives."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _call(self, batch: np.ndarray, limit: float) -> list[Any] | None:
         """The outputs for a batch; None where it takes more than `limit` seconds."""
-        raise NotImplementedError
 
     def _settle(self, inputs: Entries, outputs: Entries) -> None:
         """Refuse what is no classifier of float32 images, by its inputs and outputs."""

@@ -86,7 +86,7 @@ class Join(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B N D"],
-        branch: Callable[..., Tensor],
+        branch: Callable[..., Float[Tensor, "B N D"]],
         context: Float[Tensor, "B M D"] | None = None,
     ) -> Float[Tensor, "B N D"]:
         """The stream after the branch, a function of the stream and of a context if one is given, has been added."""
