@@ -9,7 +9,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import torch
 
@@ -193,11 +193,15 @@ def _fetched(name: str) -> tuple[Path, Path]:
         ) from error
 
 
+# Not typing.Self: the run-time checker of the tests decorates methods one by one, and cannot know its class.
+Model = TypeVar("Model", bound=Described)
+
+
 class Pretrained(Described):
     """A model that is saved with its card to a folder or the Hub, and built from there."""
 
     @classmethod
-    def from_pretrained(cls, source: str | Path, **overrides: Any) -> Self:
+    def from_pretrained(cls: type[Model], source: str | Path, **overrides: Any) -> Model:
         """A model from what `save_pretrained` or `fathoms export --format safetensors` wrote, here or on the Hub.
 
         Args:
