@@ -441,6 +441,7 @@ COMPARE_ELSEWHERE = {
         "comparing/test_signals.py::"
         "test_workers_end_within_seconds_of_their_parent_and_a_used_up_budget_exits_with_75"
     ),
+    "by": "comparing/test_by.py::test_a_comparison_is_planned_for_its_time_and_the_same_command_goes_on_with_the_plan",
     "jobs": TUNED,
     "scores": "comparing/test_scores.py::test_the_command_prints_the_same_table",
     "page": "comparing/test_scores.py::test_a_page_shows_the_verdicts_and_the_picture_and_replaces_nothing",

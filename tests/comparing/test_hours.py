@@ -112,7 +112,8 @@ def test_a_dry_run_says_the_hours_of_every_arm_and_a_run_does_not(preset, compar
 
     where = ("--output", str(comparisons.root), "--experiment", "c")
     assert main(["compare", "digits", *words, *where]) == 0
-    printed = capsys.readouterr().out
+    # Lines of a terminal, with what was wrapped put back.
+    printed = re.sub(r"\n {4}", " ", capsys.readouterr().out)
     assert "hours of a run on ImageNet's 1,281,167 images" in printed
     arms = PRESETS[preset]["arms"]
     lines = [line for line in printed.splitlines() if re.match(r"  [\d.,]+, [\d.,]+ \(", line)]

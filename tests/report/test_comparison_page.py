@@ -411,5 +411,5 @@ def test_comparing_leaves_the_page_in_the_folder(tmp_path):
     page = Elements((tmp_path / "pair" / "report.html").read_text())
     assert "2 runs ended" in page.text
     answer = json.loads((tmp_path / "pair" / "results.json").read_text())["answer"]
-    assert answer in done.stdout, "the same words as on the terminal"
+    assert answer in " ".join(done.stdout.split()), "the same words as on the terminal"
     assert typeset(answer, arms_of(read_comparison(tmp_path / "pair"))) in page.text

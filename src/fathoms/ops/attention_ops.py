@@ -226,7 +226,7 @@ def class_attention(
     """
     check_name(impl, get_args(ClassAttentionImpl), "implementation", "class_attention")
     # torch.jit.trace and torch's older ONNX exporter would keep the batch that they saw.
-    absorbs = pays(q.shape[2], q.shape[1], context.shape[2]) and not torch.jit.is_tracing()
+    absorbs = not torch.jit.is_tracing() and pays(q.shape[2], q.shape[1], context.shape[2])
     if impl == "reference" or (impl == "auto" and not absorbs):
         return class_attention_reference(q, queries, context, key_weight, key_bias, value_weight, value_bias)
     return _absorbed(q, queries, context, key_weight, key_bias, value_weight, value_bias)

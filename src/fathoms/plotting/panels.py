@@ -125,7 +125,8 @@ def point_panel(panel: Panel, size: tuple[float, float] = (370, 260)) -> Figure:
             label=shortened(line.name, LONGEST),
             **look,
         )
-    figure.legend(loc="outside lower left", ncols=across)
+    if any(line.name for line in panel.lines):
+        figure.legend(loc="outside lower left", ncols=across)
     return figure
 
 

@@ -278,7 +278,7 @@ class Recorder:
 
             return keep
 
-        def keep_join(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        def keep_join(_module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
             if self.recording and len(inputs) > 1:
                 self._joined((name, branch), inputs[0], seen.pop("added"), output, seen.pop("skip"))
 
