@@ -129,7 +129,11 @@ def test_every_schedule_lies_between_minimum_and_base(sched):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sched": "cosin"}, "--sched: no value is called 'cosin'; did you mean 'cosine'?"),
+        pytest.param(
+            {"sched": "cosin"},
+            "--sched: no value is called 'cosin'; did you mean 'cosine'?",
+            marks=pytest.mark.plain,
+        ),
         ({"lr": 0.0}, "--lr 0.0: use a number above 0"),
         ({"lr": math.nan}, "--lr=nan"),
         ({"epochs": 0}, "--epochs 0"),

@@ -159,6 +159,13 @@ class Args:
     switches: Switches = field(default_factory=Switches)
 
 
+@dataclass(frozen=True)
+class ArgsOfTable(Args):
+    """The flags with a recipe that has no name: what suits the data and the machine."""
+
+    recipe: Any = None
+
+
 def with_plan_file(args: Args, file: PlanFile) -> Args:
     """The flags with the plan file's settings of all runs, where no flag says otherwise."""
     return dataclasses.replace(
@@ -215,7 +222,10 @@ def make_comparison(args: Args, modules: Modules | None = None) -> Comparison:
     args = with_val_share(args)
     folder = Path(args.run.output) / (args.run.experiment or default_name(args, plan))
     earlier = ComparisonFolder(folder).plan() or {}
-    args = suited(args, plan, earlier)
+    table = suited(args, plan, earlier)
+    if table is not None:
+        settings: dict[str, Any] = {**vars(args), "recipe": table}
+        args = ArgsOfTable(**settings)
     if args.by is None:
         return build(args, plan, earlier, folder, slurm, modules)
     if modules is not None:

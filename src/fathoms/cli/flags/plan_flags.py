@@ -144,17 +144,16 @@ def parse_arms(texts: Iterable[str]) -> dict[str, dict[str, str]]:
     return arms
 
 
-def suited(args: Any, plan: Plan, earlier: Mapping[str, Any]) -> Any:
-    """The flags with a recipe that suits the data and the machine, where they name neither a recipe nor a model."""
+def suited(args: Any, plan: Plan, earlier: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The recipe that suits the data and the machine; None where the flags name a recipe or a model."""
     if args.data is None or any((args.recipe, args.model, args.run.initial_checkpoint)):
-        return args
+        return None
     from fathoms.training.defaults import SWITCHES, starting_table
 
     largest = {name: max(map(int, plan.axes[name])) for name in SWITCHES if name in plan.axes}
     typed = {**given(args.training), **given(args.switches), **largest}
     runs = args.jobs or max(1, usable_cores() // 2)
-    table = starting_table(args.data, args.run, typed, recorded=earlier.get("base"), runs=runs)
-    return dataclasses.replace(args, recipe=table)
+    return starting_table(args.data, args.run, typed, recorded=earlier.get("base"), runs=runs)
 
 
 def refuse_void_flags(
