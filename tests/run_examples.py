@@ -2,7 +2,7 @@
 
     python tests/run_examples.py                          # everything; `make examples`
     python tests/run_examples.py docs/probe.md examples/distil.py
-    python tests/run_examples.py --shown                  # the blocks whose output a page shows, compared; `make docs`
+    python tests/run_examples.py --shown                  # the blocks whose output a page shows, compared; `make shown`
     python tests/run_examples.py --write docs/start.md    # and written into the page
 
 A block whose output is shown runs as it is, in the order of the page; other long commands run on tiny data
