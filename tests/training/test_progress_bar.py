@@ -101,7 +101,7 @@ def test_the_first_lines_are_short_and_name_threads_and_folder(digit_runs, capsy
     assert re.fullmatch(
         r"cost: about [\d.]+ GB of memory, [\d.]+ GB are free; time: after a few updates", lines[3]
     )
-    assert lines[4].startswith("run folder: ")
+    assert lines[4].startswith("run folder:")
     assert any(line.startswith("device: cpu, 1 thread on ") for line in lines[:9])
     assert all(len(line) <= 80 for line in lines if not line.startswith("run folder: "))
 

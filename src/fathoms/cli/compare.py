@@ -222,7 +222,8 @@ def make_comparison(args: Args, modules: Modules | None = None) -> Comparison:
     args = with_val_share(args)
     folder = Path(args.run.output) / (args.run.experiment or default_name(args, plan))
     earlier = ComparisonFolder(folder).plan() or {}
-    table = suited(args, plan, earlier)
+    # What suits a named model, such as Muon, need not suit a module of Python code.
+    table = suited(args, plan, earlier) if modules is None else None
     if table is not None:
         settings: dict[str, Any] = {**vars(args), "recipe": table}
         args = ArgsOfTable(**settings)
