@@ -48,7 +48,8 @@ def test_two_arms_of_three_seeds_are_the_commands_results_byte_for_byte_and_the_
     said = " ".join(capsys.readouterr().out.split())
     assert found.results["answer"] in said
     last = found.table().strip().splitlines()[-1]
-    assert last and said.endswith(last)
+    assert last
+    assert said.endswith(last)
     assert command(tmp_path, "python", 4) == 0
     assert "6 of 8 runs are there already" in capsys.readouterr().out
     again = compare(axes=axes, seeds=4, show=False, **where, **SMALL)
