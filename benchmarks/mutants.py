@@ -2,6 +2,8 @@
 
 python benchmarks/mutants.py [--number 300] [--seed 0] [--only parts/] [--rooms contracts] [--again]
 
+MUTANTS_AT_ONCE says how many are judged at a time (2).
+
 One process imports fathoms and the tests. For each mutant it forks: the child takes the changed code into the functions
 that have it, and runs the tests that enter the line. What was judged is kept under --build and not judged
 again, but for survivors with --again.
@@ -31,7 +33,7 @@ import torchvision  # noqa: F401
 
 from mutants_source import mutants, planted
 
-ROOT, SLOTS = Path(__file__).parents[1], 2
+ROOT, SLOTS = Path(__file__).parents[1], int(os.environ.get("MUTANTS_AT_ONCE", "2"))
 # Seconds that the chosen tests of a mutant took when they were traced; a traced test and a traced file; a mutant's own.
 TESTS, LONG, FILE, LIMIT = 15, 20, 900, 240
 BROKEN = 77

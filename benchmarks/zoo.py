@@ -1,6 +1,6 @@
 """Surgery held against the field: small models of timm, torchvision and transformers, swapped, folded, accelerated.
 
-    python benchmarks/zoo.py [--only GLOB] [--seconds 300] [--again]
+    python benchmarks/zoo.py [--only GLOB] [--seconds 300] [--jobs 2] [--again]
 
 One member of each of timm's model files, torchvision's classifiers and two detectors, and families of transformers,
 with random weights. Each is one process of one thread with a limit of processor time; what it finds is kept in
@@ -15,15 +15,18 @@ import argparse
 import copy
 import fnmatch
 import importlib
+import itertools
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import resource
 import signal
+import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -597,14 +600,28 @@ def _reason(cell: dict[str, Any]) -> str:
     return json.dumps({key: value for key, value in cell.items() if key != "left"})
 
 
-def in_a_process(name: str, path: Path, seconds: float) -> str:
-    """Every step of one model in a process of its own with a limit of processor time; says how it ended."""
+def in_processes(names: Iterable[str], folder: Path, seconds: float, jobs: int) -> Iterator[tuple[str, dict]]:
+    """The rows of models as they end; each is a process of its own with a limit of processor time."""
+    names, running = iter(names), {}
     # A fork has the three libraries imported already.
-    process = multiprocessing.get_context("fork").Process(target=_limited, args=(name, path, seconds))
-    process.start()
-    process.join()
-    cut = process.exitcode == -signal.SIGXCPU
-    return f"cut off after {seconds:g} s" if cut else f"exit {process.exitcode}"
+    make = multiprocessing.get_context("fork").Process
+    while True:
+        for name in itertools.islice(names, jobs - len(running)):
+            part = folder / f"{name.replace('/', '.')}.json"
+            process = make(target=_limited, args=(name, part, seconds))
+            process.start()
+            running[process.sentinel] = name, part, process
+        if not running:
+            return
+        for ended in multiprocessing.connection.wait(running):
+            name, part, process = running.pop(ended)
+            process.join()
+            cut = process.exitcode == -signal.SIGXCPU
+            how = f"cut off after {seconds:g} s" if cut else f"exit {process.exitcode}"
+            yield (
+                name,
+                (json.loads(part.read_text()) if part.exists() else {"not built": how}) | {"ended": how},
+            )
 
 
 def _limited(name: str, path: Path, seconds: float) -> None:
@@ -621,6 +638,7 @@ def main() -> None:
     )
     parser.add_argument("--only", default="*", help="shell pattern over the names, such as 'timm vit_*'")
     parser.add_argument("--seconds", type=float, default=300.0, help="limit of one model, of processor time")
+    parser.add_argument("--jobs", type=int, default=1, help="models at once")
     parser.add_argument(
         "--again", action="store_true", help="repeat models with a wrong, failed or missing cell"
     )
@@ -631,27 +649,22 @@ def main() -> None:
         importlib.import_module(library)
     store = RESULTS / "zoo.json"
     rows: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {}
-    part = store.with_suffix(".part")
-    for name in models():
-        if not fnmatch.fnmatch(name, arguments.only) or (
-            name in rows and not _repeat(rows[name], arguments.again)
-        ):
-            continue
-        part.unlink(missing_ok=True)
-        ended = in_a_process(name, part, arguments.seconds)
-        rows[name] = (json.loads(part.read_text()) if part.exists() else {"not built": ended}) | {
-            "ended": ended
-        }
-        steps = rows[name].get("steps", {})
-        print(
-            name,
-            {step: verdict(step, steps.get(step)) for step in CALLS},
-            rows[name].get("seconds"),
-            flush=True,
-        )
-        store.write_text(json.dumps(rows, indent=1) + "\n")
-        (RESULTS / "zoo.md").write_text(page(rows))
-    part.unlink(missing_ok=True)
+    wanted = [
+        name
+        for name in models()
+        if fnmatch.fnmatch(name, arguments.only)
+        and (name not in rows or _repeat(rows[name], arguments.again))
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, row in in_processes(wanted, Path(folder), arguments.seconds, arguments.jobs):
+            rows[name] = row
+            steps = row.get("steps", {})
+            print(
+                name, {step: verdict(step, steps.get(step)) for step in CALLS}, row.get("seconds"), flush=True
+            )
+            rows = {name: rows[name] for name in models() if name in rows}
+            store.write_text(json.dumps(rows, indent=1) + "\n")
+            (RESULTS / "zoo.md").write_text(page(rows))
 
 
 def _repeat(row: dict[str, Any], again: bool) -> bool:
