@@ -11,7 +11,7 @@ from fathoms.report.figures import FOLDER
 from fathoms.report.records import read_comparison
 
 # Folder in results/compare/ of each question that has been run.
-QUESTIONS = ("scaler_depth36", "stem_patch4", "stem_patch8", "norms_by_depth", "small_norms")
+QUESTIONS = ("scaler_depth36", "norms_depth12", "stem_patch4", "stem_patch8", "norms_by_depth", "small_norms")
 
 WITHDRAWN = ("small_norms",)
 """Comparisons whose baseline had a worse rate than its neighbour: no winner of theirs is named."""
@@ -92,9 +92,10 @@ def gap(folder: str, name: str, read: Read) -> str:
 # Arms whose distance to the baseline stands in a sentence.
 GAPS = {
     "scaler-36": ("scaler_depth36", "scaler"),
+    "norms12-scaler": ("norms_depth12", "scaler"),
+    "norms12-dyt": ("norms_depth12", "dyt"),
+    "norms12-derf": ("norms_depth12", "derf"),
     "scaler-12": ("norms_by_depth", "scaler, normal, depth=12"),
-    "dyt-12": ("norms_by_depth", "dyt, depth=12"),
-    "derf-12": ("norms_by_depth", "derf, depth=12"),
     "post-pos-4": ("stem_patch4", "stem_norm=post_pos"),
     "post-pos-8": ("stem_patch8", "stem_norm=post_pos"),
 }
