@@ -69,8 +69,8 @@ PLANTED = (
     ),
     (
         "cli/probe.py",
-        "given(args.switches), args.seed)",
-        "given(args.switches), 0)",
+        "args.model, switches, args.seed)",
+        "args.model, switches, 0)",
         "cli/test_probe.py::test_another_seed",
     ),
     (
