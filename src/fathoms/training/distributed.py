@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -195,10 +195,6 @@ def spread_like(value: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
 
 
-BUCKET = 64 << 20
-"""Bytes of a bucket: large enough for the full rate of a link, and several for a model that matters."""
-
-
 def check_statistics(model: nn.Module) -> None:
     """Refuse a model whose statistics the ranks would have to share in the forward pass."""
     if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
@@ -208,11 +204,11 @@ def check_statistics(model: nn.Module) -> None:
         )
 
 
-class GradientBuckets:
+class GradientMeans:
     """The gradients of a model's parameters, averaged over all ranks by `reduce`.
 
-    Buckets follow from the order and the sizes of the parameters alone, so the same sums come in the same order in
-    every update, and results repeat. Every rank must give gradients to the same parameters.
+    They are summed as one vector in the order of the parameters, so results repeat. Every rank must give gradients to
+    the same parameters.
     """
 
     def __init__(self, model: nn.Module, ranks: int) -> None:
@@ -224,32 +220,12 @@ class GradientBuckets:
     def reduce(self) -> None:
         """Replace each gradient by its mean over the ranks; every rank must call this."""
         given = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        under_way = []
-        for bucket in buckets(given, BUCKET):
-            flat = torch.cat([gradient.flatten() for gradient in bucket])
-            under_way.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
-        for bucket, flat, work in under_way:
-            work.wait()
-            flat /= self.ranks
-            parts = flat.split([gradient.numel() for gradient in bucket])
-            torch._foreach_copy_(bucket, [part.view_as(own) for part, own in zip(parts, bucket, strict=True)])
-
-
-def buckets(gradients: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
-    """Gradients in runs of one dtype and at most `size` bytes, in their order.
-
-    >>> [len(run) for run in buckets([torch.zeros(3), torch.zeros(3), torch.zeros(9), torch.zeros(1)], size=24)]
-    [2, 1, 1]
-    """
-    run: list[Tensor] = []
-    for gradient in gradients:
-        full = sum(own.nbytes for own in run) + gradient.nbytes > size
-        if run and (full or gradient.dtype != run[0].dtype):
-            yield run
-            run = []
-        run.append(gradient)
-    if run:
-        yield run
+        for dtype in dict.fromkeys(gradient.dtype for gradient in given):
+            own = [gradient for gradient in given if gradient.dtype == dtype]
+            flat = torch.cat([gradient.flatten() for gradient in own])
+            dist.all_reduce(flat)
+            parts = flat.div_(self.ranks).split([gradient.numel() for gradient in own])
+            torch._foreach_copy_(own, [part.view_as(each) for part, each in zip(parts, own, strict=True)])
 
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGHUP: 143}

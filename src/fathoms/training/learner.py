@@ -16,7 +16,7 @@ from fathoms.models.param_groups import param_groups
 from fathoms.models.weights import weights_of
 from fathoms.training.build import Data
 from fathoms.training.compiling import check_backend, compile_blocks, prepare_compiler
-from fathoms.training.distributed import GradientBuckets, World, shard
+from fathoms.training.distributed import GradientMeans, World, shard
 from fathoms.training.job import Job
 from fathoms.training.master_weights import ComputeCopy
 from fathoms.training.objective import Objective
@@ -155,7 +155,7 @@ class Learner(NamedTuple):
     scaler: torch.amp.GradScaler
     speed: Speed
     """Precision, compilation and launch."""
-    buckets: GradientBuckets | None = None
+    means: GradientMeans | None = None
     """Averages gradients over ranks instead of DDP: for a CUDA graph, and in float32 for a bfloat16 copy."""
 
 
@@ -191,9 +191,9 @@ def build_learner(job: Job, world: World, model: nn.Module, objective: Objective
         options = {"backend": speed.torchcompile, "dynamic": False}
     if speed.compiles and speed.compile_scope == "blocks":
         compile_blocks(compute_model, **options)
-    averaged: GradientBuckets | None = None
+    averaged: GradientMeans | None = None
     if world.size > 1 and not job.run.fsdp and (compute_copy is not None or speed.launch == "graph"):
-        averaged = GradientBuckets(model, world.size)
+        averaged = GradientMeans(model, world.size)
     elif world.size > 1 and not job.run.fsdp:
         ids = [world.device.index] if world.device.type == "cuda" else None
         compute_model = nn.parallel.DistributedDataParallel(compute_model, device_ids=ids)

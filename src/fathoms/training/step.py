@@ -228,8 +228,8 @@ class Stepper:
 
     def gradient_norm(self) -> Tensor:
         """The norm of the whole gradient, averaged over the ranks, which is then clipped to --clip-grad."""
-        if self.learner.buckets is not None:
-            self.learner.buckets.reduce()
+        if self.learner.means is not None:
+            self.learner.means.reduce()
         self.learner.scaler.unscale_(self.learner.optimizer)
         parameters = [p for p in self.learner.model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
