@@ -23,7 +23,7 @@ from fathoms.training.checkpoint_files import VERSION, Checkpoint, why_unusable
 from fathoms.training.checkpoint_save import LINES
 from fathoms.training.distributed import gather_objects, spread_like
 from fathoms.training.guard import GUARD_COUNTS, Guard
-from fathoms.training.job import Job, differences
+from fathoms.training.job import Job, differences, flat
 from fathoms.training.learner import Learner, RunContext, TrainState
 from fathoms.training.optimizer_step import COUNTER
 from fathoms.training.speed import LAUNCHES, PRECISIONS, SCOPES, Speed
@@ -309,7 +309,7 @@ def _or_allow(context: RunContext, checkpoint: Checkpoint, learner: Learner, nam
 
 def check_allowed(job: Job) -> None:
     """Refuse an --allow-change of a setting that does not exist."""
-    full = _names(job.identity())
+    full = list(flat(job.identity()))
     known = [*full, *(name.rpartition(".")[2] for name in full)]
     for name in job.run.allow_change or ():
         check_name(name, known, "setting", "--allow-change")
@@ -346,13 +346,6 @@ def _with_flag(change: str) -> str:
 
 def _is_allowed(name: str, allowed: tuple[str, ...]) -> bool:
     return name in allowed or name.rpartition(".")[2] in allowed
-
-
-def _names(table: dict[str, Any], path: str = "") -> list[str]:
-    found: list[str] = []
-    for key, value in table.items():
-        found += _names(value, f"{path}{key}.") if isinstance(value, dict) else [f"{path}{key}"]
-    return found
 
 
 def load_checkpoint(

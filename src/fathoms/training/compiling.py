@@ -16,7 +16,7 @@ import torch
 import torch._functorch.config
 from torch import Tensor, nn
 
-from fathoms.errors import ConfigError, FathomsError, reason
+from fathoms.errors import ConfigError, reason
 from fathoms.files import cache_folder
 from fathoms.registry import check_name
 from fathoms.training.master_weights import add_gradients
@@ -45,15 +45,6 @@ def keep_compiled_code() -> None:
     os.environ[CACHE] = str(folder)
 
 
-def refuse_damaged_code(error: Exception) -> None:
-    """One line where torch fails on a file of what it compiled for an earlier run: it does not compile that anew."""
-    folder = compile_cache()
-    if isinstance(error, ImportError | OSError) and str(folder) in str(error):
-        raise FathomsError(
-            f"{folder}: holds damaged compiled code ({reason(error)}); delete the folder and try again"
-        ) from error
-
-
 def compile_repeatably() -> None:
     """Choose kernels by rules and not by timing them, where torch can, so that the machine's load decides nothing.
 
@@ -61,7 +52,7 @@ def compile_repeatably() -> None:
     """
     import torch._inductor.config
 
-    if hasattr(torch._inductor.config, "deterministic") and "TORCHINDUCTOR_DETERMINISTIC" not in os.environ:
+    if "TORCHINDUCTOR_DETERMINISTIC" not in os.environ:
         torch._inductor.config.deterministic = True
 
 

@@ -384,13 +384,23 @@ def job_of(
     return Job(data, name, None, joined, run, module)
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
+def flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """A nested table with one key for each value.
+
+    >>> flat({"seed": 1, "recipe": {"lr": 0.1}})
+    {'seed': 1, 'recipe.lr': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
+    return found
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The differences between two identities, one "name: old -> new" each, without what `SPEED` names."""
-    changed: list[str] = []
-    for key in sorted((before.keys() | now.keys()) - set(SPEED)):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            changed += differences(old, new, f"{path}{key}.")
-        elif json.dumps(old) != json.dumps(new):
-            changed.append(f"{path}{key}: {old} -> {new}")
-    return changed
+    old, new = flat(before), flat(now)
+    return [
+        f"{key}: {old.get(key)} -> {new.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if key.rpartition(".")[2] not in SPEED and json.dumps(old.get(key)) != json.dumps(new.get(key))
+    ]

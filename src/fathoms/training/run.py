@@ -23,7 +23,6 @@ from fathoms.text_table import wrapped
 from fathoms.training.build import build_data, build_model, build_schedule
 from fathoms.training.checkpoint_load import recorded_speed, resume, roll_back
 from fathoms.training.checkpoint_save import AsyncSaver, counters, gather
-from fathoms.training.compiling import refuse_damaged_code
 from fathoms.training.distributed import (
     VOTES,
     StopRequest,
@@ -369,7 +368,6 @@ class Trainer:
             # A disk that could not take a checkpoint may still take a summary; the first error is what counts.
             with contextlib.suppress(Exception):
                 self._end("failed", FAILED, why)
-            refuse_damaged_code(error)
             raise
         finally:
             if trackers is not None:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fathoms.errors import ConfigError
-from fathoms.models.config import ViTConfig
 from fathoms.registry import check_name
 from fathoms.training.job import Job
 
@@ -172,22 +171,14 @@ def _backend(job: Job, machine: Machine, scope: str, batches: int) -> tuple[str,
 def _pays(job: Job, scope: str, batches: int) -> bool:
     if job.config is None:
         return batches >= PAYS_AFTER_BATCHES
-    work = training_operations(job.config) * batches * job.recipe.batch_size
-    return work / EAGER_RATE >= PAYS_AFTER[scope]
+    import torch
 
+    from fathoms.models.vit import ViT
 
-def training_operations(config: ViTConfig) -> float:
-    """Operations of a forward and backward pass of one image, those of matrix products alone.
-
-    >>> round(training_operations(ViTConfig(dim=384, heads=6, depth=12)) / 1e9)
-    28
-    """
-    tokens = config.grid**2 + config.registers + (config.queries if config.readout == "cls" else 0)
-    matrices = tokens * config.dim**2 * (4 + 2 * config.mlp_ratio * (1.5 if config.mlp == "swiglu" else 1))
-    stem = config.grid**2 * config.dim * config.in_channels * config.patch_size**2
-    maps = 2 * tokens**2 * config.dim
+    with torch.device("meta"):
+        products = ViT(job.config).flop_count()
     # Two operations for each product, and a backward pass is two forward passes.
-    return 6.0 * (config.depth * (matrices + maps) + stem)
+    return 6.0 * products * batches * job.recipe.batch_size / EAGER_RATE >= PAYS_AFTER[scope]
 
 
 def _why_not_captured(job: Job, machine: Machine) -> str | None:
