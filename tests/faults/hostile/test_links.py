@@ -144,6 +144,9 @@ def test_nothing_is_touched_through_a_link_at_any_path_that_a_command_writes(
     folders = {path for path in written if path in above or (first / path).is_dir()}
     files, folders = sorted(written - folders), sorted(folders - named)
     assert files, "nothing was written"
+    if name == "compare":
+        # The folders of its runs hold the same names: one of each.
+        files, folders = ([*{Path(path).name: path for path in paths}.values()] for paths in (files, folders))
 
     def holds(start: Path, paths: list[str]) -> int:
         place, outside = tmp_path / "place", tmp_path / "outside"
