@@ -61,6 +61,8 @@ def start(family: str, name: str) -> str:
     """Parameters of the part with their first values."""
     if family == "residual":
         return _residual_start(name)
+    if name == "scalenorm":
+        return "g sqrt(dim)"
     if "placement" in family:
         return "nothing of its own; its norms start as theirs do"
     torch.manual_seed(0)

@@ -89,6 +89,10 @@ def test_an_attention_image_has_the_original_the_map_and_a_scale():
     bar = drawn[16 : 16 + side, 48 + 2 * side + 4]
     assert bar[0].sum() > bar[-1].sum() + 200
     assert (drawn[:, 48 + 2 * side + 30 :] < 100).any(), "the scale has numbers"
+    named = np.asarray(draw_attention(pixels, attention, "Siamese 97.1%")).astype(int)
+    moved = (drawn != named).any(2)
+    assert moved[16 + side :, : 16 + side].any(), "the class is below the image"
+    assert not moved[: 16 + side].any()
 
 
 def test_a_grey_model_sees_a_colour_image_as_the_grey_one_it_was_trained_on(folder):

@@ -114,6 +114,8 @@ def test_the_markdown_lists_every_step(weights, tmp_path):
     exported = tmp_path / "model.safetensors"
     assert main(["export", str(weights), "--format", "safetensors", "--output", str(exported)]) == 0
     text = (tmp_path / "model.safetensors.md").read_text()
+    assert text.startswith("# model.safetensors: ")
+    assert "`fathoms predict PHOTOS --checkpoint model.safetensors`" in text
     for row in (
         "| crop_pct | 0.9 |",
         "| resize_shorter_side | 177 |",

@@ -188,11 +188,12 @@ def _pixels(
 
 
 def overlay(prediction: Prediction, path: Path) -> None:
-    """Write the image beside its attention map, with a scale."""
+    """Write the image with its likeliest class beside its attention map, with a scale."""
     assert prediction.attention is not None
     assert prediction.pixels is not None
     with replacing(path) as temporary:
-        draw_attention(prediction.pixels, prediction.attention).save(temporary)
+        caption = f"{prediction.classes[0][:40]} {prediction.probabilities[0]:.1%}"
+        draw_attention(prediction.pixels, prediction.attention, caption).save(temporary)
 
 
 COUNT = 12

@@ -95,9 +95,9 @@ def markdown(card: dict[str, Any]) -> str:
     size = f"{card['parameters']:,} parameters, {card['bytes']:,} bytes"
     channels, height, width = card["input"]
     lines = [
-        f"# {_cell(card['model'])}",
+        f"# {_cell(card['file'])}: {_cell(card['model'])}",
         "",
-        f"`{_cell(card['file'])}`, {card['format']}, {size}.{changes}",
+        f"{card['format']}, {size}.{changes}",
         f"Largest difference from the original, over its largest output: {gaps}.",
         *_int8(card.get("int8")),
         "",
@@ -106,6 +106,11 @@ def markdown(card: dict[str, Any]) -> str:
         f"Input: images (B, {channels}, {height}, {width}), any B. "
         f"Output: logits (B, {card['config']['num_classes']}).",
     ]
+    if card["format"] in ("onnx", "openvino", "safetensors"):
+        lines += [
+            "",
+            f"`fathoms predict PHOTOS --checkpoint {_cell(card['file'])}` classifies images with it.",
+        ]
     for title in ("preprocessing", "metrics", "config", "recipe"):
         lines += _table(title, card.get(title) or {})
     if card.get("classes"):

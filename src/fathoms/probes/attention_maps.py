@@ -164,12 +164,15 @@ SIDE = 448
 GAP, SCALE, BAR, CAPTION = 16, 120, 18, 30
 
 
-def draw_attention(pixels: Float[Tensor, "3 h w"], attention: Float[Tensor, "G G"]) -> Image:
+def draw_attention(
+    pixels: Float[Tensor, "3 h w"], attention: Float[Tensor, "G G"], caption: str = "image"
+) -> Image:
     """The image beside itself under its attention map, both enlarged, with a scale of the shares.
 
     Args:
         pixels: The model's input before normalisation, from 0 to 1.
         attention: Share of the attention on each patch.
+        caption: Text below the image, such as its class.
     """
     from PIL import Image as Pillow
     from PIL import ImageDraw, ImageFont
@@ -188,7 +191,7 @@ def draw_attention(pixels: Float[Tensor, "3 h w"], attention: Float[Tensor, "G G
     mapped = Pillow.blend(plain.convert("L").convert("RGB"), colours, 0.6)
     sheet = Pillow.new("RGB", (2 * size[0] + 3 * GAP + SCALE, size[1] + CAPTION + GAP), PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(15)
-    for place, (image, text) in enumerate(((plain, "image"), (mapped, "attention"))):
+    for place, (image, text) in enumerate(((plain, caption), (mapped, "attention"))):
         left = GAP + place * (size[0] + GAP)
         sheet.paste(image, (left, GAP))
         draw.text((left, GAP + size[1] + 7), text, INK, font)
