@@ -5,9 +5,10 @@ import pytest
 from scipy import stats
 
 from fathoms.comparing.arms import Arm, Metric
-from fathoms.comparing.looks import nominal_levels
+from fathoms.comparing.looks import nominal_levels, power_of
 from fathoms.comparing.plan import parse_keep, parse_seeds
 from fathoms.comparing.results import judged
+from fathoms.comparing.statistics import welch
 from fathoms.comparing.tuning import Tuning
 from fathoms.comparing.verdicts import DROPPED, Rules, dropped, judge, wanted_seeds
 from fathoms.errors import ConfigError
@@ -108,3 +109,20 @@ def test_seeds_that_are_no_looks_are_refused(text):
 def test_arms_to_keep_that_say_nothing_are_refused(text):
     with pytest.raises(ConfigError, match="--keep-arms"):
         parse_keep(text, (10,))
+
+
+def test_the_power_of_a_test_is_how_often_it_finds_the_difference():
+    a, b = np.random.default_rng(0).normal(size=(2, 4000, 3)) + np.array([0.0, 3.0])[:, None, None]
+    found = np.mean([welch(x, y).p < 0.05 for x, y in zip(a, b, strict=True)])
+    assert power_of(3.0, 1.0, 3) == pytest.approx(found, abs=0.025)
+    assert power_of(1e-9, 1.0, 5, pairs=True) == pytest.approx(0.05)
+
+
+def test_paired_scores_that_differ_alike_differ_by_what_an_image_is_at_least():
+    base = Arm("base", ((0, 50.0), (1, 60.0), (2, 55.0)))
+    other = Arm("other", ((0, 50.5), (1, 60.5), (2, 55.5)))
+    metric = Metric("top1", "points", 1, 10.0, images=200)
+    (verdict,) = judge([base, other], Rules(metric, 0.1, "base", paired=True))
+    # Scores are multiples of half a point: rounding alone has a variance of a sixth of its square, over three seeds.
+    error = ((100 / 200) ** 2 / 6 / 3) ** 0.5
+    assert verdict.high - verdict.difference == pytest.approx(stats.t.isf(0.025, 2) * error, rel=1e-3)

@@ -132,3 +132,12 @@ def test_real_labels_count_images_that_were_read_by_the_classes_of_the_data():
     result = evaluate(Fixed(), batches(logits, labels), 3, label_map=[1, 2, 0], real=real)
     assert result.real_top1 == pytest.approx(200 / 3)
     assert evaluate(Fixed(), batches(logits, labels), 3).real_top1 is None
+
+
+def test_each_image_is_kept_as_right_or_wrong_and_a_number_that_is_none_has_no_confidence():
+    logits, labels = torch.eye(3)[torch.tensor([0, 1, 2, 0])], torch.tensor([0, 1, 0, 2])
+    report = evaluate(Fixed().train(), batches(logits, labels), 3)
+    assert report.correct == (True, True, False, False)
+    assert report.correct_bits() == bytes([0b11000000])
+    diverged = evaluate(Fixed().train(), batches(torch.full((4, 8), float("nan")), labels + 5), 8)
+    assert diverged.top1 == diverged.calibration_error == 0
