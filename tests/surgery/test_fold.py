@@ -408,3 +408,26 @@ def test_a_fold_leaves_the_random_state_as_it_was():
     state = torch.get_rng_state()
     fold(model, images=torch.ones(2, 6))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("by", ["mul", "div"])
+def test_a_constant_between_a_scale_and_its_matrix_is_kept(by):
+    class Between(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.fc = LearnableScaler(6), nn.Linear(6, 4)
+
+        def forward(self, x):
+            y = self.norm(x)
+            return self.fc(y * 4.0 if by == "mul" else y / 4.0)
+
+    folded, report = fold(moved(Between()), images=torch.randn(2, 6))
+    assert len(report) == 1
+    assert report.difference < 1e-6
+    assert folded.norm(torch.ones(1, 6)).equal(torch.ones(1, 6)), "the scale has gone into the matrix"
+
+
+def test_torch_s_quick_path_is_as_it_was_after_a_fold():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    fold(nn.TransformerEncoder(layer, 1).eval(), images=torch.randn(2, 5, 16))
+    assert torch.backends.mha.get_fastpath_enabled()

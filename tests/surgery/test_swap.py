@@ -412,3 +412,31 @@ def test_a_network_of_maps_can_still_be_traced(to):
     swap_norms(model, to, how="reset")
     x = torch.randn(2, 3, 5, 5)
     assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
+
+
+@pytest.mark.parametrize("to", ["dyt", "derf"])
+def test_the_slope_of_a_curve_is_fitted(to):
+    torch.manual_seed(0)
+    teacher, student = NORMS.build(to, 5), NORMS.build(to, 5)
+    with torch.no_grad():
+        for parameter in (teacher.weight, teacher.bias):
+            parameter.normal_()
+        teacher.alpha.fill_(1.7)
+    x = 1.5 * torch.randn(400, 5)
+    fit(student, [(x, teacher(x).detach())])
+    assert student.alpha.item() == pytest.approx(1.7, rel=0.03)
+
+
+def test_a_model_of_words_is_given_words_of_its_own_vocabulary():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config = transformers.PretrainedConfig(vocab_size=11)
+            self.table, self.norm = nn.Embedding(11, 8), nn.LayerNorm(8)
+
+        def forward(self, input_ids):
+            return self.norm(self.table(input_ids))
+
+    model = Words()
+    assert len(swap_norms(model, "learnable_scaler")) == 1
+    assert model(torch.tensor([[1, 2]])).shape == (1, 2, 8)
