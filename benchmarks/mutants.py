@@ -237,7 +237,7 @@ class Collected:
         return True
 
 
-def chosen(tests, mutant):
+def chosen(tests, mutant, seconds):
     """The tests that enter the line of a mutant, else its function, else its file; quick ones first, while they fit."""
     near = {
         name: set(t["lines"][mutant["file"]]) for name, t in tests.items() if mutant["file"] in t["lines"]
@@ -246,7 +246,7 @@ def chosen(tests, mutant):
     spent, fit = 0.0, []
     for name in sorted(next(filter(None, found), near), key=lambda name: tests[name]["seconds"]):
         spent += tests[name]["seconds"]
-        fit += [name] if spent < TESTS or not fit else []
+        fit += [name] if spent < seconds or not fit else []
     return fit
 
 
@@ -343,7 +343,7 @@ def main():
         "build": ROOT / "build/mutants",
     }.items():
         parser.add_argument(f"--{flag}", type=type(default), default=default)
-    parser.add_argument("--again", action="store_true", help="judge the survivors again")
+    parser.add_argument("--again", action="store_true", help="judge the survivors again, by more tests")
     args = parser.parse_args()
     args.build.mkdir(exist_ok=True, parents=True)
     os.chdir(ROOT)
@@ -352,6 +352,8 @@ def main():
         name: row for name, row in verdicts_of(args).items() if not (args.again and row["caught"] is None)
     }
     left = [m for m in wanted if named(m) not in known and re.search(args.only, m["file"])]
+    # A second judgement is by all tests that reach it.
+    seconds = LIMIT / 2 if args.again else TESTS
     scratch = Path(tempfile.mkdtemp(prefix="mutants-"))
     for slot in range(SLOTS):
         (scratch / str(slot)).mkdir()
@@ -378,7 +380,7 @@ def main():
         (scratch / "tests.json").write_text(json.dumps(tests))
         swapped = [m for m in left if m["kind"] != "planted" and swaps(m) is not None]
         # With some of the rooms alone, what their tests do not enter is not judged.
-        picked = ((m, chosen(tests, m)) for m in swapped)
+        picked = ((m, chosen(tests, m, seconds)) for m in swapped)
         picked = ((m, names) for m, names in picked if names or args.rooms == ROOMS)
         jobs = ((named(m), judged_warm(m, names, by_id), LIMIT) for m, names in picked)
         judge(args, wanted, possible, jobs, scratch)
@@ -390,7 +392,7 @@ def main():
         raise SystemExit(f"the process of the tests ended with {code}")
     tests = json.loads((scratch / "tests.json").read_text())
     cold = [m for m in left if m["kind"] != "planted" and swaps(m) is None]
-    picked = ((m, names) for m in cold if (names := chosen(tests, m)))
+    picked = ((m, names) for m in cold if (names := chosen(tests, m, seconds)))
     jobs = ((named(m), judged_cold(m, names), 2 * LIMIT) for m, names in picked)
     judge(args, wanted, possible, jobs, scratch)
     shutil.rmtree(scratch)
