@@ -174,9 +174,12 @@ class Comparison:
 
     def plot(self) -> Figure | None:
         """Scores of every seed with the mean and its interval; None before a score."""
+        from fathoms.report.arm_views import arms_of
+        from fathoms.report.figures import scores_figure
         from fathoms.report.records import read_comparison
 
-        return read_comparison(self.path).plot()
+        record = read_comparison(self.path)
+        return scores_figure(arms_of(record), record)
 
     def page(self) -> Path:
         """Write the page and the figures, and return its path."""

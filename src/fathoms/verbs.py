@@ -105,8 +105,9 @@ class Run:
     def plot(self) -> Figure:
         """The curves of the run, as its page shows them."""
         from fathoms.report.records import read_run
+        from fathoms.report.run_page import run_plot
 
-        return read_run(self.path).plot()
+        return run_plot(read_run(self.path))
 
     def predict(self, image: str | Path, top: int = 5) -> list[tuple[str, float]]:
         """The likeliest classes of an image file, with their probabilities."""

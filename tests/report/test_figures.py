@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from fathoms.report.arm_views import arms_of
-from fathoms.report.figures import OURS, against, differences_figure
+from fathoms.report.figures import OURS, against, differences_figure, figures
 from fathoms.report.page import write_report
 from fathoms.report.records import read_comparison
 from planted_comparison import GRID, write_comparison
@@ -45,7 +45,7 @@ def test_every_figure_of_the_page_is_a_file(folder):
 
 def test_figures_show_the_numbers_of_the_comparison(folder):
     comparison = read_comparison(folder)
-    made = comparison.figures
+    made = figures(comparison)
     bands = made["curves-val-top1"].axes[0].collections
     assert len(bands) == len(GRID), "a band for each arm"
     lines = made["tuning"].axes[0].lines

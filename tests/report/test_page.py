@@ -20,6 +20,7 @@ from fathoms.report.figures import MOST_COLUMNS, norm_map, norms_figure
 from fathoms.report.html import embedded
 from fathoms.report.page import write_report
 from fathoms.report.records import count, duration, file_size, read_run
+from fathoms.report.run_page import run_plot
 from fathoms.training.run_folder import to_toml
 
 HOSTILE = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'{{7*7}}&"
@@ -133,7 +134,7 @@ def test_curves_pass_through_the_metrics(folder):
 
 
 def test_the_figure_of_a_run_has_the_curves_of_its_page(folder):
-    figure = read_run(folder).plot()
+    figure = run_plot(read_run(folder))
     assert [axes.get_title("left") for axes in figure.axes] == [
         *("Loss", "Accuracy, %", "Learning rate", "Images per second")
     ]
@@ -145,7 +146,7 @@ def test_numbers_at_the_ends_of_arithmetic_are_drawn_or_left_out(folder, losses)
     rows = [{"epoch": epoch, "split": "train", "loss": loss} for epoch, loss in enumerate(losses)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert not page(folder).open
-    assert to_svg(read_run(folder).plot()).startswith("<svg")
+    assert to_svg(run_plot(read_run(folder))).startswith("<svg")
 
 
 def test_the_heat_map_has_a_cell_for_every_site_and_measurement(folder):

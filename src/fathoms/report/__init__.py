@@ -1,4 +1,4 @@
-"""Report pages of runs and comparisons, written to a file or served on this machine."""
+"""Report pages of runs and comparisons, each one file."""
 
 from fathoms.report.page import write_report
 

@@ -47,17 +47,14 @@ class ArmView:
 
     @property
     def scores(self) -> list[float]:
-        """Scores of the runs that ended with one."""
         return [value for cell in self.cells if (value := cell.score(self.metric)) is not None]
 
     @property
     def mean(self) -> float | None:
-        """Mean over the runs that did not diverge."""
         return sum(self.scores) / len(self.scores) if self.scores else None
 
     @property
     def sd(self) -> float | None:
-        """Standard deviation over seeds."""
         return sd_over_seeds(self.scores)
 
     @property
@@ -66,7 +63,6 @@ class ArmView:
         return mean_interval(self.scores, least=self.rounding)
 
     def having(self, status: str) -> int:
-        """The number of its runs with this status."""
         return sum(cell.status == status for cell in self.cells)
 
     def average(self, field: str) -> float | None:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import typing
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from fathoms.config_checks import takes_off
-from fathoms.errors import FathomsError, flag_words
-from fathoms.models.build_timm import TIMM
-from fathoms.models.config import ViTConfig
-from fathoms.models.zoo import model_config
-from fathoms.report.arm_views import ArmView, arms_of, leading, page_data, tuned_arms, tuning_remarks
+from fathoms.report.arm_views import ArmView, arms_of, leading, page_data, tuning_remarks
 from fathoms.report.figures import (
     arm_norms,
     differences_figure,
@@ -38,61 +32,18 @@ from fathoms.report.records import (
     table,
 )
 from fathoms.text_table import plural
-from fathoms.training.job import Job, starting_point
-from fathoms.training.recipe import Recipe
 
-Settings = dict[str, Any]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def train_command(arm: ArmView, comparison: ComparisonRecord) -> str:
-    """The command, quoted for a shell; empty for runs that no comparison made, and where flags cannot say it all."""
-    plan = comparison.plan
-    if not table(plan.get("arms")):
+def train_command(arm: ArmView) -> str:
+    """The command that trains an arm alone, from the config of its first run; empty where no run has begun."""
+    folders = [cell.record.folder for cell in arm.cells if cell.record.folder is not None]
+    if not folders:
         return ""
-    tuned = table(tuned_arms(comparison.tuning).get(arm.name, {}).get("best"))
-    options = {**arm.options, **{str(name): shown(value) for name, value in tuned.items()}}
-    asked = [str(word) for word in listed(plan.get("command"))]
-    data = None if plan.get("data") == "digits" else str(plan.get("data"))
-    recipe = asked[asked.index("--recipe") + 1] if "--recipe" in asked[:-1] else None
-    try:
-        base, own = table(plan.get("base")), table(table(plan.get("own")).get(arm.name))
-        planned = _flat(base) | _flat(own)
-        model = options.get("model") or planned["model"]
-        ready = _recipe_alone(recipe or ("digits" if data is None else None), model, data)
-    except (FathomsError, KeyError, TypeError, ValueError):
-        # A plan that is damaged, or names what this release does not have.
-        return ""
-    hints = typing.get_type_hints(ViTConfig) | typing.get_type_hints(Recipe)
-    differ = {name: value for name, value in planned.items() if name in ready and value != ready[name]}
-    # Records of before an option of the run was there have None.
-    given = {name: value for name, value in differ.items() if value is not None or name in hints} | options
-    # What another option makes idle is refused as a flag.
-    idle = {"amp": "precision" in given, "drop_path_schedule": not planned.get("drop_path")}
-    given = {name: value for name, value in given.items() if not idle.get(name) or name in options}
-    if any(value is None and not takes_off(hints.get(name)) for name, value in given.items()):
-        return ""
-    words = ["fathoms", "train", *([data] if data else []), *(["--recipe", recipe] if recipe else [])]
-    return shlex.join(words + [word for name in given for word in flag_words(name, given[name])])
-
-
-def _recipe_alone(recipe: str | None, model: str, data: str | None) -> Settings:
-    """The settings of a run that is given a recipe and a model and nothing else."""
-    name, options, switches = starting_point(recipe, model)
-    config = None if name.startswith(TIMM) else model_config(name, **switches)
-    found = _flat(Job(data, name, config, Recipe.join(options, {})).identity())
-    # The model is named where the recipe has another; without either, `fathoms train` chooses both from the data.
-    chosen = recipe is None and data is not None
-    return {**found, "model": None if chosen else starting_point(recipe, None)[0]}
-
-
-def _flat(settings: Mapping[str, Any]) -> Settings:
-    """Options of model, recipe and run in one table, with lists for tuples, as JSON has them."""
-    nested = [table(settings.get(section)) for section in ("config", "recipe")]
-    plain = {
-        name: value for name, value in settings.items() if name not in ("config", "recipe", "data", "seed")
-    }
-    merged = plain | nested[0] | nested[1]
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in merged.items()}
+    words = ["--config", str(folders[0] / "config.toml"), "--output", "runs", "--experiment", folders[0].name]
+    return shlex.join(["fathoms", "train", *words])
 
 
 Rows = list[tuple[str, str]]
@@ -186,13 +137,13 @@ def shared(comparison: ComparisonRecord) -> list[tuple[str, Rows]]:
     ]
 
 
-def render_comparison(comparison: ComparisonRecord, reload: int = 0) -> str:
-    """The page as HTML."""
+def render_comparison(comparison: ComparisonRecord, made: Mapping[str, Figure], reload: int = 0) -> str:
+    """The page as HTML, with its figures by name."""
     arms, metric = arms_of(comparison), comparison.metric
     best = leading(arms, comparison)
     shows, needed = resolution(comparison)
     edges = tuning_remarks(arms, comparison.tuning)
-    drawn = _drawn(arms, comparison)
+    drawn = _drawn(arms, comparison, made)
     environment, mixed = machines(arms)
     options, settings = differing(arms)
     return fill(
@@ -212,7 +163,7 @@ def render_comparison(comparison: ComparisonRecord, reload: int = 0) -> str:
         caveats=caveats(arms, comparison),
         more=more_seeds(comparison, needed),
         best=best,
-        command=train_command(best, comparison) if best else "",
+        command=train_command(best) if best else "",
         notes=[*growth(comparison), *edges, *mixed],
         troubles=troubles(arms),
         alarming=any(arm.having(word) for arm in arms for word in ("diverged", "failed")),
@@ -231,28 +182,28 @@ def render_comparison(comparison: ComparisonRecord, reload: int = 0) -> str:
     )
 
 
-def _drawn(arms: Sequence[ArmView], comparison: ComparisonRecord) -> dict[str, dict[str, Markup]]:
-    """The pictures of each section."""
+def _drawn(
+    arms: Sequence[ArmView], comparison: ComparisonRecord, made: Mapping[str, Figure]
+) -> dict[str, dict[str, Markup]]:
     narrow = {
         "scores": scores_figure(arms, comparison, narrow=True),
         "differences": differences_figure(arms, comparison, narrow=True),
     }
     drawn = {
         name: embedded_figure(name, figure, narrow.get(name))
-        for name, figure in comparison.figures.items()
+        for name, figure in made.items()
         if not name.startswith("curves")
     }
     kinds = ("scores", "differences", "tuning", "axes", "cost")
-    made = {kind: {name: one for name, one in drawn.items() if name.startswith(kind)} for kind in kinds}
+    sections = {kind: {name: one for name, one in drawn.items() if name.startswith(kind)} for kind in kinds}
     norms = {
         title: embedded_figure(f"norms{i}", norms_figure(maps, columns=3))
         for i, (title, maps) in enumerate(arm_norms(arms).items())
     }
-    return {**made, "norms": norms}
+    return {**sections, "norms": norms}
 
 
 def answer(comparison: ComparisonRecord) -> str:
-    """The verdict in a sentence."""
     told = comparison.results.get("answer")
     if isinstance(told, str) and told:
         return clipped(told, 1200).rstrip(".") + "."

@@ -118,7 +118,6 @@ class Example:
 
 
 def examples(run: RunRecord) -> list[Example]:
-    """The examples that can be shown."""
     names = [clipped(str(name), 60) for name in listed(run.config.get("classes"))]
     made = (_example(table(entry), names) for entry in listed(run.examples.get("examples"))[:MOST_EXAMPLES])
     return [example for example in made if example is not None]

@@ -143,10 +143,10 @@ def figures(comparison: ComparisonRecord) -> dict[str, Figure]:
     return {name: figure for name, figure in made.items() if figure is not None}
 
 
-def write_figures(folder: Path, comparison: ComparisonRecord) -> None:
+def write_figures(folder: Path, drawn: Mapping[str, Figure]) -> None:
     """Write the figures into `figures/`; those of an earlier time that no longer apply go, other files stay."""
     target = folder / FOLDER
-    made = {f"{name}.svg": to_svg(figure) for name, figure in comparison.figures.items()}
+    made = {f"{name}.svg": to_svg(figure) for name, figure in drawn.items()}
     if target.is_symlink():
         return
     target.mkdir(exist_ok=True)
@@ -165,7 +165,6 @@ def _plain(name: str) -> str:
 
 
 def measure(metric: str) -> str:
-    """What a score is, with its unit."""
     return {"top1": "Accuracy, %", "loss": "Loss", "seconds": "Seconds to the accuracy"}[metric]
 
 

@@ -1,15 +1,17 @@
-"""The report page of a run, a comparison or a set of runs: one HTML file that loads nothing from the network."""
+"""The page of a run, a comparison, a set of runs or scores: one HTML file that loads nothing from the network."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fathoms.errors import ConfigError
 from fathoms.files import write_atomic
 from fathoms.report.comparison_page import render_comparison
-from fathoms.report.figures import write_figures
+from fathoms.report.figures import figures, write_figures
+from fathoms.report.html import embedded_figure, fill
 from fathoms.report.records import (
     ComparisonRecord,
     RunRecord,
@@ -19,6 +21,9 @@ from fathoms.report.records import (
     read_runs,
 )
 from fathoms.report.run_page import render_run
+
+if TYPE_CHECKING:
+    from fathoms.comparing.scores import Judgement
 
 FILE = "report.html"
 _HEAD = (
@@ -54,16 +59,6 @@ def read(folders: Sequence[Path]) -> RunRecord | ComparisonRecord:
     return read_runs(folders)
 
 
-def render(record: RunRecord | ComparisonRecord, reload: int = 0) -> str:
-    """The page as HTML.
-
-    Args:
-        record: A run or a comparison.
-        reload: Seconds after which the page reads its file again; 0: never.
-    """
-    return render_run(record, reload) if isinstance(record, RunRecord) else render_comparison(record, reload)
-
-
 def page_of(folders: Sequence[Path]) -> Path:
     """Where the page goes: report.html in the folder, or in the working folder for several."""
     return folders[0] / FILE if len(folders) == 1 else Path(FILE)
@@ -86,16 +81,25 @@ def foreign_page(folders: Sequence[Path]) -> Path | None:
 def write_report(folder: Path | Sequence[Path], target: Path | None = None, reload: int = 0) -> Path:
     """Write the report page and return its path.
 
-    It goes to `target`, by default to `page_of`. A comparison also gets its figures as SVG files, in `figures/`.
+    A comparison also gets its figures as SVG files, in `figures/`.
+
+    Args:
+        folder: A run, a comparison, or several runs.
+        target: The file; None takes `page_of`.
+        reload: Seconds after which the page reads its file again; 0: never.
     """
     folders = [folder] if isinstance(folder, Path) else list(folder)
-    record = read(folders)
-    text = render(record, reload)
+    record, drawn = read(folders), {}
+    if isinstance(record, RunRecord):
+        text = render_run(record, reload)
+    else:
+        drawn = figures(record)
+        text = render_comparison(record, drawn, reload)
     target = target or page_of(folders)
     try:
         write_atomic(target, text.encode(errors="replace"))
         if isinstance(record, ComparisonRecord) and record.plan:
-            write_figures(folders[0], record)
+            write_figures(folders[0], drawn)
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written ({error.strerror}); give another --output") from error
     return target
@@ -138,3 +142,21 @@ def _stamps(folders: Sequence[Path]) -> dict[Path, tuple[int, int]]:
             continue
         found[path] = (about.st_mtime_ns, about.st_size)
     return found
+
+
+def write_scores_page(found: Judgement, name: str, page: Path) -> Path:
+    """Write the page of a judgement under a name, and return its path."""
+    scored = any(arm.scores for arm in found.arms)
+    text = fill(
+        "scores.html",
+        styles=("page.css", "probe.css"),
+        scripts=("shared.js",),
+        data={},
+        name=name,
+        best=found.best,
+        found=found,
+        drawn=embedded_figure("scores", found.plot()) if scored else "",
+        table=found.table(),
+    )
+    write_atomic(page, text.encode(errors="replace"))
+    return page

@@ -80,7 +80,6 @@ def _pictures(
 
 
 def render_probe(found: dict[str, Any], pictures: dict[str, Picture], words: Sequence[str]) -> str:
-    """The page as HTML."""
     columns = [name for name in found["sites"][0] if any(site[name] is not None for site in found["sites"])]
     outcome = (found.get("drift") or {}).get("outcome") if found["trained"] else found["start"]["outcome"]
     return fill(

@@ -6,14 +6,11 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fathoms.errors import ConfigError
 from fathoms.models.training_record import DO_WITHOUT
 from fathoms.untrusted import Row, epoch_of, read_json, read_lines, read_toml
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LONGEST = 160
 """Characters of a name that are shown; the rest is cut."""
@@ -87,13 +84,6 @@ class RunRecord:
     examples: dict[str, Any] = field(default_factory=dict)
     files: list[tuple[str, int]] = field(default_factory=list)
     folder: Path | None = None
-
-    def plot(self) -> Figure:
-        """Loss, accuracy, learning rate and speed by epoch, loss and gradient norm by update."""
-        from fathoms.report.figures import run_figure
-        from fathoms.report.run_page import run_charts
-
-        return run_figure(run_charts(self), self.name)
 
     @property
     def status(self) -> str:
@@ -194,12 +184,10 @@ class CellRecord:
 
     @functools.cached_property
     def epoch(self) -> int:
-        """Epochs done."""
         return max((int(epoch_of(row)) for row in self.record.metrics), default=0)
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of training."""
         return number(self.timing.get("training_seconds"), number(self.record.summary.get("seconds")))
 
     @property
@@ -231,20 +219,6 @@ class ComparisonRecord:
     results: dict[str, Any] = field(default_factory=dict)
     tuning: dict[str, Any] = field(default_factory=dict)
 
-    @functools.cached_property
-    def figures(self) -> dict[str, Figure]:
-        """Every figure that there are numbers for: its page embeds them, and they are files beside it."""
-        from fathoms.report.figures import figures
-
-        return figures(self)
-
-    def plot(self) -> Figure | None:
-        """Scores of every seed with the mean and its interval, an arm a row; None before a score."""
-        from fathoms.report.arm_views import arms_of
-        from fathoms.report.figures import scores_figure
-
-        return scores_figure(arms_of(self), self)
-
     @property
     def metric(self) -> str:
         """The measure that decides: top1, loss, or seconds to an accuracy."""
@@ -253,7 +227,6 @@ class ComparisonRecord:
 
 
 def is_comparison(folder: Path) -> bool:
-    """Whether a folder holds a comparison."""
     return (folder / "plan.json").is_file()
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fathoms.errors import FathomsError
-from fathoms.models.zoo import model_config
 from fathoms.plotting.panels import Points
 from fathoms.report.arm_views import packed
 from fathoms.report.confusions import evaluated, examples
-from fathoms.report.figures import NORMS, Curves, norm_map, norms_figure
+from fathoms.report.figures import NORMS, Curves, norm_map, norms_figure, run_figure
 from fathoms.report.html import embedded_figure, fill
 from fathoms.report.records import (
     RunRecord,
@@ -29,6 +27,9 @@ from fathoms.report.records import (
 )
 from fathoms.text_table import plural
 from fathoms.untrusted import Row, epoch_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST_POINTS = 400
 """Points of a line; more updates are averaged over equal spans."""
@@ -60,8 +61,6 @@ def _mean(points: Sequence[tuple[float, float | None]]) -> tuple[float, float | 
 
 @dataclass(frozen=True)
 class Event:
-    """One event of the guard, as text."""
-
     place: str
     kind: str
     act: str
@@ -96,9 +95,6 @@ def _event(row: Row) -> Event:
     )
 
 
-# Set by the data and the recipe, not part of what a name stands for.
-FREE = ("num_classes", "in_channels", "image_size", "drop_path", "drop_path_schedule")
-
 SHOWN = (
     "commit",
     "project_commit",
@@ -114,31 +110,12 @@ SHOWN = (
 
 
 def model_words(run: RunRecord) -> str:
-    """The model in words: its own name if it is what the name stands for, else its shape.
-
-    A model that was begun from a name and given other widths is not the model of that name.
-    """
+    """The shape of the model in words; its name where no shape is recorded, as of timm's models."""
     model = table(run.config.get("model"))
-    name, depth, dim = str(model.get("name", "")), number(model.get("depth")), number(model.get("dim"))
-    changed = changed_fields(model)
-    if not changed or depth is None or dim is None:
-        return name
-    parts = [f"{depth:g} blocks of {dim:g} channels"]
-    parts += [f"{word} {shown(model[key])}" for key, word in (("patch_size", "patch"),) if key in model]
-    return ", ".join(parts)
-
-
-def changed_fields(model: dict[str, Any]) -> list[str]:
-    """Fields in which a model differs from the one that its name stands for."""
-    try:
-        named = model_config(str(model.get("name", ""))).to_dict()
-    except FathomsError:
-        return []
-    return [
-        key
-        for key, value in named.items()
-        if key not in FREE and key in model and shown(model[key]) != shown(value)
-    ]
+    depth, dim, patch = (number(model.get(key)) for key in ("depth", "dim", "patch_size"))
+    if depth is None or dim is None:
+        return str(model.get("name", ""))
+    return f"{depth:g} blocks of {dim:g} channels" + ("" if patch is None else f", patch {patch:g}")
 
 
 def command(run: RunRecord) -> str:
@@ -166,8 +143,6 @@ def origin(run: RunRecord) -> list[tuple[str, str]]:
         ("commit of fathoms", environment.get("commit")),
         ("commit of the working folder", environment.get("project_commit")),
     ]
-    if changed := changed_fields(table(run.config.get("model"))):
-        rows.append((f"differs from {table(run.config.get('model')).get('name')} in", ", ".join(changed)))
     return [(clipped(name, 80), clipped(shown(value), 300)) for name, value in rows if value]
 
 
@@ -180,7 +155,6 @@ def _time(start: dict[str, Any]) -> str:
 
 
 def render_run(run: RunRecord, reload: int = 0) -> str:
-    """The page as HTML."""
     charts = run_charts(run)
     events, event_count = guard_events(run.guard)
     shown_examples = examples(run)
@@ -236,6 +210,11 @@ def run_charts(run: RunRecord) -> dict[str, list[Curves]]:
     return {
         across: found for across, own in charts.items() if (found := list(filter(None, map(_known, own))))
     }
+
+
+def run_plot(run: RunRecord) -> Figure:
+    """Loss, accuracy, learning rate and speed by epoch, loss and gradient norm by update."""
+    return run_figure(run_charts(run), run.name)
 
 
 def _known(chart: Curves) -> Curves | None:
