@@ -445,7 +445,7 @@ COMPARE_ELSEWHERE = {
     "jobs": TUNED,
     "scores": "comparing/test_scores.py::test_the_command_prints_the_same_table",
     "page": "comparing/test_scores.py::test_a_page_shows_the_verdicts_and_the_picture_and_replaces_nothing",
-    "per_gpu": "comparing/test_folder.py::test_runs_that_share_a_gpu_are_said_to_take_turns_unless_mps_runs",
+    "per_gpu": "comparing/test_folder.py::test_runs_share_the_gpus_that_are_visible",
     "robustness": (
         "comparing/test_robustness.py::test_scores_are_those_of_validate_are_kept_and_change_no_verdict"
     ),

@@ -9,8 +9,8 @@ import pytest
 from fathoms.cli.main import main
 from fathoms.comparing import by
 from fathoms.comparing.by import Task, Times, choose, design_of, until
+from fathoms.comparing.dry_run import makespan
 from fathoms.comparing.looks import seeds_for, smallest_shown
-from fathoms.comparing.pilot import makespan
 from fathoms.errors import ConfigError
 
 NORMS = ("--axis", "norm=layernorm,dyt")

@@ -8,9 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from fathoms.comparing import dry_run, pilot, worker
+from fathoms.comparing import dry_run, worker
 from fathoms.comparing.comparison import Options
-from fathoms.comparing.dry_run import describe
 from fathoms.comparing.folder import ComparisonFolder
 from fathoms.comparing.progress import Progress
 from fathoms.comparing.results import as_table, gather, judged, load_results, row_of, write_results
@@ -96,10 +95,10 @@ def test_a_plan_has_the_words_that_the_command_was_given(comparisons, monkeypatc
 def test_the_expected_time_follows_the_epochs(comparisons):
     each = {"start": 1.0, "epoch": 2.0}
     job = comparisons.make(*NORMS, "--epochs", "10").cells()[0].job
-    assert pilot.seconds_of(job, each) == 21.0
+    assert dry_run.seconds_of(job, each) == 21.0
     more = ("--warmup-epochs", "3", "--warmup-prefix", "--cooldown-epochs", "1.5")
     job = comparisons.make(*NORMS, "--epochs", "10", *more, name="longer").cells()[0].job
-    assert pilot.seconds_of(job, each) == 1 + 2.0 * 15
+    assert dry_run.seconds_of(job, each) == 1 + 2.0 * 15
 
 
 def test_a_pilot_lasts_two_epochs_and_one_of_slow_updates_ends_after_two_of_them(comparisons, monkeypatch):
@@ -108,18 +107,14 @@ def test_a_pilot_lasts_two_epochs_and_one_of_slow_updates_ends_after_two_of_them
     cell = comparisons.make(*NORMS, "--epochs", "5").cells()[0]
     roles = ResidentData().roles(cell.job, cell.fingerprint, cell.test)
     for patience, updates in ((1e9, 2 * 14 + 1), (0.0, 2)):
-        monkeypatch.setattr(pilot, "PATIENCE", patience)
-        assert pilot.time_updates(cell.job, roles)["epoch"] > 0
+        monkeypatch.setattr(worker, "PATIENCE", patience)
+        assert worker.time_updates(cell.job, roles)["epoch"] > 0
         assert trainers[-1].loop.state.updates == updates
 
 
-def test_runs_that_share_a_gpu_are_said_to_take_turns_unless_mps_runs(comparisons, monkeypatch, tmp_path):
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+def test_runs_share_the_gpus_that_are_visible(comparisons, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     comparison = comparisons.make(*NORMS, "--per-gpu", "4", "--device", "cuda")
-    assert "--per-gpu 4: NVIDIA's MPS does not run" in describe(comparison)
-    (tmp_path / "control").touch()
-    assert "MPS" not in describe(comparison)
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in comparison.slots()] == ["3"] * 4 + ["5"] * 4
 
 
@@ -394,7 +389,7 @@ def test_a_stored_plan_is_held_to_what_a_command_may_ask_for(comparisons, change
 
 
 def test_a_pilot_that_takes_too_long_ends_and_says_so(comparisons, monkeypatch):
-    monkeypatch.setattr(pilot, "LIMIT", 0.05)
+    monkeypatch.setattr(dry_run, "LIMIT", 0.05)
     said = dry_run.estimate(comparisons.make(*NORMS), print)
     assert "missing: no time is known, since a few updates" in said
 

@@ -19,7 +19,7 @@ from comparing.one_node_slurm import CannotStartError, one_node_slurm, processes
 from fathoms.cli.main import main
 from fathoms.comparing.folder import ComparisonFolder, make_cell
 from fathoms.comparing.slurm import JobBook, SlurmOptions, group, parameters, parse_slurm
-from fathoms.comparing.slurm_task import Task, cell_of
+from fathoms.comparing.slurm_task import Task
 from fathoms.errors import FathomsError
 
 TINY = [
@@ -116,7 +116,7 @@ def test_a_pickled_task_gives_back_its_cells_as_they_were(tmp_path):
     cells = some_cells(tmp_path)[:2]
     cells[1] = dataclasses.replace(cells[1], test=False, fingerprint="abc")
     task = pickle.loads(pickle.dumps(Task(str(tmp_path), "last", 1, 1).of(cells)))
-    assert [cell_of(table) for table in task.cells] == cells
+    assert task.cells == cells
 
 
 def fake_squeue(folder: Path, script: str, monkeypatch) -> None:

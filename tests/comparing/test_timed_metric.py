@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from fathoms.comparing.results import as_csv, as_table, judged, row_of, seconds_to, target_of
+from fathoms.comparing.plan import target_of
+from fathoms.comparing.results import as_csv, as_table, judged, row_of, seconds_to
 
 PLAN = {"metric": "seconds-to=90", "classes": 10, "images": 360, "largest_class": 0.1, "margin": 2.0}
 PLAN |= {"baseline": None, "paired": False, "split": "test"}

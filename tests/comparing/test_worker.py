@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fathoms.comparing import runner, worker
+from fathoms.comparing import runner
 from fathoms.comparing.runner import cause_in, task_of
 from fathoms.comparing.worker import ResidentData, answer, make_trainer
 
@@ -129,8 +129,7 @@ def test_architectures_differ_where_compiled_code_does(comparisons):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("why", ["many cells", "growth"])
-def test_a_worker_is_renewed_after_many_cells_and_when_it_has_grown(comparisons, monkeypatch, why):
+def test_a_worker_is_renewed_after_many_cells(comparisons, monkeypatch):
     started = []
 
     class Counted(runner.Worker):
@@ -138,36 +137,10 @@ def test_a_worker_is_renewed_after_many_cells_and_when_it_has_grown(comparisons,
             super().__init__(*words)
             started.append(self.process.pid)
 
-        def ask(self, task):
-            result = super().ask(task)
-            return None if result is None else {**result, "grown": why == "growth"}
-
     monkeypatch.setattr(runner, "Worker", Counted)
-    if why == "many cells":
-        monkeypatch.setattr(runner, "CELLS_PER_WORKER", 1)
+    monkeypatch.setattr(runner, "CELLS_PER_WORKER", 1)
     assert comparisons.run("--axis", "norm=layernorm,dyt", "--seeds", "1", "--jobs", "1") == 0
     assert len(set(started)) == 2
-
-
-def test_memory_that_grew_beyond_twice_the_first_cells_is_reported(monkeypatch):
-    sizes = iter([1 << 30, 1 << 30, (2 << 30) + worker.GROWTH + 1])
-    monkeypatch.setattr(worker, "resident", lambda: next(sizes))
-    monkeypatch.setattr(worker, "answer", lambda _task, _data: {"status": "done"})
-    monkeypatch.setattr(worker, "watch_parent", lambda *_: None)
-    lines = [json.dumps({"architecture": "a"})] * 2
-    monkeypatch.setattr(worker.sys, "stdin", lines)
-
-    class Channel(list):
-        def write(self, line):
-            self.append(json.loads(line))
-
-        def flush(self):
-            pass
-
-    channel = Channel()
-    monkeypatch.setattr(worker, "own_stdout", lambda: channel)
-    assert worker.main() == 0
-    assert [row["grown"] for row in channel] == [False, True]
 
 
 ABORTED = """RuntimeWarning: something long before

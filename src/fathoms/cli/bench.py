@@ -74,7 +74,6 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Build, warm up, measure and print."""
     check_counts(args, ("batch_size", "turns", "steps"))
     check_device(args.device)
     config = model_config(args.model, **given(args.switches))

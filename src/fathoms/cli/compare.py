@@ -12,18 +12,25 @@ import json as json_format
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from fathoms.cli import train as train_command
-from fathoms.cli.compare_checks import check_values, refuse_idle_workers, refuse_unused, slurm_options
-from fathoms.cli.compare_plan import default_name, make_jobs, make_plan, make_tuning
+from fathoms.cli.compare_plan import (
+    Args,
+    ArgsOfTable,
+    check_values,
+    default_name,
+    make_jobs,
+    make_plan,
+    make_tuning,
+    refuse_idle_workers,
+    refuse_unused,
+    slurm_options,
+)
 from fathoms.cli.flags.early_checks import check_data, check_run, named_data, path_or_digits
-from fathoms.cli.flags.parse import Switches, given, merged
+from fathoms.cli.flags.parse import given, merged
 from fathoms.cli.flags.plan_flags import (
     PlanFile,
     parse_axes,
@@ -33,15 +40,13 @@ from fathoms.cli.flags.plan_flags import (
     refuse_void_flags,
     suited,
 )
-from fathoms.cli.scores import print_verdicts
 from fathoms.cli.terminal.live_output import live_table
 from fathoms.comparing.plan import Plan, still_there
 from fathoms.comparing.presets import PUBLISHED
 from fathoms.comparing.slurm import SlurmOptions
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, flag_of, printable
 from fathoms.machine import command_words
 from fathoms.text_table import for_terminal, plural
-from fathoms.training.job import RunOptions
 
 if TYPE_CHECKING:
     from fathoms.comparing.comparison import Comparison
@@ -56,114 +61,12 @@ fathoms compare photos/ --arm "ln: norm=layernorm" --arm "ones: norm=learnable_s
 """
 ALIASES = train_command.ALIASES
 USUAL = (
-    *(
-        "data",
-        "axis",
-        "arm",
-        "preset",
-        "plan",
-        "seeds",
-        "by",
-        "budget",
-        "tune",
-        "baseline",
-        "dry_run",
-        "model",
-    ),
-    *(
-        "recipe",
-        "epochs",
-        "image_size",
-        "depth",
-        "initial_checkpoint",
-        "output",
-        "experiment",
-        "device",
-        "json",
-    ),
+    *("data", "axis", "arm", "preset", "plan", "seeds", "by", "budget", "tune", "baseline", "dry_run"),
+    *("model", "recipe", "epochs", "image_size", "depth", "initial_checkpoint"),
+    *("output", "experiment", "device", "json"),
 )
 """What --help shows."""
 DEMO_JOBS = 2
-
-
-@dataclass(frozen=True)
-class Args:
-    """Options of `fathoms compare`."""
-
-    data: tyro.conf.Positional[str | None] = None
-    """Where the data is; without it, the handwritten digits."""
-    axis: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """NAME=VALUE,VALUE: an option of the model or the recipe, or model; may be given several times."""
-    arm: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """"NAME: OPTION=VALUE,OPTION=VALUE": settings that go together; may be given several times."""
-    preset: str | None = None
-    """A comparison that the field argues about: norms, scaler, residual, placements, stem, cait, optimizers; those of
-    the four documents: learnable_scaler, residual_by_depth, dual_patch_norm, cait_ablation."""
-    plan: str | None = None
-    """A TOML file with [axes], [arms], [tune], seeds, baseline, and the settings of all runs under [train]."""
-    seeds: str | None = None
-    """Seeds of each arm, such as 5; or the numbers of seeds at which the comparison is looked at and ends if every pair
-    is decided, such as 3,5,10. Default: 5; where nothing says what to compare, 3."""
-    keep_arms: str | None = None
-    """ARMS@SEEDS: after so many seeds go on with so many of the best arms and the baseline, such as 3@3."""
-    baseline: str | None = None
-    """Compare every arm with this one, by its name; or, given a value of one axis such as norm=layernorm, with the arm
-    that differs only in that. Without it, all pairs."""
-    metric: str = "top1"
-    """The measure that decides: top1, loss, or seconds-to=90, the seconds of training until val is at 90 %."""
-    smallest_difference: float | None = None
-    """Smallest difference that matters, in points, loss or seconds. Default, of points: twice the noise floor of the
-    held-out set."""
-    paired: bool = False
-    """Pair runs by seed. Only for arms that start from the same weights, such as swaps of one checkpoint."""
-    budget: str | None = None
-    """Stop cleanly after this time, such as 25m or 8h; the same command continues."""
-    by: str | None = None
-    """Answer by this time, such as 8h or 17:30: of the plans that fit, by a pilot, the one that shows the smallest
-    difference is printed, kept and run. The same command continues."""
-    jobs: int = 0
-    """Runs at a time on a CPU; 0: one for two cores, on the digits two."""
-    per_gpu: int = 1
-    """Runs that share a GPU; they run side by side only where NVIDIA's MPS runs, else in turns."""
-    shard: str | None = None
-    """Run only the K-th of N equal shares of the cells, written K/N, for schedulers other than Slurm."""
-    slurm: str | None = None
-    """Submit the runs as a Slurm job array: partition=NAME,gpus=1,time=4h, and cpus, mem, account, qos, constraint,
-    cells. The same command later gathers results and submits only what is missing."""
-    wait: bool = False
-    """With --slurm: wait until no job of this comparison is queued or running."""
-    keep: Literal["none", "last", "all"] = "last"
-    """Checkpoints of a finished run that stay."""
-    tune: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """NAME=VALUE,VALUE: try these values for each arm first, on val and on a seed apart; may be given several times."""
-    tune_epochs: int | None = None
-    """Epochs of each such trial. Default: those of a run."""
-    robustness: tuple[str, ...] = ()
-    """Further image sets, such as ImageNet-V2, that finished runs are measured on; no verdict or choice uses them."""
-    scores: str | None = None
-    """Judge runs trained elsewhere: a CSV file with the columns arm, seed, score and, where needed, status."""
-    page: str | None = None
-    """With --scores: write a page with the verdicts and the picture to this file."""
-    dry_run: bool = False
-    """Print the plan, with its expected time and disk, and run nothing."""
-    no_pilot: bool = False
-    """Leave out the pilot of --dry-run: a few timed updates of each architecture."""
-    json: bool = False
-    """Print the results as one JSON object on the last line."""
-    model: str | None = None
-    """A name from `fathoms models`, or timm/NAME; without it, the recipe's."""
-    recipe: str | None = None
-    """A name from `fathoms recipes`, or a TOML file."""
-    run: RunOptions = field(default_factory=RunOptions)
-    training: train_command.RecipeFlags = field(default_factory=train_command.RecipeFlags)
-    switches: Switches = field(default_factory=Switches)
-
-
-@dataclass(frozen=True)
-class ArgsOfTable(Args):
-    """The flags with a recipe that has no name: what suits the data and the machine."""
-
-    recipe: Any = None
 
 
 def with_plan_file(args: Args, file: PlanFile) -> Args:
@@ -245,7 +148,7 @@ def build(
     by: dict[str, Any] | None = None,
 ) -> Comparison:
     """The comparison of a plan, joined with what is in its folder; `by` is what --by chose."""
-    from fathoms.comparing.by import described
+    from fathoms.comparing.by import described, refit
     from fathoms.comparing.comparison import Comparison, Options
 
     names = ("metric", "smallest_difference", "baseline", "paired", "keep", "per_gpu")
@@ -261,6 +164,7 @@ def build(
         keep_arms=plan.keep or (kept and (kept[0], kept[1])),
         robustness=tuple(map(named_data, args.robustness)),
         by=by,
+        refit=None if by is None else refit,
         **{name: getattr(args, name) for name in names},
     )
     tuning = make_tuning(args, plan, earlier)
@@ -306,10 +210,46 @@ def seeds_of(args: Args, plan: Plan, earlier: Mapping[str, Any]) -> tuple[int, t
     return plan.seeds, plan.looks, []
 
 
+READ_WITH_SCORES = ("scores", "page", "baseline", "metric", "smallest_difference", "paired", "json")
+"""Flags of `compare` that say how scores are compared; the others say how runs are trained."""
+
+
+def print_verdicts(args: Args, scores: str) -> int:
+    """Judge the scores of a CSV file, and print the answer and the table, or one JSON object; and write a page."""
+    for each in dataclasses.fields(args):
+        default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+        if each.name not in READ_WITH_SCORES and getattr(args, each.name) != default:
+            flag = (
+                flag_of(each.name) if each.name not in ("data", "run", "training", "switches") else each.name
+            )
+            raise ConfigError(f"{flag}: nothing is trained with --scores; leave it out")
+    check_data(scores, "--scores")
+    if args.page is not None and Path(args.page).exists():
+        raise ConfigError(f"--page {args.page}: is there already; give another name")
+    from fathoms.comparing.before_runs import check_metric
+    from fathoms.comparing.scores import judge
+
+    check_metric(args.metric, timed=True)
+    found = judge(
+        scores,
+        baseline=args.baseline,
+        smallest_difference=args.smallest_difference,
+        higher_is_better=args.metric == "top1",
+        paired=args.paired,
+    )
+    text = json_format.dumps(found.to_json()) if args.json else repr(found)
+    print("\n".join(map(printable, text.splitlines())))
+    if args.page is not None:
+        from fathoms.report.page import write_scores_page
+
+        page = write_scores_page(found, Path(scores).name, Path(args.page))
+        print(printable(f"written: {page}"), file=sys.stderr)
+    return 0
+
+
 def run(args: Args) -> int:
-    """Run what is missing, and say what the results support."""
     if args.scores is not None:
-        return print_verdicts(args)
+        return print_verdicts(args, args.scores)
     comparison = make_comparison(args)
     from fathoms.comparing.comparison import UNFINISHED
     from fathoms.comparing.dry_run import describe, estimate

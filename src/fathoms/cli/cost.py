@@ -57,7 +57,6 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Measure, and print the tables."""
     found = measure(args)
     print(json_format.dumps(found) if args.json else "\n".join(describe(found)))
     return 0
@@ -161,7 +160,6 @@ def expected(args: Args, table: dict[str, Any], target: Any, device: Any) -> dic
 
 
 def describe(found: dict[str, Any]) -> list[str]:
-    """The tables of the terminal."""
     from fathoms.text_table import aligned, wrapped
 
     totals = {

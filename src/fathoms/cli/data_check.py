@@ -50,7 +50,6 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Check, print, write the manifest; returns 1 if a file is bad."""
     check_counts(args, ("workers",), least=0)
     check_counts(args, ("near",), least=-1)
     from fathoms.cli.terminal.live_output import progress_bar

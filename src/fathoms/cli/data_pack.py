@@ -53,7 +53,6 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Pack every split; returns 1 if files were left out."""
     check_counts(args, ("workers",), least=0)
     from fathoms.data import ArraySource, DataError, list_splits, open_source
     from fathoms.data.packing import (
@@ -137,7 +136,6 @@ def _skipped(results: dict[str, PackResult]) -> list[tuple[str, str]]:
 
 
 def _summary(results: dict[str, PackResult], removed: list[str], folder: Path) -> dict[str, Any]:
-    """The object of --json."""
     summed = ("samples", "shards_written", "shards_kept", "bytes_in", "bytes_out")
     return {
         **{fact: sum(getattr(result, fact) for result in results.values()) for fact in summed},

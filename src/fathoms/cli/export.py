@@ -85,7 +85,6 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Load, export, push if requested, and print the result."""
     check(args)
     checkpoint = check_trained(args.checkpoint, args.model, where="CHECKPOINT")
     from fathoms.evaluating.onnx_model import file_of_card
@@ -195,7 +194,6 @@ def judge(args: Args, loaded: LoadedModel, data: str) -> Judge:
 
 
 def lines(exported: Exported, pushed: str | None) -> list[str]:
-    """The result as lines of text."""
     report = []
     if exported.accelerated is not None:
         report.append(f"{exported.accelerated or 'no'} modules accelerated")

@@ -74,7 +74,6 @@ fathoms models cait_s24_224 --json
 
     @staticmethod
     def run(args: Args) -> int:
-        """Print the names that match, or the details of a single match."""
         from fathoms.models.zoo import list_models, model_config
 
         names = list_models(args.pattern)
@@ -119,7 +118,6 @@ fathoms parts --json
 
     @staticmethod
     def run(args: Args) -> int:
-        """Print each family's names with a one-line summary."""
         from fathoms.parts import families
         from fathoms.registry import check_name
 
@@ -156,7 +154,6 @@ fathoms recipes cait_400 > mine.toml
 
     @staticmethod
     def run(args: Args) -> int:
-        """Print the list, or one recipe."""
         from fathoms.training.recipe import read_recipe, recipe_names
         from fathoms.training.run_folder import to_toml
 
@@ -196,7 +193,6 @@ fathoms data info cifar-10-batches-bin/
 
     @staticmethod
     def run(args: Args) -> int:
-        """Print the kind, the splits and the decoder."""
         from fathoms.data import ArraySource, choose_decoder, list_splits, open_source
         from fathoms.data.readiness import notices
         from fathoms.data.sources.source import left_out_of

@@ -53,7 +53,6 @@ INTERRUPTED = 130
 
 
 def overview() -> str:
-    """The text of `fathoms --help`."""
     width = max(len(name) for name in COMMANDS)
     groups = [
         "\n".join([group, *(f"  {name:<{width}}  {summary}" for name, summary in commands.items())])

@@ -75,7 +75,6 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Classify every image; 1 if some could not be read."""
     checkpoint = _checked(args)
     from fathoms.evaluating.load import load_run
     from fathoms.evaluating.predict import class_names, list_images

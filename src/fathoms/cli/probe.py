@@ -191,7 +191,6 @@ def _run_one(args: Args) -> int:
 
 
 def batch_of(args: Args, target: Any) -> int:
-    """Images in a batch."""
     return args.batch_size or (64 if target.image_size <= SMALL else 8)
 
 
@@ -199,6 +198,7 @@ def judge(args: Args, target: Any, signal: Signal, images: Any, labels: Any) -> 
     """The verdict on the start of an untrained model, or on the drift of a run beside what a trained one shows."""
     import torch
 
+    from fathoms.cli.targets import optimizer_of
     from fathoms.probes.coordinates import SECONDS, STEPS, take_first_steps
     from fathoms.probes.verdict import Verdict, drift_verdict, site_findings
 
@@ -252,14 +252,6 @@ def _run_rows(target: Any) -> list[dict[str, Any]]:
                 "use the fathoms that wrote it, or a newer one"
             )
     return rows
-
-
-def optimizer_of(args: Args) -> Any:
-    """A function that makes the optimizer of --opt and --lr for a model."""
-    from fathoms.models.param_groups import param_groups
-    from fathoms.training.optimization import build_optimizer
-
-    return lambda model: build_optimizer(param_groups(model, 0.05), args.opt, lr=args.lr)
 
 
 def _draw(folder: Path, target: Any, images: Any, found: dict[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ import json as json_format
 from pathlib import Path
 from typing import Any
 
+from fathoms.cli import train as train_command
 from fathoms.cli.flags.parse import given, parse_setting
 from fathoms.errors import ConfigError
 
@@ -59,8 +60,7 @@ def run_sweep(args: Any) -> int:
 
 def run_coordinates(args: Any) -> int:
     """Take ten steps at every size, and print the slopes and the verdict."""
-    from fathoms.cli.probe import optimizer_of
-    from fathoms.cli.targets import check_head, load_images, load_target
+    from fathoms.cli.targets import check_head, load_images, load_target, optimizer_of
     from fathoms.models.vit import ViT
     from fathoms.models.zoo import model_config
     from fathoms.probes.coordinates import coordinate_check
@@ -161,9 +161,7 @@ def whole_numbers(text: str, flag: str) -> list[int]:
 
 def settings_of(axis: str, value: str) -> dict[str, Any]:
     """The field of ViTConfig that one value of --axis sets, parsed as its own flag is."""
-    from fathoms.cli import probe as command
-
-    found = given(parse_setting(command, "probe", (axis, value), "--axis").switches)
+    found = given(parse_setting(train_command, "train", (axis, value), "--axis").switches)
     if not found:
         raise ConfigError(f"--axis {axis}: is not an option of a model; see `fathoms parts`")
     return found

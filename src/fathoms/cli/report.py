@@ -45,7 +45,6 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Write the page, and print its path."""
     check_report_folders(args.folders)
     from fathoms.report.page import follow, foreign_page, page_of, write_report
     from fathoms.report.records import unreadable_runs

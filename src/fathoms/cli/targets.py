@@ -149,3 +149,11 @@ def _of_data(target: LoadedModel, data: str, count: int, spare: int) -> tuple[An
             # Data of other classes: more than any model has outputs.
             labels = labels + target.num_classes
     return images, labels
+
+
+def optimizer_of(args: Any) -> Any:
+    """A function that makes the optimizer of --opt and --lr for a model."""
+    from fathoms.models.param_groups import param_groups
+    from fathoms.training.optimization import build_optimizer
+
+    return lambda model: build_optimizer(param_groups(model, 0.05), args.opt, lr=args.lr)

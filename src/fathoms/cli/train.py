@@ -82,12 +82,10 @@ class Args:
 
 
 def run_options(args: Args) -> RunOptions:
-    """The run options that the flags give."""
     return args.run if isinstance(args.run, RunOptions) else RunOptions(**given(args.run))
 
 
 def make_job(args: Args) -> Job:
-    """The job that the flags describe."""
     if args.config is not None:
         return configured_job(args, args.config)
     options, switches = given(args.training), given(args.switches)
@@ -122,7 +120,6 @@ def configured_job(args: Args, path: str) -> Job:
 
 
 def run(args: Args) -> int:
-    """Train, and print the result and its files."""
     if args.config is None:
         args = replace(args, data=path_or_digits(args.data))
     # A rank that refuses before it has joined leaves the others waiting.

@@ -89,7 +89,6 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Evaluate, and print the metrics."""
     check_counts(args, ("batch_size",))
     check_counts(args, ("workers",), least=0)
     if args.amp_dtype is not None and not args.amp:
@@ -221,7 +220,6 @@ def measure(args: Args, model: Any, loader: Any, label_map: Any, world: Any, rea
 
 
 def report(args: Args, results: dict[str, dict[str, Any]], weights: str) -> None:
-    """Print the metrics, and write the requested files."""
     from fathoms.evaluating import results as files
     from fathoms.evaluating.results import class_table
 

@@ -83,7 +83,6 @@ class Arm:
 
     @functools.cached_property
     def values(self) -> tuple[float, ...]:
-        """The scores alone."""
         return tuple([score for _, score in self.scores])
 
     @property

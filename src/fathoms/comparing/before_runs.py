@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fathoms.comparing.folder import Settings, shared_settings
-from fathoms.comparing.results import TIMED
+from fathoms.comparing.plan import TIMED
 from fathoms.comparing.slurm import SlurmOptions
+from fathoms.comparing.statistics import noise_floor
 from fathoms.data.sources.splits import Roles
 from fathoms.errors import ConfigError, FathomsError
 from fathoms.training.job import Job
@@ -43,6 +44,8 @@ class Options:
     keep_arms: tuple[int, int] | None = None
     robustness: tuple[str, ...] = ()
     by: dict[str, Any] | None = None
+    refit: Callable[..., Any] | None = None
+    """With `by`: the design by the time that trials took, as `by.refit` finds it."""
 
 
 def settings_of(options: Options, jobs: Sequence[Job], roles: Roles, fingerprint: str | None) -> Settings:
@@ -87,8 +90,6 @@ def check_metric(metric: str, timed: bool) -> None:
 
 def _floor_and_margin(options: Options, images: int) -> tuple[float, float]:
     """The noise floor of the held-out images, and the smallest difference that matters."""
-    from fathoms.comparing.statistics import noise_floor
-
     if options.metric != "top1" and options.smallest_difference is None:
         raise ConfigError(
             f"--metric {options.metric}: the noise floor is one of accuracy; give --smallest-difference"

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from fathoms.comparing.dry_run import LIMIT, Pilots, makespan, run_pilot
 from fathoms.comparing.looks import seeds_for, smallest_shown
-from fathoms.comparing.pilot import LIMIT, Pilots, makespan, run_pilot
 from fathoms.comparing.plan import counterparts, pairs_of
 from fathoms.comparing.progress import span
 from fathoms.comparing.statistics import ALPHA, MIN_SEEDS

@@ -22,6 +22,7 @@ from fathoms.comparing.runner import PassSignals, Runner, make_slots, order
 from fathoms.comparing.slurm import Submission
 from fathoms.comparing.slurm_task import Task
 from fathoms.comparing.tuning import Trial, Tuning, chosen_before, tuning_file, tuning_lines
+from fathoms.comparing.verdicts import wanted_seeds
 from fathoms.data.readiness import check_trainable
 from fathoms.data.sources.splits import check_split, open_roles
 from fathoms.errors import ConfigError
@@ -120,7 +121,6 @@ class Comparison:
         return self.tuning.trials(self.settings_of_arms(), self.settings.fingerprint, self.folder)
 
     def settings_of_arms(self) -> dict[str, dict[str, str]]:
-        """The settings of each arm, by its name."""
         return {name: settings for name, (settings, _) in self.arms.items()}
 
     def plan(self) -> dict[str, Any]:
@@ -211,7 +211,6 @@ class Comparison:
 
     @property
     def chosen(self) -> dict[str, dict[str, str] | None]:
-        """The values of each arm."""
         return {arm["name"]: arm["best"] for arm in self.tuned}
 
     def _tune(self, runner: AnyRunner) -> None:
@@ -240,10 +239,9 @@ class Comparison:
 
     def _refit(self, runner: AnyRunner) -> None:
         """With --by: seeds, looks and arms to drop once more, by the time that trials took, while no score is known."""
-        if self.options.by is None or runner.deadline is None or runner.stopping.is_set():
+        refit = self.options.refit
+        if refit is None or runner.deadline is None or runner.stopping.is_set():
             return
-        from fathoms.comparing.by import refit
-
         if design := refit(self, self.progress.rates, runner.deadline - time.monotonic()):
             self.seeds = design.seeds
             self.settings = dataclasses.replace(self.settings, looks=design.looks, keep_arms=design.keep)
@@ -298,8 +296,6 @@ class Comparison:
 
     def wanted(self) -> list[Cell]:
         """The cells that the looks ask for by now."""
-        from fathoms.comparing.verdicts import wanted_seeds
-
         cells = self.cells(self.chosen)
         rows = gather(cells, self.folder, self.written)
         rules = rules_of(rows, self.written, self.tuned)
@@ -391,10 +387,8 @@ class Comparison:
         return UNFINISHED if waiting or unscored else 1 if failed else 0
 
     def slots(self) -> list[dict[str, str]]:
-        """The environments of the workers."""
         return make_slots(self.options.jobs, self.gpus, self.options.per_gpu)
 
     @property
     def gpus(self) -> list[str]:
-        """The GPUs that the workers may use."""
         return visible_gpus(next(iter(self.arms.values()))[1].run.device)

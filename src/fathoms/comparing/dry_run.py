@@ -1,21 +1,36 @@
-"""What a comparison is and takes, before it runs: its plan in words, and time and disk from a pilot."""
+"""What a comparison is and takes, before it runs: its plan in words; time and disk from a pilot of a few updates."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import heapq
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fathoms.comparing.before_runs import ASSUMED_ERROR
 from fathoms.comparing.comparison import Comparison
-from fathoms.comparing.folder import stale
+from fathoms.comparing.folder import Cell, stale
 from fathoms.comparing.hours import hours_lines
 from fathoms.comparing.looks import smallest_shown
-from fathoms.comparing.pilot import LIMIT, makespan, run_pilot, seconds_of
 from fathoms.comparing.plan import pairs_of
 from fathoms.comparing.progress import span
+from fathoms.comparing.runner import Worker, task_of
+from fathoms.comparing.statistics import MIN_SEEDS
 from fathoms.comparing.tuning import FIRST_SEED
+from fathoms.errors import ConfigError
 from fathoms.text_table import plural
+from fathoms.training.job import Job
+
+LIMIT = 50.0
+"""Seconds after which all pilots are ended, so that a dry run takes less than a minute on any machine."""
+
+KEYS = ("start", "epoch", "bytes", "took")
+Pilots = Mapping[str, Mapping[str, float]]
+"""By architecture: seconds to start a run, of an epoch, of the pilot and to launch a worker; bytes of a checkpoint."""
 
 
 def describe(comparison: Comparison, hours: bool = False) -> str:
@@ -25,8 +40,6 @@ def describe(comparison: Comparison, hours: bool = False) -> str:
         comparison: The plan.
         hours: Whether it says how long the runs would take on ImageNet.
     """
-    from fathoms.comparing.statistics import MIN_SEEDS
-
     names, seeds, settings = list(comparison.arms), comparison.seeds, comparison.settings
     pairs = len(pairs_of(comparison.settings_of_arms(), comparison.options.baseline))
     varied = list(dict.fromkeys(name for arm, _ in comparison.arms.values() for name in arm))
@@ -68,11 +81,6 @@ def describe(comparison: Comparison, hours: bool = False) -> str:
         for name, source in comparison.sets.items()
     ]
     lines += comparison.notes
-    if comparison.options.per_gpu > 1 and not mps_runs():
-        lines.append(
-            f"--per-gpu {comparison.options.per_gpu}: NVIDIA's MPS does not run, so the runs of a GPU take turns;"
-            " start it with nvidia-cuda-mps-control -d"
-        )
     if not pairs:
         return "\n".join([*lines, "one arm: nothing is compared; add a value to --axis, or an --arm"])
     if seeds < MIN_SEEDS:
@@ -141,6 +149,64 @@ def estimate(comparison: Comparison, say: Callable[[str], None], pilot: bool = T
     )
 
 
-def mps_runs() -> bool:
-    """Whether NVIDIA's Multi-Process Service runs: kernels of several processes then share a GPU at the same time."""
-    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
+def run_pilot(
+    cells: Iterable[Cell], slots: Sequence[dict[str, str]], limit: float | None = None
+) -> dict[str, dict[str, float]] | None:
+    """The pilot of each architecture on all workers at once, as runs will share the machine.
+
+    None where they take longer than `limit` seconds, or `LIMIT`; one that cannot run is an error.
+    """
+    found: dict[str, dict[str, float]] = {}
+    # A comparison that is only planned has no folder yet.
+    with tempfile.TemporaryDirectory() as scratch:
+        workers = [Worker(Path(scratch) / f"pilot-{place}.log", slot) for place, slot in enumerate(slots)]
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            for worker in workers:
+                worker.process.kill()
+
+        timer = threading.Timer(LIMIT if limit is None else limit, end)
+        timer.start()
+        pool = ThreadPoolExecutor(len(workers))
+        try:
+            for cell in cells:
+                if cell.architecture in found:
+                    continue
+                task, began = {**task_of(cell), "pilot": True}, time.monotonic()
+                results = list(pool.map(lambda worker, task=task: worker.ask(task), workers))
+                if late.is_set():
+                    return None
+                for worker, result in zip(workers, results, strict=True):
+                    why = worker.death() if result is None else result.get("reason")
+                    if why:
+                        raise ConfigError(
+                            f"arm {cell.arm!r}: its pilot failed ({why}); fix it, or use --no-pilot"
+                        )
+                asked, known = time.monotonic() - began, list(filter(None, results))
+                mean = {key: statistics.fmean(result[key] for result in known) for key in KEYS}
+                found[cell.architecture] = {**mean, "launch": max(0.0, asked - mean["took"])}
+        finally:
+            timer.cancel()
+            pool.shutdown()
+            for worker in workers:
+                worker.close()
+    return found
+
+
+def seconds_of(job: Job, pilot: Mapping[str, float]) -> float:
+    """Seconds that a run takes."""
+    return pilot["start"] + job.recipe.total_epochs * pilot["epoch"]
+
+
+def makespan(seconds: Iterable[float], workers: int) -> float:
+    """Seconds until all runs have ended, each begun in its order on the first worker that is free.
+
+    >>> makespan([3.0, 2.0, 2.0], workers=2)
+    4.0
+    """
+    free = [0.0] * workers
+    for each in seconds:
+        heapq.heapreplace(free, free[0] + each)
+    return max(free)

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from fathoms.comparing.plan import Plan, parse_seeds
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, flag_of
 from fathoms.files import open_own, refuse_links, write_atomic
 from fathoms.models.config import ViTConfig
-from fathoms.training.job import SPEED, Job, RunOptions
+from fathoms.training.job import SPEED, Job, RunOptions, flat
 from fathoms.training.recipe import Recipe
 from fathoms.untrusted import read_json
 
@@ -49,7 +49,6 @@ class Cell:
 
     @property
     def folder(self) -> Path:
-        """Its run folder."""
         return self.job.folder
 
     @property
@@ -96,7 +95,6 @@ def job_to_json(job: Job) -> dict[str, Any]:
 
 
 def job_from_json(table: Mapping[str, Any]) -> Job:
-    """The job that `job_to_json` wrote down."""
     config = None if table["config"] is None else ViTConfig(**_tuples(table["config"]))
     recipe, run = Recipe(**_tuples(table["recipe"])), RunOptions(**_tuples(table["run"]))
     return Job(table["data"], table["model"], config, recipe, run)
@@ -288,13 +286,11 @@ class ComparisonFolder:
         return {name: row for name, row in found.items() if isinstance(row, dict)}
 
     def note_failure(self, cell: Cell, reason: str) -> None:
-        """Keep why a cell failed."""
         self.own(cell.folder).mkdir(parents=True, exist_ok=True)
         kept = json.dumps({"status": "failed", "reason": reason}).encode()
         write_atomic(cell.folder / "failed.json", kept + b"\n")
 
     def forget_failure(self, cell: Cell) -> None:
-        """A cell ended after all."""
         (self.own(cell.folder) / "failed.json").unlink(missing_ok=True)
 
     def prune(self, cell: Cell, keep: str) -> None:
@@ -350,15 +346,12 @@ def _grown(before: Mapping[str, Any], now: Mapping[str, Any], known: bool) -> di
     return {**plan, "grown": grown}
 
 
-def _conflict(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> str | None:
+def _conflict(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """The first setting that both plans share among all their arms with different values, as "name old -> new"."""
-    for key in sorted(before.keys() & now.keys()):
-        old, new = before[key], now[key]
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            if inner := _conflict(old, new, f"{path}{key}."):
-                return inner
-        elif json.dumps(old) != json.dumps(new):
-            return f"--{key.replace('_', '-')} {old!r} -> {new!r}"
+    old, new = flat(before), flat(now)
+    for key in sorted(old.keys() & new.keys()):
+        if json.dumps(old[key]) != json.dumps(new[key]):
+            return f"{flag_of(key.rpartition('.')[2])} {old[key]!r} -> {new[key]!r}"
     return None
 
 

@@ -83,7 +83,6 @@ class InProcess:
         self._data = ResidentData()
 
     def run(self, cells: Iterable[Cell]) -> None:
-        """Train all cells."""
         for cell in cells:
             if self.stopping.is_set() or (self.deadline is not None and time.monotonic() > self.deadline):
                 return
@@ -105,7 +104,6 @@ class InProcess:
             return {"status": "failed", "reason": reason_of(error)}
 
     def stop(self) -> None:
-        """Start nothing further."""
         self.stopping.set()
 
     kill = stop

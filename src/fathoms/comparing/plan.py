@@ -27,6 +27,8 @@ FLAGS = {
 }
 """The parts of a plan, by their keys in a file, and the flags that give them."""
 TABLES = ("axes", "arms", "tune")
+TIMED = "seconds-to"
+"""The metric of seconds until an accuracy, as in seconds-to=90."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,6 @@ class Variant:
     settings: tuple[tuple[str, str], ...]
 
     def table(self) -> dict[str, str]:
-        """The settings by name."""
         return dict(self.settings)
 
 
@@ -106,7 +107,6 @@ class Plan:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """As a plan file holds it."""
         return {
             "version": VERSION,
             "seeds": list(self.looks) or self.seeds,
@@ -316,3 +316,13 @@ def parse_keep(text: str | None, looks: Sequence[int]) -> tuple[int, int] | None
     if int(seeds) >= looks[-1]:
         raise ConfigError(f"--keep-arms {text}: would drop nothing; use fewer than the {looks[-1]} seeds")
     return int(arms), int(seeds)
+
+
+def target_of(metric: str) -> float | None:
+    """The accuracy in percent to which runs are timed; None for another metric.
+
+    >>> target_of("seconds-to=90")
+    90.0
+    """
+    name, given, value = metric.partition("=")
+    return float(value) if name == TIMED and given else None

@@ -62,7 +62,6 @@ class Progress:
         return self.ended_cells + len(self.ahead)
 
     def began(self, cell: Cell) -> None:
-        """A cell starts or resumes."""
         with self._lock:
             self.running[cell.folder.name] = time.monotonic()
 

@@ -9,23 +9,22 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from fathoms.comparing.answer import EXPLORATORY, TUNED_BY_BEST, answer, headline, optimism
+from fathoms.comparing.arms import DIGITS, Arm, Metric
 from fathoms.comparing.folder import VERSION, Cell, ComparisonFolder
+from fathoms.comparing.plan import target_of
 from fathoms.comparing.robustness import mean_scores, sets_of, shown_scores
+from fathoms.comparing.statistics import is_stalled, sd_over_seeds
+from fathoms.comparing.verdicts import Rules, dropped, judge, wanted_seeds
 from fathoms.errors import ConfigError
 from fathoms.files import inert
 from fathoms.untrusted import read_json, read_lines, read_plain
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from fathoms.comparing.arms import Arm, Metric
-    from fathoms.comparing.verdicts import Rules
-
 MAX_FILE = 256 << 20
-TIMED = "seconds-to"
-"""The metric of seconds until an accuracy, as in seconds-to=90."""
 SCORED = ("done", "stalled")
 """Statuses of runs that ended with a score."""
 
@@ -42,8 +41,6 @@ def row_of(
 
     A run that did not come to its end has no score on test, and none on val in its place.
     """
-    from fathoms.comparing.statistics import is_stalled
-
     # Finished runs of before the three roles have val alone, whatever the data has.
     awaited = plan.get("split") == "test" and status.get("status") != "done"
     split = "test" if status.get("test") or awaited else "val"
@@ -70,16 +67,6 @@ def row_of(
     return row
 
 
-def target_of(metric: str) -> float | None:
-    """The accuracy in percent to which runs are timed; None for another metric.
-
-    >>> target_of("seconds-to=90")
-    90.0
-    """
-    name, given, value = metric.partition("=")
-    return float(value) if name == TIMED and given else None
-
-
 def seconds_to(run: Path, target: float, status: Mapping[str, Any]) -> float | None:
     """Seconds of training until the accuracy on val was first at its target; None where it never was.
 
@@ -97,8 +84,6 @@ def seconds_to(run: Path, target: float, status: Mapping[str, Any]) -> float | N
 
 def correct_of(run: Path, images: int) -> np.ndarray | None:
     """Whether a run classified each held-out image correctly, from its bits; None without them, or if damaged."""
-    import numpy as np
-
     try:
         packed = read_plain(run / "correct.bits", MAX_FILE)
     except OSError:
@@ -110,8 +95,6 @@ def correct_of(run: Path, images: int) -> np.ndarray | None:
 
 def _correct_of_all(rows: Sequence[Mapping[str, Any]], root: Path, images: int) -> np.ndarray | None:
     """The bits of an arm's runs, a row each; None unless all have them."""
-    import numpy as np
-
     found = [None if row["run"] is None else correct_of(root / row["run"], images) for row in rows]
     known = [bits for bits in found if bits is not None]
     return np.stack(known) if known and len(known) == len(found) else None
@@ -131,9 +114,6 @@ def judged(
         root: The comparison's folder, whose runs have a bit for each held-out image; None leaves new images out.
         tuned: What was chosen for each arm, with the variance that the choice adds to its mean.
     """
-    from fathoms.comparing.answer import answer, headline, optimism
-    from fathoms.comparing.verdicts import dropped, judge, wanted_seeds
-
     arms = arms_of(rows, plan, root, tuned)
     rules = rules_of(rows, plan, tuned)
     wanted = wanted_seeds(arms, rules, plan.get("seeds", max((row["seed"] + 1 for row in rows), default=0)))
@@ -169,8 +149,6 @@ def judged(
 
 def reasons(plan: Mapping[str, Any], tuned: Sequence[Mapping[str, Any]] = ()) -> list[str]:
     """Why the verdicts are exploratory; nothing where the plan came before the scores."""
-    from fathoms.comparing.answer import EXPLORATORY, TUNED_BY_BEST
-
     found = [EXPLORATORY] if plan.get("exploratory") else []
     return found + (
         [TUNED_BY_BEST] if any(arm.get("best") and arm.get("rule", "best") == "best" for arm in tuned) else []
@@ -180,9 +158,6 @@ def reasons(plan: Mapping[str, Any], tuned: Sequence[Mapping[str, Any]] = ()) ->
 def rules_of(
     rows: Sequence[Mapping[str, Any]], plan: Mapping[str, Any], tuned: Sequence[Mapping[str, Any]] = ()
 ) -> Rules:
-    """How the arms of a plan are compared."""
-    from fathoms.comparing.verdicts import Rules
-
     keep = plan.get("keep_arms")
     return Rules(
         _metric_of(rows, plan),
@@ -197,8 +172,6 @@ def rules_of(
 
 def _metric_of(rows: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]) -> Metric:
     """The measure that decides, with the score of a diverged run: a guess, or the worst loss that was seen."""
-    from fathoms.comparing.arms import Metric
-
     if plan["metric"] == "top1":
         return Metric("top1", "points", 1, 100 / plan["classes"], plan["images"])
     if (target := target_of(plan["metric"])) is not None:
@@ -218,8 +191,6 @@ def arms_of(
     tuned: Sequence[Mapping[str, Any]] = (),
 ) -> list[Arm]:
     """The arms with the scores of their ended runs, and the bits of each image where a folder has them."""
-    from fathoms.comparing.arms import Arm
-
     luck = {arm["name"]: (arm.get("luck") or {}).get("variance", 0.0) for arm in tuned}
     arms: list[Arm] = []
     for name in dict.fromkeys(row["name"] for row in rows):
@@ -240,9 +211,6 @@ def arms_of(
 
 
 def _summary(arm: Arm, rules: Rules, dropped: bool) -> dict[str, Any]:
-    """An arm's row of results.json."""
-    from fathoms.comparing.statistics import sd_over_seeds
-
     return {
         "name": arm.name,
         "seeds": len(arm.scores),
@@ -263,8 +231,6 @@ def _number(value: float) -> float | None:
 
 def as_table(results: Mapping[str, Any]) -> str:
     """table.md: the answer, the arms with their spread, the verdicts."""
-    from fathoms.comparing.arms import DIGITS
-
     metric = results["metric"]
     digits, lost = DIGITS.get(metric, 1), "diverged | with diverged at chance"
     if (target := target_of(metric)) is not None:
@@ -341,7 +307,6 @@ def options_of(row: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, 
 
 
 def write_results(folder: ComparisonFolder, results: Mapping[str, Any]) -> None:
-    """results.json, table.md and results.csv."""
     folder.write("results.json", json.dumps(results, indent=1) + "\n")
     folder.write("table.md", as_table(results))
     folder.write("results.csv", as_csv(results))

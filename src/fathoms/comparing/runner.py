@@ -318,7 +318,7 @@ class Runner:
             died.append(cell)
         else:
             self._results.put((cell, result))
-        return not (result.get("broken") or result.get("grown") or worker.done >= CELLS_PER_WORKER)
+        return not (result.get("broken") or worker.done >= CELLS_PER_WORKER)
 
     def _run_alone(self, cells: Sequence[Cell]) -> None:
         """Cells whose worker died, each in a new one while no other runs."""
@@ -351,7 +351,6 @@ class Runner:
 
 
 def task_of(cell: Cell) -> dict[str, Any]:
-    """The message to a worker that starts a cell."""
     return {
         "job": job_to_json(cell.job),
         "architecture": cell.architecture,

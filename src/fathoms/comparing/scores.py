@@ -79,7 +79,6 @@ class Judgement:
         return "\n".join([aligned(head, rows), "", *(verdict.sentence for verdict in self.verdicts)])
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
         arms = [
             {
                 "name": arm.name,
@@ -93,7 +92,6 @@ class Judgement:
         return {"answer": self.answer, "margin": self.rules.margin, "arms": arms, "verdicts": verdicts}
 
     def plot(self) -> Figure:
-        """Every score, the means and their intervals."""
         from fathoms.plotting.panels import Interval, interval_rows
 
         rows, amount = [], f".{self.rules.metric.digits}f"

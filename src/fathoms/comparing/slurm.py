@@ -268,7 +268,6 @@ class Submission:
 
 
 def parameters(options: SlurmOptions, name: str) -> dict[str, Any]:
-    """The options as submitit's executor calls them."""
     chosen: dict[str, Any] = {
         "job_name": name,
         "time": options.time,

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fathoms.comparing.folder import Cell, ComparisonFolder, job_from_json, stale
+from fathoms.comparing.folder import Cell, ComparisonFolder, stale
 from fathoms.comparing.progress import Progress
-from fathoms.comparing.runner import Runner, make_slots, task_of
+from fathoms.comparing.runner import Runner, make_slots
 from fathoms.comparing.worker import watch_parent
 from fathoms.machine import visible_gpus
 
@@ -31,14 +31,14 @@ LOOK = 0.2
 
 @dataclass
 class Task:
-    """Cells that one task trains; submitit pickles it, so its fields are plain data.
+    """Cells that one task trains; submitit pickles it.
 
     Args:
         root: The comparison's folder.
         keep: Which checkpoints of an ended cell stay: none, last or all.
         jobs: Cells at a time on CPUs; 0 takes one.
         per_gpu: Cells that share a GPU.
-        cells: Arm, settings, seed and job of each cell, as plain data.
+        cells: The cells.
         directory: Where the command was given; paths of cells and data may be relative to it.
     """
 
@@ -46,7 +46,7 @@ class Task:
     keep: str
     jobs: int
     per_gpu: int
-    cells: list[dict[str, Any]] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
     directory: str = field(default_factory=os.getcwd)
     # Signal handlers only set these: a lock that the interrupted code holds would never be freed.
     _terminated: bool = field(default=False, init=False)
@@ -55,11 +55,7 @@ class Task:
 
     def of(self, cells: Sequence[Cell]) -> Task:
         """This task with the cells that it is to train."""
-        tables = [
-            {"arm": cell.arm, "settings": dict(cell.settings), "seed": cell.seed, **task_of(cell)}
-            for cell in cells
-        ]
-        return dataclasses.replace(self, cells=tables)
+        return dataclasses.replace(self, cells=list(cells))
 
     def __call__(self) -> None:
         """Train what is missing; called by submitit in the job, also after each requeue."""
@@ -70,8 +66,7 @@ class Task:
         if "SLURM_CPUS_PER_TASK" in os.environ:
             os.environ.setdefault("OMP_NUM_THREADS", os.environ["SLURM_CPUS_PER_TASK"])
         folder = ComparisonFolder(Path(self.root))
-        cells = [cell_of(table) for table in self.cells]
-        todo = stale(cells, folder)
+        todo = stale(self.cells, folder)
         if not todo:
             return
         slots = make_slots(self.jobs or 1, visible_gpus(todo[0].job.run.device), self.per_gpu)
@@ -111,12 +106,6 @@ class Task:
         else:
             # Slurm has sent them SIGTERM too, and a second one would end them unsaved.
             runner.stopping.set()
-
-
-def cell_of(table: dict[str, Any]) -> Cell:
-    """The cell that a task holds as plain data."""
-    arm, settings, seed = table["arm"], table["settings"], table["seed"]
-    return Cell(arm, settings, seed, job_from_json(table["job"]), table["fingerprint"], table["test"])
 
 
 def _without_user_signals(runner: Runner, cells: Sequence[Cell]) -> None:

@@ -101,7 +101,6 @@ class Difference:
         return np.exp(high)[()]
 
     def interval(self, alpha: float) -> tuple[Any, Any]:
-        """The two-sided interval of level 1 - alpha."""
         half = self.half(alpha)
         return self.value - half, self.value + half
 
@@ -111,19 +110,12 @@ class Difference:
 
 
 def moments(scores: Scores) -> tuple[float, float]:
-    """Mean and variance over seeds; exactly zero for equal scores, whose mean is rounded.
-
-    Kept, since every pair of an arm asks for them.
-    """
-    return _moments_of(tuple(scores.tolist() if isinstance(scores, np.ndarray) else scores))
-
-
-@functools.lru_cache(maxsize=4096)
-def _moments_of(scores: tuple[float, ...]) -> tuple[float, float]:
-    mean = math.fsum(scores) / len(scores)
-    if len(scores) < 2 or min(scores) == max(scores):
+    """Mean and variance over seeds; exactly zero for equal scores, whose mean is rounded."""
+    own = scores.tolist() if isinstance(scores, np.ndarray) else scores
+    mean = math.fsum(own) / len(own)
+    if len(own) < 2 or min(own) == max(own):
         return mean, 0.0
-    return mean, math.fsum([(score - mean) ** 2 for score in scores]) / (len(scores) - 1)
+    return mean, math.fsum([(score - mean) ** 2 for score in own]) / (len(own) - 1)
 
 
 def welch(a: Scores, b: Scores, least: tuple[float, float] = (0.0, 0.0), further: float = 0.0) -> Difference:
@@ -246,15 +238,9 @@ def noise_floor(error: float, images: int) -> float:
 
 def sd_range(sd: float, df: int, level: float = 0.8) -> tuple[float, float]:
     """The interval of a deviation that was measured with these degrees of freedom."""
-    low, high = _sd_range(df, level)
-    return sd * low, sd * high
-
-
-@functools.lru_cache(maxsize=1024)
-def _sd_range(df: int, level: float) -> tuple[float, float]:
     tail = (1 - level) / 2
-    low, high = (special.chdtri(df, side) for side in (tail, 1 - tail))
-    return math.sqrt(df / low), math.sqrt(df / high)
+    low, high = (math.sqrt(df / special.chdtri(df, side)) for side in (tail, 1 - tail))
+    return sd * low, sd * high
 
 
 def pooled_sd(arms: Sequence[Sequence[float]]) -> tuple[float, int]:

@@ -199,7 +199,6 @@ class Tuning:
         return None if others or len(numbers) < 3 or min(numbers) <= 0 else (option, numbers)
 
     def choices(self) -> list[dict[str, str]]:
-        """Every combination of the grid's values."""
         names = list(self.grid)
         return [dict(zip(names, values, strict=True)) for values in itertools.product(*self.grid.values())]
 
@@ -223,7 +222,6 @@ class Tuning:
         fingerprint: str,
         folder: ComparisonFolder,
     ) -> Trial:
-        """One trial of an arm."""
         shorter = {} if self.epochs is None else {"epochs": str(self.epochs)}
         tried = {**settings, **choice}
         name = JOINT.join([arm, *(f"{key}={value}" for key, value in choice.items())])

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import itertools
 import json
 import os
-import resource
 import select
+import statistics
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -70,10 +72,14 @@ if TYPE_CHECKING:
 
 PARENT_POLL = 1.0
 """Seconds between looks at whether the parent is still there."""
+WARM_UP = 3
+"""First updates of a pilot, which are not counted."""
+PATIENCE = 5.0
+"""Seconds after which a pilot of slow updates ends, though not before the second; else it lasts two epochs."""
+EVALUATION = 0.4
+"""Seconds of a forward pass, as a share of an update."""
 LOCK_WAIT = 30.0
 """Seconds to wait for a run folder that the worker of a killed comparison still holds."""
-GROWTH = 1 << 30
-"""Bytes that a worker may grow beyond twice its first cell's memory before it is renewed."""
 
 
 def watch_parent(parent: int, stdin: bool = True) -> None:
@@ -169,14 +175,43 @@ def train(job: Job, roles: Roles, module: nn.Module | None = None) -> dict[str, 
     return {"status": summary["status"], "reason": summary["reason"]}
 
 
+def time_updates(job: Job, roles: Roles) -> dict[str, float]:
+    """Train for a moment in a folder that is then removed: seconds to start and of an epoch, bytes of a checkpoint."""
+    with tempfile.TemporaryDirectory() as scratch:
+        began = time.monotonic()
+        run = replace(job.run, output=scratch, experiment="pilot", log=None)
+        trainer, times = make_trainer(replace(job, run=run), roles), list[float]()
+        updates = trainer.context.updates_per_epoch
+
+        def note_time() -> None:
+            times.append(time.monotonic())
+            late = len(times) > 1 and times[-1] - times[0] > PATIENCE
+            if len(times) > 2 * updates or late:
+                trainer.loop.stop.code = 143
+
+        trainer.loop.after_update = note_time
+        start = time.monotonic() - began
+        trainer.run()
+        gaps = [after - before for before, after in itertools.pairwise(times)]
+        each = statistics.median(gaps[WARM_UP - 1 :] or gaps or [time.monotonic() - began])
+        context = trainer.context
+        held_out = 0 if context.data.val is None else context.data.val.batches
+        epoch = updates * each + held_out * EVALUATION * each / job.run.eval_interval
+        if len(times) >= 2 * updates:
+            # From the end of one epoch to that of the next, with what a run does between them.
+            epoch = max(epoch, times[2 * updates - 1] - times[updates - 1])
+        last = Path(scratch) / "pilot" / "checkpoints" / "last"
+        size = sum(file.stat().st_size for file in last.iterdir()) if last.is_dir() else 0
+        took = time.monotonic() - began
+    return {"start": start, "epoch": epoch, "bytes": size, "took": took}
+
+
 def answer(task: dict[str, Any], data: ResidentData) -> dict[str, Any]:
     """The result of a task, which is a cell or its pilot; its reason where it fails."""
     try:
         job = job_from_json(task["job"])
         roles = data.roles(job, task["fingerprint"], task["test"])
         if "pilot" in task:
-            from fathoms.comparing.pilot import time_updates
-
             return dict(time_updates(job, roles))
         return train(job, roles)
     except FathomsError as error:
@@ -187,22 +222,11 @@ def answer(task: dict[str, Any], data: ResidentData) -> dict[str, Any]:
         return {"status": "failed", "reason": reason_of(error), "broken": True}
 
 
-def resident() -> int:
-    """Bytes of memory that this process holds, on the host and on its GPU."""
-    import torch
-
-    on_device = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
-    try:
-        return on_device + int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    except OSError:
-        return on_device
-
-
 def main() -> int:
     """Serve until standard input ends."""
     channel = own_stdout()
     threading.Thread(target=watch_parent, args=(os.getppid(),), daemon=True).start()
-    architecture, first, data = None, 0, ResidentData()
+    architecture, data = None, ResidentData()
     for line in sys.stdin:
         task = json.loads(line)
         began = time.monotonic()
@@ -211,9 +235,7 @@ def main() -> int:
         architecture = task["architecture"]
         result = answer(task, data)
         gc.collect()
-        first = first or resident()
-        result |= {"wall_seconds": time.monotonic() - began, "grown": resident() > 2 * first + GROWTH}
-        channel.write(json.dumps(result) + "\n")
+        channel.write(json.dumps({**result, "wall_seconds": time.monotonic() - began}) + "\n")
         channel.flush()
     return 0
 

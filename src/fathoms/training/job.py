@@ -313,17 +313,11 @@ class Job:
             own |= _fields(ViTConfig, model, f"{where}: [model]")
             config = ViTConfig(**{**own, **(switches or {})})
         settings = Recipe.join(recipe_options(table.get("recipe", {}), where), dict(recipe or {}))
-        return cls(
-            None if data == "digits" else data,
-            name,
-            config,
-            settings,
-            RunOptions(**{**options, **(run or {})}),
-        )
+        chosen = RunOptions(**{**options, **(run or {})})
+        return cls(None if data == "digits" else data, name, config, settings, chosen)
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
         if self.run.experiment is not None:
             return Path(self.run.output) / self.run.experiment
         digest = hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()
@@ -385,11 +379,7 @@ def job_of(
 
 
 def flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """A nested table with one key for each value.
-
-    >>> flat({"seed": 1, "recipe": {"lr": 0.1}})
-    {'seed': 1, 'recipe.lr': 0.1}
-    """
+    """A nested table with one key for each value, such as "recipe.lr"."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         found |= flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
