@@ -29,6 +29,7 @@ from fathoms.training.job import RunOptions
 from fathoms.training.learner import Learner
 from fathoms.training.optimization import build_optimizer
 from fathoms.training.run_folder import RunFolder
+from fathoms.training.speed import Speed
 from fathoms.training.step import ConditionalStep, Readback
 
 CPU_SWITCHES = {"dim": 96, "heads": 2, "depth": 4, "image_size": 64}
@@ -135,7 +136,7 @@ def save_stall(updates: Updates, folder: Path, count: int) -> dict[str, Any]:
     sizes = file_sizes(updates.model, updates.opt, ema=False)
     saver.staging.reserve(sum(sizes.values()) + (1 << 22))
     scaler = torch.amp.GradScaler(updates.device.type, enabled=False)
-    learner = Learner(updates.model, updates.model, None, None, updates.optimizer, scaler)
+    learner = Learner(updates.model, updates.model, None, None, updates.optimizer, scaler, Speed())
 
     def save() -> None:
         values = {"updates": updates.updates}
