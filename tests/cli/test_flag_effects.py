@@ -121,10 +121,7 @@ VALIDATE = {
         ["{copy}"],
         lambda a, b: [Path(x).name for x in (*a.json["results"], *b.json["results"])] == ["photos", "copy"],
     ),
-    "split": (
-        ["--split", "train"],
-        lambda a, b: (only(a)["images"], only(b)["images"]) == (12, 24),
-    ),
+    "split": (["--split", "train"], lambda a, b: (only(a)["images"], only(b)["images"]) == (12, 24)),
     "batch_size": (["--batch-size", "5"], lambda a, b: (batches(a), batches(b)) == ([12], [5, 5, 2])),
     "workers": (["--workers", "3"], lambda _, b: b.workers == 3),
     "amp": (["--amp"], lambda a, b: (a.autocast, b.autocast) == ({None}, {torch.bfloat16})),
@@ -137,18 +134,12 @@ VALIDATE = {
         ["--image-size", "48"],
         lambda a, b: (a.images[0].shape[-1], b.images[0].shape[-1]) == (32, 48),
     ),
-    "crop_pct": (
-        ["--crop-pct", "0.5"],
-        lambda a, b: (is_green(a), is_green(b)) == (True, False),
-    ),
+    "crop_pct": (["--crop-pct", "0.5"], lambda a, b: (is_green(a), is_green(b)) == (True, False)),
     "interpolation": (
         ["--interpolation", "bilinear"],
         lambda a, b: 0 < (a.images[0] - b.images[0]).abs().mean() < 0.2,
     ),
-    "robustness": (
-        ["--robustness", "{copy}"],
-        lambda _, b: names(b) == ["photos", "copy"],
-    ),
+    "robustness": (["--robustness", "{copy}"], lambda _, b: names(b) == ["photos", "copy"]),
     "real_labels": (
         ["--real-labels", "{real}"],
         lambda a, b: (only(a).get("real_top1"), only(b)["real_top1"]) == (None, 100.0),
@@ -216,10 +207,7 @@ PREDICT = {
         lambda a, b: [len(x.json["predictions"][0]["classes"]) for x in (a, b)] == [2, 1],
     ),
     "batch_size": (["--batch-size", "5"], lambda a, b: (batches(a), batches(b)) == ([12], [5, 5, 2])),
-    "crop_pct": (
-        ["--crop-pct", "0.5"],
-        lambda a, b: (is_green(a), is_green(b)) == (True, False),
-    ),
+    "crop_pct": (["--crop-pct", "0.5"], lambda a, b: (is_green(a), is_green(b)) == (True, False)),
     "interpolation": (
         ["--interpolation", "bilinear"],
         lambda a, b: 0 < (a.images[0] - b.images[0]).abs().mean() < 0.2,

@@ -101,14 +101,7 @@ def test_bits_come_back_even_from_nan(dtype):
         now[0][0] = float("nan")
     kept = [tensor.clone() for tensor in now]
     put_back_(now, before, torch.tensor(0.0))
-    assert all(
-        torch.equal(
-            a,
-            b,
-        )
-        or dtype.is_floating_point
-        for a, b in zip(now, kept, strict=True)
-    )
+    assert all(torch.equal(a, b) or dtype.is_floating_point for a, b in zip(now, kept, strict=True))
     assert now[0].view(torch.uint8).tolist() == kept[0].view(torch.uint8).tolist()
     put_back_(now, before, torch.tensor(1.0))
     assert now[0].view(torch.uint8).tolist() == before[0].view(torch.uint8).tolist()

@@ -22,12 +22,7 @@ def timm_rates(sched, epochs, updates=0, **options):
     factory = pytest.importorskip("timm.scheduler")
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.004)
     scheduler, total = factory.create_scheduler_v2(
-        optimizer,
-        sched,
-        num_epochs=epochs,
-        step_on_epochs=not updates,
-        updates_per_epoch=updates,
-        **options,
+        optimizer, sched, num_epochs=epochs, step_on_epochs=not updates, updates_per_epoch=updates, **options
     )
     rates = []
     for count in range(int(total * max(updates, 1)) + 1):

@@ -81,10 +81,7 @@ OTHER = {
     "freeze": '"stem*"',
 }
 # Options that go together must go together.
-WITH = {
-    "teacher": ["--distillation-type", "none"],
-    "distillation_type": ["--teacher", "none"],
-}
+WITH = {"teacher": ["--distillation-type", "none"], "distillation_type": ["--teacher", "none"]}
 # No block is no value of its own: the penalty is switched off, and its layers with it.
 INSTEAD = {"attn_extra_loss_layers": ["--attn-extra-loss", "0"]}
 

@@ -122,11 +122,7 @@ def _make_map_folder(args: Args, loaded: LoadedModel, files: list[Path]) -> None
 
 
 def _predicted(
-    args: Args,
-    loaded: LoadedModel,
-    files: list[Path],
-    classes: Sequence[str],
-    preprocessing: Preprocessing,
+    args: Args, loaded: LoadedModel, files: list[Path], classes: Sequence[str], preprocessing: Preprocessing
 ) -> list[Prediction]:
     """The classes of each image, with a bar; attention maps are written as they come."""
     from fathoms.cli.terminal.live_output import progress_bar

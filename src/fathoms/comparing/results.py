@@ -247,11 +247,7 @@ def as_table(results: Mapping[str, Any]) -> str:
         cells += [_shown(arm["sd"], digits)]
         cells += [_share(arm), _shown(arm["mean_with_diverged"], digits), arm["stalled"], arm["failed"]]
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    lines += [
-        "",
-        "| pair | difference | corrected interval | p | verdict |",
-        "|---|---|---|---|---|",
-    ]
+    lines += ["", "| pair | difference | corrected interval | p | verdict |", "|---|---|---|---|---|"]
     for row in results["verdicts"]:
         sides = [row["low"], row["high"]]
         interval = "–" if None in sides else " to ".join(_shown(side, digits) for side in sides)

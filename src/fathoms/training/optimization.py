@@ -106,11 +106,7 @@ def lamb(
 
 @OPTIMIZERS.add("adamw")
 def adamw(
-    groups: Groups,
-    lr: float,
-    betas: tuple[float, float] = BETAS,
-    eps: float = EPS,
-    fused: bool | None = None,
+    groups: Groups, lr: float, betas: tuple[float, float] = BETAS, eps: float = EPS, fused: bool | None = None
 ) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay, torch's; fused on CUDA."""
     fused = _all_on_cuda(groups) or None if fused is None else fused

@@ -288,7 +288,6 @@ class Recipe:
         return math.ceil(self.epochs + before + self.cooldown_epochs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field by name."""
         return {name: getattr(self, name) for name in RECIPE_FIELDS}
 
 
@@ -317,7 +316,6 @@ def _check_combinations(recipe: Recipe) -> None:
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that come with the package."""
     files = resources.files("fathoms.training").joinpath("recipes").iterdir()
     return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
 

@@ -34,14 +34,7 @@ from fathoms.training.distributed import (
 from fathoms.training.guard import DivergedError, Guard, RollBack, act_on
 from fathoms.training.job import Job
 from fathoms.training.learner import Learner, RunContext, TrainState, build_learner
-from fathoms.training.measurements import (
-    EpochEnd,
-    Probing,
-    not_finite,
-    opening,
-    resumed,
-    write_summary,
-)
+from fathoms.training.measurements import EpochEnd, Probing, not_finite, opening, resumed, write_summary
 from fathoms.training.objective import Objective
 from fathoms.training.optimization import Schedule
 from fathoms.training.progress_bar import Progress

@@ -215,7 +215,6 @@ def set_stream(model: nn.Module, precision: str) -> None:
 
 
 def machine_of(world: World) -> Machine:
-    """The device of this rank."""
     import torch
 
     device = world.device
