@@ -1,10 +1,9 @@
 """Random numbers that depend on their key and nothing else."""
 
 import numpy as np
-import torch
 from scipy import stats
 
-from fathoms.data.counter_rng import device_uniforms, generator, normals, sample_keys, uniforms
+from fathoms.data.counter_rng import generator, normals, sample_keys, uniforms
 
 
 def test_a_sample_draws_the_same_numbers_in_any_batch_and_order():
@@ -41,14 +40,6 @@ def test_draws_are_uniform_and_neighbours_are_not_correlated():
 def test_normals_are_normal():
     draws = uniforms(sample_keys(0, 0, "policy", np.arange(20_000)), 2)
     assert stats.kstest(normals(draws[:, 0], draws[:, 1]), "norm").pvalue > 1e-3
-
-
-def test_the_device_draws_the_host_s_numbers():
-    keys = sample_keys(5, 1, "erase", np.arange(50))
-    host = uniforms(keys, 7)
-    device = device_uniforms(torch.from_numpy(keys.view(np.int64)), 7).double().numpy()
-    # The device keeps 24 of the host's 53 bits.
-    assert np.abs(host - device).max() < 2**-24
 
 
 def test_batch_generators_differ_by_step_and_rank():

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor
 
 # The constants of splitmix64 (Steele, Lea and Flood 2014), whose output passes BigCrush.
@@ -90,26 +89,6 @@ def generators(
 ) -> list[np.random.Generator]:
     keys = sample_keys(seed, epoch, stream, places, second)
     return [np.random.Generator(np.random.Philox(key=int(key))) for key in keys]
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= (1 << 63) else value
-
-
-def _shift(x: Tensor, places: int) -> Tensor:
-    # torch has no unsigned 64-bit shift on every device; masking the copied sign bits gives the same.
-    return (x >> places) & ((1 << (64 - places)) - 1)
-
-
-def device_uniforms(keys: Int64[Tensor, " B"], count: int) -> Float[Tensor, "B n"]:
-    """The draws of `uniforms`, computed on the device of `keys`, for noise with one draw per pixel."""
-    steps = torch.arange(1, count + 1, dtype=torch.int64, device=keys.device) * _signed(_GOLDEN)
-    x = keys[:, None] + steps
-    x = (x ^ _shift(x, 30)) * _signed(_MULTIPLY_1)
-    x = (x ^ _shift(x, 27)) * _signed(_MULTIPLY_2)
-    x = x ^ _shift(x, 31)
-    # 24 bits are all that float32 can hold without rounding up to one.
-    return _shift(x, 40).to(torch.float32) * 2.0**-24
 
 
 # Views of another type must start at a multiple of its size; sixteen bytes also keep loads aligned.

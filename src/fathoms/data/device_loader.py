@@ -23,7 +23,6 @@ from fathoms.data.images.pixels import PixelLayout, as_words, words_to_planes
 from fathoms.data.sampler import Batch, LoaderStats, Refs, Sampler
 from fathoms.data.sources.arrays import ArraySource
 from fathoms.data.sources.source import DataError
-from fathoms.errors import ConfigError
 
 # Pixels that a GPU prepares at once: 16,384 images of 32 x 32, 201 MB as float32. The host's work is the same for one
 # image as for all of them. See `results/loader.md` for the memory this takes.
@@ -90,10 +89,7 @@ class DeviceLoader:
         interpolation: str = "bicubic",
         grey: bool = False,
     ) -> None:
-        if sampler.size != len(source):
-            raise ConfigError(
-                f"data: the sampler is for {sampler.size} samples, the source has {len(source)}"
-            )
+        sampler.check_size(len(source))
         self.source, self.sampler, self.size, self.crop, self.augment = source, sampler, size, crop, augment
         self.device, self.grey = torch.device(device), grey
         self._cubic = interpolation == "bicubic"
@@ -160,10 +156,7 @@ class DeviceLoader:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from batch `start` on."""
-        if not 0 <= start <= self.batches:
-            raise DataError(
-                f"batch {start}: is outside the epoch of {self.batches} batches; check the checkpoint"
-            )
+        self.sampler.check_start(start)
         requested, groups = time.perf_counter(), self._groups(start)
         wanted = [*((epoch, numbers) for numbers in groups), *self._after(epoch)]
         for place, numbers in enumerate(groups, start=1):

@@ -20,7 +20,7 @@ from fathoms.data.images.pixels import as_words, join_layouts
 from fathoms.data.images.transforms import Chunk, EvalTransform, ImageTransform, TrainTransform
 from fathoms.data.processes import Processes
 from fathoms.data.sampler import Batch, LoaderStats, Refs, Sampler
-from fathoms.data.sources.source import DataError, Source
+from fathoms.data.sources.source import Source
 from fathoms.data.workers import Task, TaskRunner, Threads
 from fathoms.errors import ConfigError
 from fathoms.machine import usable_cores
@@ -123,10 +123,7 @@ class Loader:
         options: LoaderOptions | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        if sampler.size != len(source):
-            raise ConfigError(
-                f"data: the sampler is for {sampler.size} samples, the source has {len(source)}"
-            )
+        sampler.check_size(len(source))
         own = isinstance(transform, ImageTransform)
         if own and augment is not None:
             raise ConfigError("augment: a transform of your own gives the model's input; leave augment out")
@@ -181,10 +178,7 @@ class Loader:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from batch `start` on."""
-        if not 0 <= start <= self.batches:
-            raise DataError(
-                f"batch {start}: is outside the epoch of {self.batches} batches; check the checkpoint"
-            )
+        self.sampler.check_start(start)
         pending: dict[int, Refs] = {}
         # Tasks are numbered batch * parts + part, so that a result finds its place. Small batches make small
         # tasks, so that there is one for every worker.

@@ -83,6 +83,18 @@ class Sampler:
                 f"{remedy}"
             )
 
+    def check_size(self, samples: int) -> None:
+        """Refuse a source of another size."""
+        if self.size != samples:
+            raise ConfigError(f"data: the sampler is for {self.size} samples, the source has {samples}")
+
+    def check_start(self, start: int) -> None:
+        """Refuse to begin an epoch outside of it."""
+        if not 0 <= start <= self.batches:
+            raise DataError(
+                f"batch {start}: is outside the epoch of {self.batches} batches; check the checkpoint"
+            )
+
     @property
     def global_batch(self) -> int:
         return self.batch_size * self.world

@@ -15,21 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Int64, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from fathoms.config_checks import check_ranges, ranged
-from fathoms.data.counter_rng import device_uniforms, sample_keys, to_device, uniforms
+from fathoms.data.counter_rng import sample_keys, to_device, uniforms
 from fathoms.registry import check_name
-
-
-def inside_boxes(box: Int[Tensor, "*shape 4"], height: int, width: int) -> Bool[Tensor, "*shape H W"]:
-    """Mask of the pixels inside each box: rows from top up to bottom, columns from left up to right."""
-    top, bottom, left, right = box[..., None].unbind(-2)
-    y, x = torch.arange(height, device=box.device), torch.arange(width, device=box.device)
-    rows, columns = (y >= top) & (y < bottom), (x >= left) & (x < right)
-    return rows[..., None] & columns[..., None, :]
-
 
 MODES = ("const", "rand", "pixel")
 _TRIES = 10
@@ -71,40 +62,30 @@ def normal_noise(draws: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return math.sqrt(2) * torch.erfinv(2 * draws - 1 + 2.0**-24)
 
 
-def put_rows(images: Tensor, rows: np.ndarray, where: Tensor, part: Tensor) -> Tensor:
-    """Set images[rows] to `part`; `where` is `rows` on the device."""
-    if images.device.type != "cpu":
-        return images.index_copy_(0, where, part)
-    # On a CPU an indexed store copies element by element; a copy per image is ten times as fast.
-    for row, image in zip(rows.tolist(), part, strict=True):
-        images[row].copy_(image)
-    return images
-
-
 def erase(
     images: Float[Tensor, "B C H W"], rectangles: np.ndarray, mode: str, keys: np.ndarray
 ) -> Float[Tensor, "B C H W"]:
     """Fill the rectangles, in place; samples without one are not touched."""
     rows = np.flatnonzero(rectangles[..., 2].any(-1))
-    if not len(rows):
-        return images
-    device, (channels, height, width) = images.device, images.shape[1:]
-    top, left, tall, wide = np.moveaxis(rectangles[rows], -1, 0)
-    box = np.stack([top, top + tall, left, left + wide], -1)
     # Noise has a key of its own; otherwise its first numbers would be those that drew the rectangles.
-    own = sample_keys(0, 0, "noise", keys[rows].view(np.int64)).view(np.int64)
-    where, edges, own = to_device([rows, box, own], device)
-    inside, picked = inside_boxes(edges, height, width), images.index_select(0, where)
-    if mode == "rand":
-        colours = normal_noise(device_uniforms(own, box.shape[1] * channels)).to(images.dtype)
-        for number, colour in enumerate(colours.view(len(rows), -1, channels, 1, 1).unbind(1)):
-            picked = torch.where(inside[:, number, None], colour, picked)
-    else:
-        noise: Tensor | float = 0.0
-        if mode == "pixel":
-            noise = normal_noise(device_uniforms(own, picked[0].numel())).view(picked.shape).to(images.dtype)
-        picked = torch.where(inside.any(1)[:, None], noise, picked)
-    return put_rows(images, rows, where, picked)
+    own = sample_keys(0, 0, "noise", keys[rows].view(np.int64))
+    for row, key in zip(rows.tolist(), own[:, None], strict=True):
+        fills = _fills(mode, key, rectangles.shape[1], images[row])
+        for fill, (top, left, tall, wide) in zip(fills, rectangles[row].tolist(), strict=True):
+            place = (slice(None), slice(top, top + tall), slice(left, left + wide))
+            images[row][place] = fill[place]
+    return images
+
+
+def _fills(mode: str, key: np.ndarray, count: int, image: Float[Tensor, "C H W"]) -> Float[Tensor, "n C H W"]:
+    """What each of `count` rectangles of an image shows of itself."""
+    if mode == "const":
+        return torch.zeros_like(image).expand(count, -1, -1, -1)
+    shape = (count, len(image), 1, 1) if mode == "rand" else (1, *image.shape)
+    # The kernels draw 24 bits, all that float32 can hold without rounding up to one.
+    draws = np.floor(uniforms(key, math.prod(shape)) * 2**24) * 2.0**-24
+    noise = normal_noise(torch.from_numpy(draws).float()).to(image)
+    return noise.view(shape).expand(count, *image.shape)
 
 
 MIX_MODES = ("batch", "pair", "elem")
@@ -189,16 +170,15 @@ def draw_mixture(
 
 def mix_images(images: Float[Tensor, "B C H W"], mixture: Mixture) -> Float[Tensor, "B C H W"]:
     """Mixup: share * x + (1 - share) * partner; cutmix: the partner's pixels inside the box."""
-    # With cutmix the share is that of the area; each pixel is wholly the partner's or its own.
-    weight = np.where(mixture.cut, 0, mixture.share).astype(np.float32)
-    where, share, cut, box = to_device([mixture.partner, weight, mixture.cut, mixture.box], images.device)
-    mixed = images.index_select(0, where)
+    partner, share = to_device([mixture.partner, mixture.share.astype(np.float32)], images.device)
+    mixed = images.index_select(0, partner)
     if not mixture.cut.all():
         mixed += (images - mixed).mul_(share.to(images.dtype)[:, None, None, None])
-    if not mixture.cut.any():
-        return mixed
-    own = cut[:, None, None] & ~inside_boxes(box, *images.shape[2:])
-    return torch.where(own[:, None], images, mixed)
+    for row in np.flatnonzero(mixture.cut).tolist():
+        top, bottom, left, right = mixture.box[row].tolist()
+        mixed[row] = images[row]
+        mixed[row, :, top:bottom, left:right] = images[mixture.partner[row], :, top:bottom, left:right]
+    return mixed
 
 
 def soft_targets(

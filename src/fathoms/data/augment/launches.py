@@ -42,7 +42,7 @@ _VALUES = np.arange(256, dtype=np.uint8)
 def resize_boxes(
     pixels: Int32[Tensor, " n"], layout: PixelLayout, size: int
 ) -> UInt8[Tensor, "B 3 size size"]:
-    """`pixel_buffer.resize_boxes` in two launches, or in one if every box has the wanted size already."""
+    """`fathoms.data.images.pixels.resize_boxes` in two launches, or in one if every box has the wanted size already."""
     count, (top, left, box_h, box_w), (height, width) = len(layout.box), layout.box.T, layout.size.T
     low, high = np.clip(top, 0, height - 1), np.clip(top + box_h, 1, height)
     rows = high - low

@@ -20,7 +20,7 @@ from fathoms.config_checks import check_ranges, ranged
 from fathoms.data.counter_rng import sample_keys, uniforms
 from fathoms.data.images.decode import Box, Decoder
 from fathoms.data.images.image_header import ImageHeader
-from fathoms.data.images.pixels import Allocate, PixelLayout, ragged, resize
+from fathoms.data.images.pixels import Allocate, PixelLayout, cut, ragged, resize
 from fathoms.data.sampler import Refs
 from fathoms.data.sources.source import BadImageError, DataError, Source
 from fathoms.errors import ConfigError
@@ -320,9 +320,5 @@ class _Crops:
         return planes.permute(1, 2, 0).contiguous().numpy()
 
     def _resize(self, slot: int, pixels: np.ndarray) -> Tensor:
-        top, left, height, width = self.boxes[slot].tolist()
-        if (height, width) != pixels.shape[:2]:
-            padded = np.zeros((height, width, 3), np.uint8)
-            padded[-top : pixels.shape[0] - top, -left : pixels.shape[1] - left] = pixels
-            pixels = padded
-        return resize(pixels, self.size, self.size, bool(self.cubics[slot]))
+        box = cut(pixels, self.boxes[slot].tolist())
+        return resize(box, self.size, self.size, bool(self.cubics[slot]))

@@ -1,9 +1,7 @@
-"""Pixels: resize on the CPU, and buffers of images of different sizes with their crop, resize and flip in plain torch.
+"""Pixels: resize on the CPU, and buffers of images of different sizes, whose boxes are cut out and resized.
 
 In a buffer RGB is packed into 32-bit words: a device fetches a word as quickly as a byte, so a resize that reads
-packed RGB needs one index and one fetch where planes need three. Sums are kept as planes again: an innermost dimension
-of three is slow on every device. Each output column (and row) is a weighted sum of a few input columns (rows);
-positions and weights are small tables per image, so a batch is a few fetches each way, whatever the sizes.
+packed RGB needs one index and one fetch where planes need three.
 """
 
 from __future__ import annotations
@@ -15,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Int32, UInt8
+from jaxtyping import Int32, UInt8
+from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
-
-from fathoms.data.counter_rng import to_device
 
 
 def as_planes(pixels: UInt8[np.ndarray, "h w 3"]) -> UInt8[Tensor, "3 h w"]:
@@ -59,13 +56,17 @@ def evaluation_pixels(
     """Resize the shorter side to size / crop_pct and keep the centre; black where the image is too small."""
     height, width, top, left = evaluation_geometry(pixels.shape[0], pixels.shape[1], size, crop_pct)
     planes = resize(pixels, height, width, cubic)
-    if top >= 0 and left >= 0:
-        return planes[:, top : top + size, left : left + size]
-    # A crop_pct above 1 asks for more than there is.
-    out = torch.zeros(3, size, size, dtype=torch.uint8)
-    put_y, put_x = max(0, -top), max(0, -left)
-    part = planes[:, max(0, top) : max(0, top) + size, max(0, left) : max(0, left) + size]
-    out[:, put_y : put_y + part.shape[1], put_x : put_x + part.shape[2]] = part
+    return as_planes(cut(planes.permute(1, 2, 0).numpy(), (top, left, size, size)))
+
+
+def cut(image: UInt8[np.ndarray, "h w 3"], box: Sequence[int]) -> UInt8[np.ndarray, "height width 3"]:
+    """The box (top, left, height, width) of an image; black outside of it."""
+    (top, left, height, width), (rows, columns) = box, image.shape[:2]
+    inside = image[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
+    if inside.shape[:2] == (height, width):
+        return inside
+    out = np.zeros((height, width, 3), np.uint8)
+    out[max(-top, 0) : max(rows - top, 0), max(-left, 0) : max(columns - left, 0)] = inside
     return out
 
 
@@ -116,121 +117,9 @@ def as_words(pixels: UInt8[Tensor, "*shape 3"]) -> Int32[Tensor, "*shape"]:
     return out.view(torch.int32).squeeze(-1)
 
 
-def word_planes(words: Int32[Tensor, "*shape"]) -> UInt8[Tensor, "3 *shape"]:
-    """Red, green and blue of words, as planes; nothing is copied."""
-    return words.unsqueeze(-1).view(torch.uint8).movedim(-1, 0)[:3]
-
-
 def words_to_planes(words: Int32[Tensor, "B H W"]) -> UInt8[Tensor, "B 3 H W"]:
     """Images of words, copied, as planes of red, green and blue."""
-    return word_planes(words).transpose(0, 1).contiguous()
-
-
-def add_weighted(
-    total: Float[Tensor, "3 *shape"], planes: UInt8[Tensor, "3 *shape"], weight: Float[Tensor, "*ones"]
-) -> None:
-    if total.device.type == "cpu":
-        # A GPU converts bytes as it reads them; a CPU is twice as quick if that is a pass of its own.
-        planes = planes.to(torch.float32, memory_format=torch.contiguous_format)
-    total.addcmul_(planes, weight)
-
-
-def _bilinear(x: Tensor) -> Tensor:
-    return (1 - x.abs()).clamp(min=0)
-
-
-def _bicubic(x: Tensor) -> Tensor:
-    # Pillow's and torch's antialiasing filters both take a = -0.5.
-    x = x.abs()
-    near = (1.5 * x - 2.5) * x * x + 1
-    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
-    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
-
-
-def tap_tables(
-    start: Tensor, length: Tensor, limit: Tensor, cubic: Tensor, flip: Tensor, size: int, taps: int
-) -> tuple[Int[Tensor, "taps B size"], Float[Tensor, "taps B size"]]:
-    """The input positions that each output position depends on, and their weights.
-
-    All positions are absolute and inside the image; weights outside the box or outside the image are zero. The sums
-    are normalised over the box alone, so that what lies outside the image counts as black.
-    """
-    scale = length[:, None].double() / size
-    shrink = scale.clamp(min=1)
-    reach = torch.where(cubic, 2.0, 1.0)[:, None] * shrink
-    out = torch.arange(size, device=start.device, dtype=torch.float64)[None]
-    out = torch.where(flip[:, None], size - 1 - out, out)
-    centre = (out + 0.5) * scale
-    # The rounding of the two ends is Pillow's, so that the taps are the same.
-    first = (centre - reach + 0.5).floor().clamp(min=0)
-    last = torch.minimum((centre + reach + 0.5).floor(), length[:, None].double())
-    tap = torch.arange(taps, device=start.device, dtype=torch.float64)[:, None, None]
-    place = first + tap
-    distance = (place - centre + 0.5) / shrink
-    weight = torch.where(cubic[:, None], _bicubic(distance), _bilinear(distance))
-    weight = torch.where(place < last, weight, 0.0)
-    weight = weight / weight.sum(0)
-    position = place.to(start.dtype) + start[:, None]
-    # A tap outside the image has no weight; it only must not read outside the buffer.
-    inside = torch.minimum(position.clamp(min=0), limit[:, None] - 1)
-    return inside, torch.where(position == inside, weight, 0.0).float()
-
-
-def tap_count(length: np.ndarray, cubic: np.ndarray, size: int) -> int:
-    """The largest number of input positions that one output position depends on, over the batch."""
-    reach = np.where(cubic, 2.0, 1.0) * np.maximum(1.0, length / size)
-    return int(min(np.ceil(reach).max() * 2 + 1, max(1, length.max())))
-
-
-def _rounded(total: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
-    """Sums as bytes; `total` is overwritten."""
-    return total.add_(0.5).clamp_(0, 255).to(torch.uint8)
-
-
-def resize_columns(
-    pixels: Int32[Tensor, " n"], base: Tensor, position: Tensor, weight: Tensor, owner: Tensor
-) -> UInt8[Tensor, "3 R size"]:
-    """Row r of the result: the row that starts at pixel base[r], resized horizontally as image owner[r] is."""
-    total = torch.zeros(3, len(owner), position.shape[2], device=pixels.device)
-    for place, share in zip(position, weight, strict=True):
-        index = place.index_select(0, owner) + base[:, None]
-        fetched = pixels.index_select(0, index.flatten()).view(index.shape)
-        add_weighted(total, word_planes(fetched), share.index_select(0, owner))
-    return _rounded(total)
-
-
-def resize_rows(
-    columns: UInt8[Tensor, "3 R size"], row: Tensor, weight: Tensor
-) -> UInt8[Tensor, "B 3 size size"]:
-    """The images, from the list of rows that `resize_columns` made; `row` are places in that list."""
-    size = columns.shape[2]
-    total = torch.zeros(3, row.shape[1], size, size, device=columns.device)
-    for place, share in zip(row, weight, strict=True):
-        fetched = columns.index_select(1, place.flatten()).view(total.shape)
-        add_weighted(total, fetched, share[..., None])
-    return _rounded(total).transpose(0, 1).contiguous()
-
-
-def _integers(pixels: Tensor) -> type[np.signedinteger]:
-    """32-bit indices halve the traffic, wherever they reach far enough."""
-    return np.int32 if pixels.numel() < 2**31 else np.int64
-
-
-def copy_boxes(pixels: Int32[Tensor, " n"], layout: PixelLayout, size: int) -> UInt8[Tensor, "B 3 size size"]:
-    """Boxes that already have the final size: one fetch, no weights."""
-    numbers = np.stack([layout.offset, layout.pitch, *layout.box[:, :2].T, *(layout.size.T - 1)])
-    table, flip = to_device([numbers.astype(_integers(pixels)), layout.flip], pixels.device)
-    offset, pitch, top, left, last_row, last_column = table[:, :, None]
-    span = torch.arange(size, device=pixels.device, dtype=table.dtype)
-    rows, columns = top + span, left + torch.where(flip[:, None], size - 1 - span, span)
-    row, column = (
-        torch.minimum(rows.clamp(min=0), last_row),
-        torch.minimum(columns.clamp(min=0), last_column),
-    )
-    index = (offset + row * pitch)[:, :, None] + column[:, None]
-    inside = (row == rows)[:, :, None] & (column == columns)[:, None]
-    fetched = pixels.index_select(0, index.flatten()).view(index.shape)
-    return words_to_planes(fetched.mul_(inside))
+    return words.unsqueeze(-1).view(torch.uint8).movedim(-1, 1)[:, :3].contiguous()
 
 
 def resize_boxes(
@@ -238,38 +127,13 @@ def resize_boxes(
 ) -> UInt8[Tensor, "B 3 size size"]:
     """Every box of `layout`, resized to size x size with antialiasing, flipped where `layout.flip` says so.
 
-    Within one level of Pillow's crop and resize: both round once after the columns and once after the rows.
+    Image by image on the CPU, from where words on another device are fetched: the reference of the kernels.
     """
-    if (layout.box[:, 2:] == size).all():
-        return copy_boxes(pixels, layout, size)
-    count, (top, left, box_h, box_w), (height, width) = len(layout.box), layout.box.T, layout.size.T
-    # The tables of columns and of rows have the same form, so both are computed together.
-    length, filters = np.concatenate([box_w, box_h]), np.tile(layout.cubic, 2)
-    flip = np.concatenate([layout.flip, np.zeros(count, bool)])
-    # First all columns, for just the rows that the boxes touch; the rows of all images in one list.
-    row_low, row_high = np.clip(top, 0, height - 1), np.clip(top + box_h, 1, height)
-    rows = row_high - row_low
-    start = np.cumsum(rows) - rows
-    numbers = [[left, top], [box_w, box_h], [width, row_high]]
-    shift = [start - row_low, layout.offset + (row_low - start) * layout.pitch]
-    integers = _integers(pixels)
-    double, single, cubic, flips = to_device(
-        [
-            np.stack([np.concatenate(pair) for pair in numbers]).astype(integers),
-            np.stack([*shift, layout.pitch, rows]).astype(integers),
-            filters,
-            flip,
-        ],
-        pixels.device,
-    )
-    taps = tap_count(length, filters, size)
-    begin, extent, limit = double
-    position, weight = tap_tables(begin, extent, limit, cubic, flips, size, taps)
-    in_list, offset, pitch, each = single
-    # A product beyond 2 ** 31 comes back with the sum: 32-bit integers wrap around both ways.
-    total = int(rows.sum())
-    owner = torch.repeat_interleave(each, output_size=total)
-    number = torch.arange(total, device=pixels.device, dtype=each.dtype)
-    base = offset.index_select(0, owner) + number * pitch.index_select(0, owner)
-    columns = resize_columns(pixels, base, position[:, :count], weight[:, :count], owner)
-    return resize_rows(columns, position[:, count:] + in_list[:, None], weight[:, count:])
+    channels = pixels.cpu().unsqueeze(-1).view(torch.uint8).numpy()
+    out = torch.empty(len(layout.box), 3, size, size, dtype=torch.uint8)
+    columns = (values.tolist() for values in vars(layout).values())
+    for row, (offset, pitch, (height, width), box, flip, cubic) in enumerate(zip(*columns, strict=True)):
+        image = as_strided(channels[offset:], (height, width, 3), (4 * pitch, 4, 1))
+        planes = resize(cut(image, box), size, size, cubic)
+        out[row] = planes.flip(2) if flip else planes
+    return out.to(pixels.device)

@@ -232,22 +232,17 @@ def _names(archive: zipfile.ZipFile) -> list[str]:
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """An array whose header has been checked.
-
-    It is unpacked in one call, without the interpreter's lock; numpy takes the lock for every 256 KiB, which is long
-    where another thread imports modules.
-    """
+    """An array whose header has been checked."""
     with archive.open(name if name in archive.namelist() else f"{name}.npy") as member:
-        shape, by_columns, dtype = _header(member)
-        content = member.read(math.prod(shape) * dtype.itemsize)
-    return np.ndarray(shape, dtype, content, order="F" if by_columns else "C")
+        return np.lib.format.read_array(member, allow_pickle=False, max_header_size=MAX_TEXT)
 
 
-def _header(member: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether columns come first, and dtype of the array that follows."""
+def _header(member: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype of the array that follows."""
     version = np.lib.format.read_magic(member)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    return read(member, max_header_size=MAX_TEXT)
+    shape, _, dtype = read(member, max_header_size=MAX_TEXT)
+    return shape, dtype
 
 
 def _check_headers(archive: zipfile.ZipFile, path: str | Path) -> None:
@@ -261,7 +256,7 @@ def _check_headers(archive: zipfile.ZipFile, path: str | Path) -> None:
         if entry.flag_bits & ENCRYPTED:
             raise DataError(f"{path}: {name} is encrypted; save it without a password")
         with archive.open(entry) as member:
-            shape, _, dtype = _header(member)
+            shape, dtype = _header(member)
         if dtype.hasobject:
             raise DataError(
                 f"{path}: not a plain .npz ({name} holds Python objects, which could run code); "
