@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fathoms import ViT, ViTConfig
-from fathoms.probes.coordinates import FirstSteps, take_first_steps
-from fathoms.probes.signal import probe
+from fathoms.probes.coordinates import take_first_steps
+from fathoms.probes.signal import FirstSteps, probe
 from fathoms.probes.thresholds import THRESHOLDS, depth_features
-from fathoms.probes.verdict import drift_verdict, outcome_of, site_findings, verdict_of
+from fathoms.probes.verdict import drift_verdict, outcome_of, site_findings
 
 SITE = {"block": "blocks.0", "branch": "attn", "ratio": 0.2, "largest": 3.0, "logit": 1.0, "entropy": 0.9}
 PRE = {"norm": "layernorm", "attn_placement": "pre", "mlp_placement": "pre", "qk_norm": "none"}
@@ -180,7 +180,7 @@ def kinds_of_start(gradients, **config):
     """Findings on the depth of a signal whose gradients these are."""
     _, signal, _, _ = signal_of(depth=len(gradients), **config)
     signal[:] = [replace(site, gradient=gradients[i // 2]) for i, site in enumerate(signal)]
-    return [finding.kind for finding in verdict_of(signal, None).findings]
+    return [finding.kind for finding in signal.verdict().findings]
 
 
 def test_gradients_over_the_depth_are_told_of_stacks_that_are_deep_enough():

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fathoms.errors import ConfigError, UnknownNameError
 from fathoms.models.build_timm import TIMM, timm_preprocessing
 from fathoms.models.config import ViTConfig, check_early
 from fathoms.registry import check_name
-
-if TYPE_CHECKING:
-    pass
-
 
 Shape = dict[str, Any]
 

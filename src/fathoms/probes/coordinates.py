@@ -31,7 +31,7 @@ from fathoms.parts.modes import hooked
 from fathoms.probes.blocks import find_blocks, unwrap
 from fathoms.probes.measure import logits_of
 from fathoms.probes.recorder import output_of
-from fathoms.probes.signal import Signal, probe
+from fathoms.probes.signal import FirstSteps, probe
 from fathoms.probes.thresholds import FLAT_SLOPE, Features, depth_features
 
 if TYPE_CHECKING:
@@ -101,10 +101,31 @@ class Coordinates:
         return f"Coordinates({self.verdict}: the stream's rise ~ size^{self.stream.value:+.2f}, sizes {self.sizes})"
 
     def plot(self, size_name: str = "size") -> Figure:
-        """The rise of stream and logits by size, and stream and loss at each step."""
-        from fathoms.probes.probe_figures import coordinate_figure
+        """The rise of stream and logits by size, a line per seed, and stream and loss at each step."""
+        from fathoms.plotting.panels import Line, Panel, line_panels
 
-        return coordinate_figure(self, size_name)
+        seeds = sorted({t.seed for t in self.trajectories})
+        panels = []
+        for quantity, slope in (("stream", self.stream), ("logits", self.logits)):
+            lines = [
+                Line(
+                    f"seed {seed}",
+                    [(t.size, t.rise(quantity)) for t in self.trajectories if t.seed == seed],
+                    i,
+                    1,
+                )
+                for i, seed in enumerate(seeds)
+            ]
+            note = f"slope {slope.value:+.2f} ({slope.low:+.2f} to {slope.high:+.2f}): {slope.verdict}"
+            name = "Rise of mean |x_L|" if quantity == "stream" else "Rise of mean |logit|"
+            panels.append(Panel(name, size_name, lines, True, True, x_ticks=self.sizes, notes=[note]))
+        for name, quantity in (("Mean |x_L| at each step", "stream"), ("Loss at each step", "loss")):
+            lines = [
+                Line(f"{size_name} {t.size}", list(enumerate(getattr(t, quantity))), index + 1)
+                for index, t in enumerate(t for t in self.trajectories if t.seed == seeds[0])
+            ]
+            panels.append(Panel(name, "step", lines, quantity == "stream"))
+        return line_panels(panels, f"Coordinate check over {size_name}: {self.verdict}")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -261,25 +282,6 @@ def sweep(
 
 STEPS, SECONDS = 50, 60.0
 """Steps that a start is judged by, or as many as this time allows."""
-
-
-@dataclass(frozen=True)
-class FirstSteps:
-    """The result of the first steps.
-
-    Args:
-        losses: The loss before each step.
-        after: The signal after the last step; None where the weights did not stay finite.
-        guess: The loss of a guess by the shares of the classes.
-        opt: Name of the optimizer.
-        lr: Its learning rate.
-    """
-
-    losses: list[float]
-    after: Signal | None
-    guess: float
-    opt: str = "adamw"
-    lr: float = 1e-3
 
 
 def take_first_steps(  # noqa: PLR0913 - seven facts of a training

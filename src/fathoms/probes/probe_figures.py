@@ -18,8 +18,6 @@ from fathoms.probes.thresholds import THRESHOLDS, depth_features
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fathoms.probes.coordinates import Coordinates
-
 Sites = Sequence[dict[str, Any]]
 
 ENDINGS = (".svg", ".png", ".json")
@@ -143,32 +141,6 @@ def trajectory_figure(measured: Sequence[dict[str, Any]], columns: int = 2) -> F
         for name, title, log in _WATCHED
     ]
     return line_panels(panels, "Over training", columns)
-
-
-def coordinate_figure(check: Coordinates, size_name: str = "size") -> Figure:
-    """The rise of stream and logits against the size, a line per seed, and the level of the stream at each step."""
-    seeds = sorted({t.seed for t in check.trajectories})
-    panels = []
-    for quantity, slope in (("stream", check.stream), ("logits", check.logits)):
-        lines = [
-            Line(
-                f"seed {seed}",
-                [(t.size, t.rise(quantity)) for t in check.trajectories if t.seed == seed],
-                i,
-                1,
-            )
-            for i, seed in enumerate(seeds)
-        ]
-        note = f"slope {slope.value:+.2f} ({slope.low:+.2f} to {slope.high:+.2f}): {slope.verdict}"
-        name = "Rise of mean |x_L|" if quantity == "stream" else "Rise of mean |logit|"
-        panels.append(Panel(name, size_name, lines, True, True, x_ticks=check.sizes, notes=[note]))
-    for name, quantity in (("Mean |x_L| at each step", "stream"), ("Loss at each step", "loss")):
-        lines = [
-            Line(f"{size_name} {t.size}", list(enumerate(getattr(t, quantity))), index + 1)
-            for index, t in enumerate(t for t in check.trajectories if t.seed == seeds[0])
-        ]
-        panels.append(Panel(name, "step", lines, quantity == "stream"))
-    return line_panels(panels, f"Coordinate check over {size_name}: {check.verdict}")
 
 
 _SWEPT = (

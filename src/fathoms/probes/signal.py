@@ -13,13 +13,11 @@ from torch.optim import Optimizer
 
 from fathoms.files import finite
 from fathoms.probes.blocks import main_stack
+from fathoms.probes.verdict import Verdict, judged, not_judged
 from fathoms.text_table import aligned, as_html, plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from fathoms.probes.coordinates import FirstSteps
-    from fathoms.probes.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -119,6 +117,25 @@ BRIEF = ("stream", "ratio", "gradient_rms", "weights_rms", "entropy", "logit", "
 """Numbers of a site that a terminal or a cell of a notebook has room for."""
 
 
+@dataclass(frozen=True)
+class FirstSteps:
+    """The result of the first steps.
+
+    Args:
+        losses: The loss before each step.
+        after: The signal after the last step; None where the weights did not stay finite.
+        guess: The loss of a guess by the shares of the classes.
+        opt: Name of the optimizer.
+        lr: Its learning rate.
+    """
+
+    losses: list[float]
+    after: Signal | None
+    guess: float
+    opt: str = "adamw"
+    lr: float = 1e-3
+
+
 class Signal(list[Site]):
     """The sites of a model from the first block to the last, with the loss and what goes in and comes out."""
 
@@ -196,11 +213,13 @@ class Signal(list[Site]):
 
         Without steps the initialisation is described and not judged: it misleads.
         """
-        from fathoms.probes.verdict import verdict_of
-
         if self.drift is not None and steps is None:
             return self.drift
-        return verdict_of(self, steps or self.first_steps)
+        sites, steps = self.to_json()["sites"], steps or self.first_steps
+        if steps is None:
+            return not_judged(sites, self.config)
+        later = None if steps.after is None else steps.after.to_json()["sites"]
+        return judged(sites, later, self.config, steps.losses, steps.guess, f"{steps.opt} at lr {steps.lr:g}")
 
     def plot(self, title: str = "Signal and gradient by depth") -> Figure:
         """Signal and gradient by depth."""

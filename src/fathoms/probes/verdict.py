@@ -9,16 +9,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fathoms.probes.thresholds import LIMITS, QUIET, THRESHOLDS, Config, Limit, depth_features, helps
 from fathoms.text_table import as_html, plural
-
-if TYPE_CHECKING:
-    from fathoms.probes.coordinates import FirstSteps
-    from fathoms.probes.signal import Signal
 
 Row = dict[str, Any]
 Sites = Sequence[Row]
@@ -97,21 +93,33 @@ def outcome_of(losses: Sequence[float], guess: float) -> str:
     return "diverges" if mean - reach > max(guess, losses[0]) else "not judged"
 
 
-def verdict_of(signal: Signal, steps: FirstSteps | None) -> Verdict:
-    """The verdict on a start, from its first steps where they were taken."""
-    first = signal.to_json()["sites"]
-    found = _of_depth(first, signal.config)
-    if steps is None:
-        basis = "from the initialisation alone, which misleads"
-        return Verdict("not judged", found + site_findings(first, signal.config), basis)
-    count = plural(len(steps.losses), "step")
-    losses = [f"{loss:.3g}" if math.isfinite(loss) else "not finite" for loss in steps.losses]
-    basis = f"{steps.opt} at lr {steps.lr:g}, {count}, loss {losses[0]} -> {losses[-1]}, a guess has {steps.guess:.3g}"
-    if steps.after is None:
+def not_judged(sites: Sites, config: Config) -> Verdict:
+    """The numbers of an initialisation, which decide nothing."""
+    found = _of_depth(sites, config) + site_findings(sites, config)
+    return Verdict("not judged", found, "from the initialisation alone, which misleads")
+
+
+def judged(
+    first: Sites, later: Sites | None, config: Config, losses: Sequence[float], guess: float, optimizer: str
+) -> Verdict:
+    """The verdict on a start, from the losses of its first steps.
+
+    Args:
+        first: The sites before the steps.
+        later: Those after them; None where the weights did not stay finite.
+        config: Of the model, for the advice.
+        losses: Before each step.
+        guess: The loss of a guess by the shares of the classes.
+        optimizer: Its name and rate, in words.
+    """
+    count, found = plural(len(losses), "step"), _of_depth(first, config)
+    begun, ended = (
+        f"{loss:.3g}" if math.isfinite(loss) else "not finite" for loss in (losses[0], losses[-1])
+    )
+    basis = f"{optimizer}, {count}, loss {begun} -> {ended}, a guess has {guess:.3g}"
+    if later is None:
         return Verdict("diverges", found, basis)
-    later = steps.after.to_json()["sites"]
-    outcome = outcome_of(steps.losses, steps.guess)
-    return Verdict(outcome, found + site_findings(later, signal.config, f"after {count} "), basis)
+    return Verdict(outcome_of(losses, guess), found + site_findings(later, config, f"after {count} "), basis)
 
 
 def _of_depth(sites: Sites, config: Config) -> list[Finding]:
