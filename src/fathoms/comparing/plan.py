@@ -106,17 +106,6 @@ class Plan:
             for choice in itertools.product(*lists)
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "version": VERSION,
-            "seeds": list(self.looks) or self.seeds,
-            "keep_arms": None if self.keep is None else f"{self.keep[0]}@{self.keep[1]}",
-            "axes": {name: list(values) for name, values in self.axes.items()},
-            "arms": {name: dict(settings) for name, settings in self.arms.items()},
-            "tune": {name: list(values) for name, values in self.tune.items()},
-            "tune_epochs": self.tune_epochs,
-        }
-
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], where: str) -> Plan:
         """A plan out of a file; an unknown key is an error that names the nearest one."""
