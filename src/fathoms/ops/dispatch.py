@@ -141,24 +141,6 @@ def launch_options(warps: int, stages: int) -> dict[str, Any]:
     }
 
 
-def cdiv(whole: int, part: int) -> int:
-    """Parts that cover the whole; triton's own, which kernels can call too, takes microseconds of every launch.
-
-    >>> cdiv(9, 4)
-    3
-    """
-    return -(-whole // part)
-
-
-def next_power_of_2(number: int) -> int:
-    """The least power of two that is not less.
-
-    >>> next_power_of_2(1), next_power_of_2(48)
-    (1, 64)
-    """
-    return 1 << max(0, number - 1).bit_length()
-
-
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **compiled: Any) -> None:
     """Launch a kernel on the device of its first tensor; to a type checker its parameters are those of the device."""
     # A grid without programs cannot be launched.

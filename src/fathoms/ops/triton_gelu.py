@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fathoms.ops.dispatch import cdiv, launch, launch_options
+from fathoms.ops.dispatch import launch, launch_options
 
 HALF_LOG2E = tl.constexpr(0.7213475204444817)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
@@ -182,7 +182,7 @@ def _empty_gradients(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _strips(x: Tensor, tile: Tile) -> int:
-    return cdiv(math.prod(x.shape[:-1]), tile.strip)
+    return triton.cdiv(math.prod(x.shape[:-1]), tile.strip)
 
 
 def _pointer(bias: Tensor | None, instead: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def _launch(
     kernel: Any, name: Literal["forward", "backward"], x: Tensor, *pointers: Tensor, biased: bool
 ) -> None:
     tile, channels = TILES[name], x.shape[-1]
-    programs = _strips(x, tile) * cdiv(channels, tile.columns)
+    programs = _strips(x, tile) * triton.cdiv(channels, tile.columns)
     launch(
         kernel, (programs,), *pointers, math.prod(x.shape[:-1]), channels,
         STRIP=tile.strip, R=tile.rows, C=tile.columns, STAGES=tile.stages, BIASED=biased,

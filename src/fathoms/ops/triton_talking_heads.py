@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
-from fathoms.ops.dispatch import MAX_PROGRAMS, cdiv, launch, matmul_options, next_power_of_2
+from fathoms.ops.dispatch import MAX_PROGRAMS, launch, matmul_options
 from fathoms.ops.triton_talking_heads_kernels import (
     column_parts,
     inner_kernel,
@@ -163,7 +164,7 @@ def bias_gradients(
 
 
 def _pitch(tokens: int) -> int:
-    return cdiv(tokens, PITCH) * PITCH
+    return triton.cdiv(tokens, PITCH) * PITCH
 
 
 def _images(q: Tensor) -> int:
@@ -189,7 +190,7 @@ def _outer(x: Tensor, y: Tensor, maps: Tensor, scale: float) -> None:
     batch, heads, tokens, _ = x.shape
     tile, compiled = _constants("outer", x)
     launch(
-        outer_kernel, (cdiv(tokens, tile.rows), heads, batch),
+        outer_kernel, (triton.cdiv(tokens, tile.rows), heads, batch),
         x, y, maps, *x.stride()[:3], *y.stride()[:3], scale, tokens, _pitch(tokens), **compiled,
     )  # fmt: skip
 
@@ -198,7 +199,7 @@ def _inner(maps: Tensor, z: Tensor, out: Tensor, scale: float, *, transposed: bo
     batch, heads, tokens, _ = z.shape
     tile, compiled = _constants("inner", z)
     launch(
-        inner_kernel, (cdiv(tokens, tile.rows), heads, batch),
+        inner_kernel, (triton.cdiv(tokens, tile.rows), heads, batch),
         maps, z, out, *z.stride()[:3], *out.stride()[:3], scale, tokens, _pitch(tokens),
         TRANSPOSED=transposed, **compiled,
     )  # fmt: skip
@@ -237,10 +238,10 @@ def _mixing(kernel: Literal["mix", "grad"], q: Tensor) -> tuple[int, tuple[int, 
     """Programs of a mixing kernel, the queries of a span and its programs, and the constants of the kernel."""
     batch, heads, tokens, _ = q.shape
     tile = (SHORT_TILES if tokens <= SHORT else TILES)[kernel]
-    padded = next_power_of_2(heads)
+    padded = triton.next_power_of_2(heads)
     side_by_side = max(1, 16 // padded)
     # All images are one span if none of them ends within the queries that are mixed together.
     spans, span = (batch, tokens) if tokens % side_by_side else (1, batch * tokens)
-    parts = cdiv(span, side_by_side * tile.rows)
+    parts = triton.cdiv(span, side_by_side * tile.rows)
     values = {"H": heads, "HP": padded, "F": side_by_side, "C": tile.columns, "TURNS": tile.rows}
     return spans * parts, (span, parts), {**values, **matmul_options(tile.warps, tile.stages)}

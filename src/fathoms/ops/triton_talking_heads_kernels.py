@@ -22,16 +22,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fathoms.ops.dispatch import next_power_of_2
-
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 def column_parts(columns: int) -> tuple[int, int]:
     """KA and KB, powers of two from 16 on that cover the columns; KB is zero where one part is no wider than two."""
-    whole = max(16, next_power_of_2(columns))
+    whole = max(16, triton.next_power_of_2(columns))
     first = whole // 2
-    second = max(16, next_power_of_2(max(1, columns - first)))
+    second = max(16, triton.next_power_of_2(max(1, columns - first)))
     return (first, second) if first >= 16 and second < first else (whole, 0)
 
 
