@@ -18,9 +18,17 @@ import fathoms.report
 from fathoms.cli.main import main
 from fathoms.models.zoo import model_config
 from fathoms.report.arm_views import arms_of, leading, short_names
-from fathoms.report.comparison_page import made_by, status
+from fathoms.report.comparison_page import (
+    caveats,
+    made_by,
+    more_seeds,
+    question,
+    resolution,
+    spent,
+    status,
+    typeset,
+)
 from fathoms.report.figures import scores_figure
-from fathoms.report.first_screen import caveats, more_seeds, question, resolution, spent, typeset
 from fathoms.report.html import soft
 from fathoms.report.page import write_report
 from fathoms.report.records import BESIDE, read_comparison, read_runs

@@ -12,7 +12,19 @@ import numpy as np
 from fathoms.comparing.plan import JOINT
 from fathoms.comparing.statistics import mean_interval, rounding_variance, sd_over_seeds
 from fathoms.plotting.style import MARKERS, PALETTE
-from fathoms.report.records import CellRecord, ComparisonRecord, clipped, listed, number, shown, table
+from fathoms.report.records import (
+    CellRecord,
+    ComparisonRecord,
+    clipped,
+    count,
+    duration,
+    file_size,
+    listed,
+    number,
+    score,
+    shown,
+    table,
+)
 
 
 @dataclass(frozen=True)
@@ -289,3 +301,57 @@ def packed(values: Any) -> str:
     wide = np.asarray(values, np.float64)
     narrow = np.where(np.abs(wide) < 3e38, wide, np.nan).astype("<f4")
     return base64.b64encode(narrow.tobytes()).decode()
+
+
+def _percent(value: float | None) -> tuple[str, float | None]:
+    return "–" if value is None else f"{value:.2f}", value
+
+
+def _mean_on(arm: ArmView, name: str) -> float | None:
+    """Mean accuracy on a further image set, of the runs that were measured on it."""
+    known = [value for cell in arm.cells if (value := cell.robustness.get(name)) is not None]
+    return sum(known) / len(known) if known else None
+
+
+def arm_row(arm: ArmView, sets: Sequence[str]) -> tuple[ArmView, list[tuple[str, float | None]]]:
+    """The row of an arm: texts with the numbers they sort by."""
+    low, high = arm.interval or (None, None)
+    span = "–" if low is None or high is None else f"{score(low, arm.metric)} to {score(high, arm.metric)}"
+    lost = arm.having("diverged") + arm.having("failed")
+    words = [f"{arm.having(word)} {word}" for word in ("diverged", "failed", "stalled") if arm.having(word)]
+    if arm.diverged is not None and arm.having("diverged"):
+        least, most, mean = arm.diverged
+        words[0] += f" ({least:.0%} to {most:.0%}; {score(mean, arm.metric)} with them at chance)"
+    seconds, memory, speed = (arm.average(field) for field in ("seconds", "memory", "speed"))
+    return arm, [
+        (str(len(arm.scores)), float(len(arm.scores))),
+        (score(arm.mean, arm.metric), arm.mean),
+        *(_percent(_mean_on(arm, name)) for name in sets),
+        (score(arm.sd, arm.metric), arm.sd),
+        (span, low),
+        (", ".join(words) or "–", float(lost)),
+        ("–" if seconds is None else duration(seconds), seconds),
+        ("–" if memory is None else file_size(memory), memory),
+        ("–" if speed is None else f"{speed:,.0f}", speed),
+    ]
+
+
+def cell_row(
+    arm: ArmView, cell: CellRecord, sets: Sequence[str]
+) -> tuple[ArmView, CellRecord, list[tuple[str, float | None]]]:
+    """The row of a cell: texts with the numbers they sort by."""
+    parameters = number(cell.record.summary.get("parameters"))
+    return (
+        arm,
+        cell,
+        [
+            _percent(cell.top1),
+            *(_percent(cell.robustness.get(name)) for name in sets),
+            ("–" if cell.loss is None else f"{cell.loss:.4f}", cell.loss),
+            (str(cell.epoch), float(cell.epoch)),
+            ("–" if parameters is None else count(parameters), parameters),
+            ("–" if cell.seconds is None else duration(cell.seconds), cell.seconds),
+            ("–" if cell.memory is None else file_size(cell.memory), cell.memory),
+            ("–" if cell.speed is None else f"{cell.speed:,.0f}", cell.speed),
+        ],
+    )
