@@ -44,7 +44,7 @@ from fathoms.probes.signal import probe as measure_signal
 from fathoms.registry import check_name
 from fathoms.text_table import as_html
 from fathoms.untrusted import read_json
-from fathoms.verbs import Run
+from fathoms.verbs import INTERRUPTED, Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -243,6 +243,8 @@ def compare(
         comparison = compare_command.make_comparison(args, Modules(makers) if makers else None)
         comparison.check()
         _, code = comparison.run(print if show else lambda _: None)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
     found = Comparison(comparison.folder.path)
     found.page()
     if show and code:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,17 +19,19 @@ from fathoms.data.sources.arrays import as_source, is_numbered
 from fathoms.data.sources.splits import Roles, open_held_out, roles_in_memory
 from fathoms.errors import ConfigError
 from fathoms.evaluating.held_out import measure
-from fathoms.evaluating.load import LoadedModel, load_run
+from fathoms.evaluating.load import LoadedModel, load_run, weights_file
 from fathoms.evaluating.predict import class_names, list_images
 from fathoms.evaluating.predict import predict as classify
 from fathoms.evaluating.preprocessing import Preprocessing
 from fathoms.models.config import FIELDS, ViTConfig
 from fathoms.models.training_record import of_weights, record_beside
+from fathoms.models.weights import read_tensors
 from fathoms.registry import check_name
 from fathoms.text_table import as_html
 from fathoms.training.build import module_hash
 from fathoms.training.defaults import named_run, starting_table
 from fathoms.training.distributed import (
+    CODES,
     choose_device,
     gather_objects,
     join_world,
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 
 IN_MEMORY = "arrays_in_memory"
 """The data of a run that was given arrays, in its name and its record."""
+INTERRUPTED, AVERAGED = CODES[signal.SIGINT], "ema.safetensors"
 RUN_OPTIONS = tuple(each.name for each in dataclasses.fields(RunOptions))
 
 
@@ -152,6 +156,8 @@ def train(
         **settings: The flags of the command with underscores: of the recipe (`lr`, `epochs`), of the run (`seed`,
             `output`), and of the model (`norm`, `depth`).
 
+    Ctrl-C raises KeyboardInterrupt once the run is saved; the same call goes on.
+
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     run = train(epochs=1, warmup_epochs=0, depth=1, dim=16, output=folder, show=False)
@@ -175,11 +181,24 @@ def train(
         start = named_run(where, start, asked)
         table = starting_table(where, start, asked, roles)
     job = job_of(where, name, table or recipe, options, switches, start, given)
-    run_job(job, roles, module, show)
+    outcome = run_job(job, roles, module, show)
+    if outcome is not None and outcome.code == INTERRUPTED:
+        # All is saved. A loop of runs is meant to end, too.
+        raise KeyboardInterrupt
     run = Run(job.folder)
     if module is not None:
-        run.model = module.eval()
+        run.model = _averaged(module.eval(), run.path)
     return run
+
+
+def _averaged(module: nn.Module, run: Path) -> nn.Module:
+    """A module with the averaged weights of its run, which are what was measured; itself where none were kept."""
+    weights = weights_file(run / "checkpoints" / "last")
+    if weights.name != AVERAGED:
+        return module
+    module = copy.deepcopy(module)
+    module.load_state_dict(read_tensors(weights, str(weights)))
+    return module
 
 
 def _by_owner(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -287,12 +306,12 @@ def evaluate(
 
 def predict(
     model: Run | LoadedModel | str | Path,
-    images: Sequence[str | Path],
+    images: str | Path | Sequence[str | Path],
     *,
     top: int = 5,
     classes: Sequence[str] | None = None,
 ) -> list[Prediction]:
-    """The likeliest classes of image files or of those in folders, as `fathoms predict` gives them.
+    """The likeliest classes of one or several image files, or of those in folders, as `fathoms predict` gives them.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -303,7 +322,7 @@ def predict(
     3
     """
     loaded = _loaded(model)
-    files = list_images(map(Path, images))
+    files = list_images(map(Path, [images] if isinstance(images, str | Path) else images))
     names = classes or class_names(None, loaded.classes, loaded.num_classes)
     most = min(top, len(names))
     return list(classify(loaded.model, files, classes=names, top=most, preprocessing=loaded.preprocessing))
@@ -337,7 +356,7 @@ def export(
 
 def _of_module(module: nn.Module, run: Path) -> LoadedModel:
     """A module of Python code that was trained in a run folder, with the record of that."""
-    last = run / "checkpoints" / "last" / "model.safetensors"
+    last = weights_file(run / "checkpoints" / "last")
     record = of_weights(record_beside(run), last)
     size, classes = record.module, record.classes or ()
     assert size is not None

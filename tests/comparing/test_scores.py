@@ -13,7 +13,7 @@ from statsmodels.stats.multitest import multipletests
 
 from fathoms.cli.main import main
 from fathoms.comparing.scores import judge
-from fathoms.errors import FathomsError
+from fathoms.errors import ConfigError, FathomsError
 
 RNG = np.random.default_rng(7)
 SETS = [
@@ -293,3 +293,20 @@ def test_a_page_shows_the_verdicts_and_the_picture_and_replaces_nothing(tmp_path
     path.write_text("arm,seed,score\na,0,nan\n")
     assert main([*words[:4], str(tmp_path / "none.html")]) == 0
     assert "<svg" not in (tmp_path / "none.html").read_text()
+
+
+@pytest.mark.plain
+def test_scores_of_a_form_that_could_be_misread_are_refused_or_read_by_their_seeds():
+    pandas = pytest.importorskip("pandas", reason="needs pip install -e .[dev]")
+    a, b = {0: 1.0, 1: 2.0, 2: 3.5}, {2: 3.0, 1: 1.4, 0: 0.6}
+    (verdict,) = judge({"a": a, "b": b}, paired=True).verdicts
+    (same,) = judge({"a": pandas.Series(a), "b": pandas.Series(b)}, paired=True).verdicts
+    assert same.p == verdict.p
+    for scores, more, said in (
+        ({"a": [1, 2, 3], "b": []}, {}, "'b' has no score"),
+        ({"arm": [1, 2], "seed": [0, 1], "score": [3, 4]}, {}, "these are columns"),
+        ({"a": [1, 2, 3]}, {"higher_is_better": "no"}, "higher_is_better='no': give True or False"),
+        ({"a": [1, 2, 3]}, {"paired": "false"}, "paired='false': give True or False"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            judge(scores, **more)

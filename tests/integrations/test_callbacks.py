@@ -109,6 +109,8 @@ def test_lightning(tmp_path, breaks_after):
         trainer.fit(module, torch.utils.data.DataLoader(batches(), batch_size=None))
         assert [row["step"] for row in watch.watch.rows] == [2, 4, 6, 8]
         assert watch.verdict().outcome in ("steady", "drifts")
+        # The last update is made at a rate above 0, and measured so.
+        assert all(site.update > 0 for site in watch.watch.signal)
         return
     with pytest.raises(DivergedError, match=r"update 6: .* first in the output of blocks\.1\.mlp\.fc1;"):
         trainer.fit(module, torch.utils.data.DataLoader(batches(), batch_size=None))
@@ -144,6 +146,8 @@ def test_the_trainer_of_transformers(tmp_path, breaks_after):
         trainer.train()
         assert [row["step"] for row in watch.watch.rows] == [2, 4, 6, 8]
         assert watch.verdict().outcome in ("steady", "drifts")
+        # The last update is made at a rate above 0, and measured so.
+        assert all(site.update > 0 for site in watch.watch.signal)
         return
     with pytest.raises(DivergedError, match=r"update 6: .* first in the output of .*1\.layernorm_after;"):
         trainer.train()
@@ -217,6 +221,7 @@ def test_the_classes_of_a_batch_are_those_of_a_usual_key_or_are_said_to_be_drawn
         assert labels_in({"image": images, "index": labels + 1, key: labels}) is labels
     assert labels_in([images, labels]) is labels
     assert labels_in({"pixels": images, "kind": labels}) is None
+    assert labels_in((images, labels + 1, labels)) is None
     model = vit()
     watch = Probe(every=1).attach(model)
     model(images).square().mean().backward()
@@ -269,3 +274,25 @@ def test_a_mistake_is_one_line(call, message):
     with pytest.raises(FathomsError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_an_evaluation_before_the_measurement_is_not_what_is_measured():
+    (images, labels), (other, _) = batches(2)
+    watch, model = Probe(every=1), vit()
+    watch.attach(model)
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    model.eval()
+    model(other[:2])
+    model.train()
+    assert watch.after_step(labels=labels) is not None
+    assert watch._images is images
+
+
+def test_a_model_that_is_not_called_itself_is_said_to_be_unmeasured():
+    outer = torch.nn.Sequential(vit())
+    watch = Probe(every=1).attach(outer)
+    outer[0](batches(1)[0][0]).mean().backward()
+    with pytest.warns(
+        UserWarning, match="nothing is measured, since Sequential itself is not called with images"
+    ):
+        assert watch.after_step() is None

@@ -153,3 +153,16 @@ def test_models_of_timm_say_what_takes_no_decay(name):
     want = {paths[id(p)] for group in groups for p in group["params"] if not group["weight_decay"]}
     ours = fathoms.param_groups(model, 0.05)
     assert {n for group in ours for n in group["names"] if not group["weight_decay"]} == want
+
+
+@pytest.mark.parametrize("wrap", [torch.nn.Sequential, torch.nn.DataParallel])
+def test_a_wrapped_model_keeps_its_rules(wrap):
+    own = {"depth": 4, "dim": 64, "residual": "completep", "base_dim": 32, "base_depth": 2}
+    model = fathoms.create_model("vit_digits", **own)
+
+    def rules(groups):
+        return [(g["lr_scale"], g["eps_scale"], g["weight_decay"], len(g["params"])) for g in groups]
+
+    plain = rules(fathoms.param_groups(model, 0.1))
+    assert len({rule[:2] for rule in plain}) > 2
+    assert rules(fathoms.param_groups(wrap(model), 0.1)) == plain

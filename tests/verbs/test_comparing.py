@@ -29,6 +29,9 @@ class Net(nn.Sequential):
         super().__init__(nn.Conv2d(3, 8, 4, 4), nn.GELU(), nn.Flatten(), nn.Linear(128, 4))
 
 
+SHARED = Net()
+
+
 def command(output, name, seeds):
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in SMALL.items()]
     axis = ["--axis", "norm=layernorm,dyt", "--seeds", str(seeds)]
@@ -89,7 +92,7 @@ def test_modules_models_of_timm_and_names_are_compared_on_arrays_and_continue(tm
     arms = {"mine": Net, "timm": {"model": small, "lr": 1e-3}, "ours": {"model": "vit_digits", "depth": 1}}
     where = {"output": str(tmp_path), "experiment": "c", "image_size": 16}
     found = compare((IMAGES, LABELS), arms=arms, seeds=2, **where, **RUN)
-    assert made == [0, 0, 1]
+    assert made == [0, 0, 0, 1]
     assert [row["status"] in ("done", "stalled") for row in found.rows] == [True] * 6
     assert len({row["loss"] for row in found.rows}) == 6
     before = found.results
@@ -109,6 +112,7 @@ def test_modules_models_of_timm_and_names_are_compared_on_arrays_and_continue(tm
         ({"axes": {"norm": ["dyt"]}, "seedz": 3}, "compare: no setting is called 'seedz'"),
         ({"arms": {"a": Net()}}, "arm 'a': a module is trained once; give what makes it"),
         ({"arms": {"a": {"model": Net, "depth": 3}}}, "arm 'a': a module has no depth; leave it out"),
+        ({"arms": {"a": lambda: SHARED}, "image_size": 16}, "arm 'a': its function gives one module again and again"),
         ({"arms": {"a": lambda: 3}}, "arm 'a': int is no torch.nn.Module; give what makes one"),
         ({"arms": {"a": {"norm": "dyt", "aa": "x,y"}}}, "has a comma in it"),
         ({"scores": "x.csv"}, "--scores: is for the command line; for scores there is fathoms.judge"),

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +30,18 @@ IMAGES = (
     + (LABELS * 40).astype(np.uint8)[:, None, None]
 )
 VIT = {"image_size": 16, "patch_size": 4}
+
+
+class Net(nn.Module):
+    """A module whose activation is a plain attribute."""
+
+    def __init__(self, act, classes=4):
+        super().__init__()
+        torch.manual_seed(0)
+        self.act, self.inner, self.head = act, nn.Linear(768, 8), nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.head(self.act(self.inner(x.flatten(1))))
 
 
 def weights(run):
@@ -154,6 +167,21 @@ def test_a_module_of_your_own_is_trained_and_resumes_only_as_itself(tmp_path):
         (3, {}, "a pair of images and labels is expected"),
         (None, {"model": nn.Linear(1, 1)}, "image_size: give the side of the images that your module takes"),
         ((IMAGES, LABELS), {"model": nn.Linear(1, 1), "norm": "dyt"}, "--norm: a module has no such switch"),
+        (
+            (IMAGES, LABELS),
+            {"model": nn.Linear(1, 1)},
+            "Linear: fails on images of shape (2, 3, 16, 16) (",
+        ),
+        (
+            (IMAGES, LABELS),
+            {"model": Net(torch.relu, 7)},
+            "Net: gives (2, 7) for 2 images, not the logits of 4",
+        ),
+        (
+            (IMAGES, LABELS),
+            {"model": Net(torch.relu).double()},
+            "Net: has parameters of float64; training wants",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, data, settings, message):
@@ -231,3 +259,59 @@ def test_modules_of_equal_weights_and_other_activations_are_other_runs():
     assert module_hash(net(torch.nn.ReLU())) == module_hash(net(torch.nn.ReLU()))
     assert module_hash(net(torch.nn.ReLU())) != module_hash(net(torch.nn.Tanh()))
     assert module_hash(net(torch.nn.Dropout(0.1))) != module_hash(net(torch.nn.Dropout(0.2)))
+
+
+def test_modules_that_differ_in_attributes_closures_or_what_trains_are_other_runs():
+    def scaled(factor):
+        return lambda x: factor * x.relu()
+
+    frozen = Net(torch.relu)
+    frozen.head.bias.requires_grad_(False)
+    nets = [Net(torch.relu), Net(torch.sin), Net(scaled(1.0)), Net(scaled(2.0)), frozen]
+    assert len({module_hash(net) for net in nets}) == 5
+    assert module_hash(Net(scaled(2.0))) == module_hash(nets[3])
+    script = f"""if True:
+        import sys
+        sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
+        from test_verbs import Net, module_hash, torch
+        print(module_hash(Net(torch.relu)))
+    """
+    elsewhere = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    here = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert elsewhere.stdout == here.stdout
+
+
+def test_a_module_with_averaged_weights_is_what_was_measured(tmp_path):
+    data = {"train": (IMAGES, LABELS), "test": (IMAGES[:24], LABELS[:24])}
+    options = {"epochs": 3, "warmup_epochs": 0, "device": "cpu", "show": False, "output": str(tmp_path)}
+    run = train(data, model=Net(torch.relu), model_ema=True, model_ema_decay=0.5, lr=0.01, **options)
+    measured = run.summary["test"]
+    for model in (
+        run,
+        train(data, model=Net(torch.relu), model_ema=True, model_ema_decay=0.5, lr=0.01, **options),
+    ):
+        assert evaluate(model, data["test"]).loss == pytest.approx(measured["loss"], rel=1e-6)
+
+
+def test_a_run_that_is_interrupted_ends_a_loop_of_runs_and_goes_on(tmp_path, monkeypatch):
+    step = Net.forward
+    seen = []
+
+    def interrupted(self, x):
+        seen.append(len(x))
+        if len(seen) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return step(self, x)
+
+    options = {"epochs": 2, "device": "cpu", "show": False, "output": str(tmp_path)}
+    net = Net(torch.relu)
+    monkeypatch.setattr(Net, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train((IMAGES, LABELS), model=net, **options)
+    assert train((IMAGES, LABELS), model=Net(torch.relu), **options).summary["status"] == "done"
+
+
+def test_one_image_file_is_predicted_by_its_name(tmp_path):
+    run = train(**SMALL, output=str(tmp_path))
+    Image.fromarray(IMAGES[0]).save(tmp_path / "one.png")
+    assert [each.file for each in predict(run, str(tmp_path / "one.png"))] == [str(tmp_path / "one.png")]

@@ -61,6 +61,10 @@ class Modules:
             size = size or median_side(open_roles(job.data, job.recipe.val_share).train)
             module = self.made(name, 0)
             assert module is not None
+            if self.made(name, 0) is module:
+                raise ConfigError(
+                    f"arm {name!r}: its function gives one module again and again; give one that makes a new one"
+                )
             given = GivenModule(size, module_hash(module))
             job = dataclasses.replace(job, model=type(module).__name__, config=None, module=given)
             found[name] = (settings, job)

@@ -138,6 +138,9 @@ def judge(
     >>> found.best
     'layernorm'
     """
+    for flag, value in (("higher_is_better", higher_is_better), ("paired", paired)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{flag}={value!r}: give True or False")
     arms = _arms(_rows(scores))
     if len(arms) > MOST_ARMS:
         raise ConfigError(f"scores: {len(arms)} arms are more than {MOST_ARMS}; compare fewer")
@@ -190,14 +193,21 @@ def _rows(scores: Any) -> Iterable[Run]:
         _check_columns(list(map(str, scores.columns)), "scores")
         scores = scores.to_dict("records")
     if isinstance(scores, Mapping):
+        if {"arm", "score"} <= scores.keys() <= set(COLUMNS):
+            raise ConfigError(
+                "scores: these are columns; give a DataFrame of them, or lists of scores by arm"
+            )
+        rows: list[Run] = []
         for arm, values in scores.items():
             if isinstance(values, str | bytes | Set) or not hasattr(values, "__iter__"):
                 raise ConfigError(f"scores: {arm!r} has {values!r}; give a list of scores, one for each seed")
-        return [
-            (arm, seed, value, None)
-            for arm, values in scores.items()
-            for seed, value in (values.items() if isinstance(values, Mapping) else enumerate(values))
-        ]
+            # A Series of pandas has its seeds as its index.
+            by_seed = values.items() if hasattr(values, "items") else enumerate(values)
+            before = len(rows)
+            rows += [(arm, seed, value, None) for seed, value in by_seed]
+            if len(rows) == before:
+                raise ConfigError(f"scores: {arm!r} has no score; give it one, or leave it out")
+        return rows
     if isinstance(scores, Sequence):
         return [_row(row, f"scores: row {place}") for place, row in enumerate(scores, 1)]
     raise ConfigError("scores: give lists by arm, rows of (arm, seed, score), a DataFrame, or a CSV file")

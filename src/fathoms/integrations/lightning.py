@@ -17,7 +17,8 @@ class Probe(Callback):
 
     Args:
         every: Updates between measurements; 0 measures none.
-        module: Name of the part of the LightningModule that takes images, such as "model"; None is the whole.
+        module: Name of the part of the LightningModule that its training step calls with images, such as "model"; None
+            is the whole.
         gradients: Whether gradients must be finite; False with precision="16-mixed".
     """
 

@@ -88,8 +88,8 @@ class Probe:
             handle.remove()
         self._handles, self._seen, self._images, self._labels = [], [], None, None
 
-    def _note_batch(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._measuring:
+    def _note_batch(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if model.training and not self._measuring:
             given = [*args, *kwargs.values()]
             self._images = next((x for x in given if isinstance(x, Tensor) and x.ndim == 4), None)
             self._labels = kwargs.get("labels")
@@ -140,7 +140,13 @@ class Probe:
         before, self.updates = self.updates, self.updates + 1 if updates is None else updates
         # Several optimizers may step at once, past the number at which a measurement is due.
         due = self.every and self.updates // self.every > before // self.every
-        if not due or self._model is None or self._images is None:
+        if not due or self._model is None:
+            return None
+        if self._images is None:
+            name = type(self._model).__name__
+            warnings.warn(
+                f"Probe: nothing is measured, since {name} itself is not called with images", stacklevel=2
+            )
             return None
         self._measuring = True
         try:
@@ -172,10 +178,11 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
 
 
 def labels_in(batch: Any) -> Tensor | None:
-    """The classes in a batch: under a usual key of a dict, else the first whole numbers; None without any."""
+    """The classes in a batch: under a usual key of a dict, else the only whole numbers; None where it is open."""
     if isinstance(batch, Mapping):
         found = [batch[key] for key in ("labels", "label", "y", "targets", "target") if key in batch]
     else:
         found = batch if isinstance(batch, tuple | list) else []
-    known = (x for x in found if isinstance(x, Tensor) and x.ndim == 1)
-    return next((x for x in known if not x.is_floating_point() and not x.is_complex()), None)
+    known = [x for x in found if isinstance(x, Tensor) and x.ndim == 1]
+    known = [x for x in known if not x.is_floating_point() and not x.is_complex()]
+    return known[0] if len(known) == 1 or (known and isinstance(batch, Mapping)) else None

@@ -28,9 +28,10 @@ class Probe(TrainerCallback):
         """Raise `DivergedError` before weights are touched."""
         self.watch.before_step()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure, if it is due, before the schedule sets the next update's rate."""
         optimizer = getattr(kwargs.get("optimizer"), "optimizer", kwargs.get("optimizer"))
-        self.watch.after_step(optimizer, updates=state.global_step)
+        self.watch.after_step(optimizer, updates=state.global_step + 1)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.watch.detach()

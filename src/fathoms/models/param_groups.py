@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -121,8 +122,10 @@ def layer_of(model: nn.Module, name: str) -> int:
     return 0 if first in ("stem", "position", "registers") else depth + 1
 
 
-def _transfer_of(model: nn.Module) -> Transfer:
-    return model.transfer if isinstance(model, ViT) else Transfer()
+def _transfers(model: nn.Module) -> list[tuple[str, Transfer]]:
+    """The rules of the ViTs in a model, each with what its parameters' names begin with; a wrapper has them inside."""
+    found = [(name, part.transfer) for name, part in model.named_modules() if isinstance(part, ViT)]
+    return [(f"{name}." if name else "", transfer) for name, transfer in found]
 
 
 def _group(reason: str | None, rule: Multipliers, weight_decay: float, scale: float) -> dict[str, Any]:
@@ -154,12 +157,12 @@ def param_groups(
     >>> [group["weight_decay"] for group in groups]
     [0.05, 0.0, 0.0]
     """
-    if weight_decay < 0 or (layer_decay is not None and not 0 < layer_decay <= 1):
+    if not 0 <= weight_decay < math.inf or (layer_decay is not None and not 0 < layer_decay <= 1):
         raise ConfigError(
             f"param_groups: weight_decay={weight_decay}, layer_decay={layer_decay}; "
             "the first must be zero or more, the second in (0, 1]"
         )
-    transfer, reasons = _transfer_of(model), undecayed(model)
+    transfers, reasons = _transfers(model), undecayed(model)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -167,7 +170,9 @@ def param_groups(
         scale = 1.0
         if layer_decay is not None:
             scale = layer_decay ** (layer_of(model, "head") - layer_of(model, name))
-        own = _group(reasons.get(name), transfer.of(name, parameter.ndim), weight_decay, scale)
+        prefix, transfer = next((each for each in transfers if name.startswith(each[0])), ("", Transfer()))
+        rule = transfer.of(name.removeprefix(prefix), parameter.ndim)
+        own = _group(reasons.get(name), rule, weight_decay, scale)
         # What differs between groups, in the order of their first parameters.
         kind = tuple(own[key] for key in ("lr_scale", "eps_scale", "width", "why"))
         group = groups.setdefault(kind, own)

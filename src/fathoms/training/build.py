@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
+import functools
 import hashlib
-import inspect
 import re
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fathoms.data import (
     ArraySource,
@@ -30,7 +30,7 @@ from fathoms.data import (
 from fathoms.data.augment.policies import jitters_beside
 from fathoms.data.readiness import check_trainable, median_side, notices
 from fathoms.data.sources.splits import Roles, open_roles
-from fathoms.errors import ConfigError
+from fathoms.errors import ConfigError, reason
 from fathoms.evaluating.load import found
 from fathoms.evaluating.preprocessing import AnyLoader, Preprocessing, check_crop, eval_loader
 from fathoms.models.build_timm import build_timm, timm_size
@@ -38,6 +38,7 @@ from fathoms.models.model_sources import resolve_weights
 from fathoms.models.vit import ViT
 from fathoms.models.weights import load_weights
 from fathoms.models.zoo import data_config
+from fathoms.parts.modes import in_inference
 from fathoms.training.distributed import World
 from fathoms.training.job import Job, start_preprocessing
 from fathoms.training.optimization import Schedule
@@ -188,6 +189,7 @@ def build_model(
     torch.manual_seed(job.run.seed)
     model: nn.Module
     if module is not None:
+        _check_module(module, model_image_size(job), classes)
         model = module
     elif job.config is not None:
         model = ViT(job.config.replace(num_classes=classes))
@@ -208,6 +210,27 @@ def build_model(
         _start(model, job, names)
     freeze(model, job.recipe.freeze)
     return model
+
+
+def _check_module(module: nn.Module, size: int, classes: int) -> None:
+    """Refuse a module that gives no logits of the data's classes, before anything is trained."""
+    like = next(module.parameters(), None)
+    if like is None or like.dtype != torch.float32:
+        kind = "no parameters" if like is None else f"parameters of {str(like.dtype).removeprefix('torch.')}"
+        raise ConfigError(f"{type(module).__name__}: has {kind}; training wants float32, see precision=")
+    shape = (2, 3, size, size)
+    try:
+        with in_inference(module), torch.no_grad():
+            logits = module(torch.zeros(shape, device=like.device))
+    except Exception as error:
+        raise ConfigError(
+            f"{type(module).__name__}: fails on images of shape {shape} ({reason(error)})"
+        ) from error
+    if not isinstance(logits, Tensor) or logits.shape != (2, classes):
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ConfigError(
+            f"{type(module).__name__}: gives {found} for 2 images, not the logits of {classes} classes, (2, {classes})"
+        )
 
 
 def _start(model: ViT, job: Job, names: Sequence[str] | None) -> None:
@@ -231,18 +254,52 @@ def _start(model: ViT, job: Job, names: Sequence[str] | None) -> None:
 
 
 def module_hash(module: nn.Module) -> str:
-    """A hash of a module's state, its printed form, and the source of its classes that are not torch's."""
+    """A hash of a module: its weights, which of them train, its attributes, and the code of its classes."""
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     # Functions are printed with an address, which is another one in every process.
-    digest.update(re.sub(r" at 0x[0-9a-f]+", "", repr(module)).encode())
-    for kind in sorted({type(part) for part in module.modules()}, key=lambda kind: kind.__qualname__):
-        # Classes typed at a prompt have no source.
-        with contextlib.suppress(OSError, TypeError):
-            digest.update(b"" if kind.__module__.startswith("torch.") else inspect.getsource(kind).encode())
+    printed = re.sub(r" at 0x[0-9a-f]+", "", repr(module))
+    # torch keeps its own under names that begin with an underscore.
+    parts = [
+        [
+            (key, _told(value))
+            for key, value in sorted(vars(part).items())
+            if key[0] != "_" and key != "training"
+        ]
+        for part in module.modules()
+    ]
+    kinds = {kind for part in module.modules() for kind in type(part).__mro__}
+    own = sorted(
+        (kind.__qualname__, sorted((key, _told(value)) for key, value in vars(kind).items()))
+        for kind in kinds
+        if kind.__module__.partition(".")[0] not in ("torch", "builtins")
+    )
+    digest.update(repr((frozen, printed, parts, own)).encode())
     return digest.hexdigest()
+
+
+def _told(value: Any, depth: int = 4) -> str:
+    """What a value is, alike in every process: a plain value itself, a function by its code, others by their type."""
+    if isinstance(value, str | bytes | int | float | complex | torch.dtype | torch.device | None):
+        return repr(value)
+    if depth and isinstance(value, list | tuple):
+        return f"{[_told(each, depth - 1) for each in value]}"
+    if depth and isinstance(value, set | frozenset):
+        return f"{sorted(_told(each, depth - 1) for each in value)}"
+    if depth and isinstance(value, Mapping):
+        return f"{[(_told(key, depth - 1), _told(each, depth - 1)) for key, each in value.items()]}"
+    if isinstance(value, functools.partial):
+        return _told((value.func, value.args, value.keywords), depth)
+    if isinstance(value, types.CodeType):
+        return f"{value.co_code!r} {value.co_names} {_told(value.co_consts, depth)}"
+    value = getattr(value, "__func__", value)
+    if depth and isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+        return _told((value.__code__, value.__defaults__, value.__kwdefaults__, cells), depth - 1)
+    return f"{type(value).__qualname__} {getattr(value, '__qualname__', '')}"
 
 
 def freeze(model: nn.Module, patterns: str | None) -> None:
