@@ -164,6 +164,8 @@ def train(
     ...     run.summary["status"]
     'done'
     """
+    if model is not None and not isinstance(model, str | ViTConfig | nn.Module):
+        raise ConfigError(f"model: {model!r} is no name, ViTConfig or module; give one of them")
     module, name = (model, type(model).__name__) if isinstance(model, nn.Module) else (None, model)
     splits = None if data is None or isinstance(data, str | Path) else data
     options, run_options, switches = _by_owner(settings)
@@ -348,6 +350,9 @@ def export(
     from fathoms.exporting.card import card_entries
     from fathoms.exporting.export import export_model
 
+    known = ("accelerated", "folded", "opset", "int8", "name", "about", "graph")
+    for option in options:
+        check_name(option, known, "option", "export")
     if isinstance(model, nn.Module):
         return export_model(model, path, format, **options)
     loaded = _loaded(model)

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from fathoms import create_model
+from fathoms import coordinate_check, create_model
 from fathoms.cli.main import main
 from fathoms.errors import FathomsError
 from fathoms.models.config import ViTConfig
@@ -309,6 +309,18 @@ def test_a_run_that_is_interrupted_ends_a_loop_of_runs_and_goes_on(tmp_path, mon
     with pytest.raises(KeyboardInterrupt):
         train((IMAGES, LABELS), model=net, **options)
     assert train((IMAGES, LABELS), model=Net(torch.relu), **options).summary["status"] == "done"
+
+
+@pytest.mark.plain
+def test_what_is_no_model_and_an_unknown_option_are_one_line(tmp_path):
+    with pytest.raises(FathomsError, match="is no name, ViTConfig or module"):
+        train(model=Net, show=False)
+    with pytest.raises(FathomsError, match="export: no option is called 'fold'; did you mean 'folded'?"):
+        export(create_model("vit_digits", depth=1), tmp_path / "m.onnx", fold=True)
+    with pytest.raises(FathomsError, match="one seed or more"):
+        coordinate_check(
+            lambda depth: create_model("vit_digits", depth=depth), (1, 2), torch.ones(2, 1, 8, 8), seeds=()
+        )
 
 
 def test_one_image_file_is_predicted_by_its_name(tmp_path):

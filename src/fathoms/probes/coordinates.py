@@ -187,6 +187,8 @@ def coordinate_check(
         raise ConfigError(
             f"coordinates: sizes {list(sizes)} give no slope; use two or more different sizes above 0"
         )
+    if not seeds or steps < 1:
+        raise ConfigError("coordinates: give one seed or more, and one step or more")
     if labels is None:
         labels = torch.arange(len(images)) % 2
     make = optimizer or (lambda model: torch.optim.AdamW(param_groups(model, 0.0).at(lr)))
