@@ -19,7 +19,7 @@ from fathoms.data.sources.splits import open_held_out
 from fathoms.evaluating.predict import class_names, predict
 from fathoms.evaluating.preprocessing import Preprocessing, eval_loader
 from fathoms.exporting.export import export_model
-from fathoms.probes.attention_maps import draw_attention
+from fathoms.probes.probe_figures import overlay_figure
 
 DIGITS = {"num_classes": 10, "depth": 2}
 
@@ -77,22 +77,16 @@ def test_overlays_are_written(folder):
 
 
 def test_an_attention_image_has_the_original_the_map_and_a_scale():
-    pixels, attention = torch.full((3, 32, 32), 0.5), torch.full((4, 4), 0.02)
+    pixels, attention = np.full((32, 40, 3), 0.5), np.full((4, 4), 0.02)
     attention[0, 3] = 0.7
-    drawn = np.asarray(draw_attention(pixels, attention)).astype(int)
-    side = 448
-    left, right = drawn[16 : 16 + side, 16 : 16 + side], drawn[16 : 16 + side, 32 + side : 32 + 2 * side]
-    assert (left == 128).all(), "the original is not darkened"
-    assert right[:112, -112:].mean() > right[-112:, :112].mean() + 50, (
-        "the patch that is attended to is bright"
-    )
-    bar = drawn[16 : 16 + side, 48 + 2 * side + 4]
-    assert bar[0].sum() > bar[-1].sum() + 200
-    assert (drawn[:, 48 + 2 * side + 30 :] < 100).any(), "the scale has numbers"
-    named = np.asarray(draw_attention(pixels, attention, "Siamese 97.1%")).astype(int)
-    moved = (drawn != named).any(2)
-    assert moved[16 + side :, : 16 + side].any(), "the class is below the image"
-    assert not moved[: 16 + side].any()
+    plain, mapped, scale = overlay_figure(pixels, attention, "Siamese 97.1%").axes
+    assert (plain.images[0].get_array() == 0.5).all(), "the original is not darkened"
+    assert plain.get_title("left") == "Siamese 97.1%"
+    _, shares = mapped.images
+    assert (shares.get_array() == attention).all()
+    assert shares.get_extent() == [-0.5, 39.5, 31.5, -0.5], "the map covers the image"
+    assert scale.get_ylim() == (0, 0.7)
+    assert scale.lines[-1].get_ydata() == [1 / 16, 1 / 16]
 
 
 def test_a_grey_model_sees_a_colour_image_as_the_grey_one_it_was_trained_on(folder):

@@ -23,9 +23,10 @@ from fathoms.data.sources.source import IMAGE_SUFFIXES, MAX_FILE, BadImageError,
 from fathoms.data.sources.splits import subset
 from fathoms.errors import FathomsError, WeightsError, reason
 from fathoms.evaluating.preprocessing import AnyLoader, Preprocessing, eval_loader
-from fathoms.files import replacing
 from fathoms.parts.modes import in_inference
-from fathoms.probes.attention_maps import attention_maps, draw_attention
+from fathoms.plotting.style import save_figure
+from fathoms.probes.attention_maps import attention_maps
+from fathoms.probes.probe_figures import overlay_figure
 from fathoms.surgery.inputs import image_shape
 from fathoms.untrusted import read_names, read_plain
 
@@ -191,9 +192,9 @@ def overlay(prediction: Prediction, path: Path) -> None:
     """Write the image with its likeliest class beside its attention map, with a scale."""
     assert prediction.attention is not None
     assert prediction.pixels is not None
-    with replacing(path) as temporary:
-        caption = f"{prediction.classes[0][:40]} {prediction.probabilities[0]:.1%}"
-        draw_attention(prediction.pixels, prediction.attention, caption).save(temporary)
+    caption = f"{prediction.classes[0][:40]} {prediction.probabilities[0]:.1%}"
+    pixels = prediction.pixels.clamp(0, 1).permute(1, 2, 0).numpy()
+    save_figure(overlay_figure(pixels, prediction.attention.numpy(), caption), path)
 
 
 COUNT = 12

@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-import numpy as np
-
 from fathoms.errors import ConfigError
 from fathoms.files import write_atomic
 
@@ -232,9 +230,3 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
         raise ConfigError(f"{path}: pictures are written as .svg or .png; end the name so")
     write_atomic(path, to_svg(figure).encode(errors="replace") if path.suffix == ".svg" else to_png(figure))
     return path
-
-
-def ramp_pixels(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    """A map of numbers as (rows, columns, 3) bytes in the colours of `RAMP`."""
-    shares = (np.ma.masked_invalid(values) - low) / ((high - low) or 1.0)
-    return colour_map()(shares, bytes=True)[..., :3]

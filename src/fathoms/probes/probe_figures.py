@@ -11,7 +11,7 @@ import numpy as np
 
 from fathoms.files import write_atomic
 from fathoms.plotting.panels import Line, NumberMap, Panel, line_panels, map_grid
-from fathoms.plotting.style import PALETTE, colour_map, new_figure, save_figure, styled
+from fathoms.plotting.style import INK, PALETTE, colour_map, new_figure, printed, save_figure, styled
 from fathoms.probes.blocks import main_stack
 from fathoms.probes.thresholds import THRESHOLDS, depth_features
 
@@ -246,6 +246,35 @@ def attention_figure(maps: Mapping[str, np.ndarray], pixels: np.ndarray) -> Figu
     )
     bar.outline.set_visible(False)
     bar.set_label("share of a patch", fontsize=10)
+    return figure
+
+
+@styled
+def overlay_figure(pixels: np.ndarray, attention: np.ndarray, caption: str = "image") -> Figure:
+    """An image beside itself under its attention map, with a scale that marks the share of an even map.
+
+    Args:
+        pixels: The model's input before normalisation as (H, W, 3), from 0 to 1.
+        attention: Share of the attention on each patch.
+        caption: Text above the image, such as its class.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    figure = new_figure(560, 260)
+    plain, mapped = figure.subplots(1, 2)
+    plain.imshow(pixels, aspect="equal", interpolation="bicubic")
+    whole = (-0.5, pixels.shape[1] - 0.5, pixels.shape[0] - 0.5, -0.5)
+    mapped.imshow(pixels.mean(-1), cmap="gray", vmin=0, vmax=1, aspect="equal", interpolation="bicubic")
+    shares = mapped.imshow(
+        attention, cmap=colour_map(), vmin=0, alpha=0.6, extent=whole, aspect="equal", interpolation="bicubic"
+    )
+    for axes, title in ((plain, caption), (mapped, "attention")):
+        axes.set_axis_off()
+        axes.set_title(printed(title), fontsize=10)
+    bar = figure.colorbar(shares, ax=[plain, mapped], format=PercentFormatter(1.0, decimals=2))
+    bar.outline.set_visible(False)
+    bar.ax.axhline(1 / attention.size, color=INK)
+    bar.set_label("share of a patch; the line: if all were even", fontsize=10)
     return figure
 
 

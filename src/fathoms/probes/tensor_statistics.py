@@ -27,8 +27,8 @@ DEAD_BELOW = {"gelu": -3.0, "relu": 0.0, "silu": -6.0}
 
 
 def wide(x: Tensor) -> Tensor:
-    """A detached copy in float64, or in float32 where the device has no float64."""
-    return x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)
+    """Detached, in float64."""
+    return x.detach().double()
 
 
 def precise(x: Tensor) -> Tensor:
@@ -43,8 +43,7 @@ def rms(x: Tensor) -> Tensor:
 
 def norm(x: Tensor) -> Tensor:
     """Euclidean norm of all elements, summed in float64."""
-    kind = torch.float32 if x.device.type == "mps" else torch.float64
-    return torch.linalg.vector_norm(x.detach(), dtype=kind)
+    return torch.linalg.vector_norm(x.detach(), dtype=torch.float64)
 
 
 def largest(*tensors: Tensor) -> Tensor:
