@@ -201,6 +201,41 @@ def test_mixup_cutmix_their_probabilities_and_mode(mode, mixup, cutmix):
     assert symmetric["ours"] == symmetric["theirs"] == (mode != "elem")
 
 
+class Dictated(np.random.Generator):
+    """A generator that gives what it is told, for the draws of one cutmix."""
+
+    def __init__(self, share, places):
+        super().__init__(np.random.PCG64(0))
+        self.share, self.places = share, list(places)
+
+    def random(self, count):
+        return np.zeros(count)
+
+    def beta(self, _first, _second, count):
+        return np.full(count, self.share)
+
+    def integers(self, _low, _high, count):
+        return np.full(count, self.places.pop(0))
+
+
+@pytest.mark.parametrize("shape", [(48, 48), (33, 20)])
+def test_boxes_of_cutmix_are_those_of_timm_pixel_by_pixel(shape, monkeypatch):
+    """Also where their side is odd, which shares of means would hardly show."""
+    from timm.data import mixup
+
+    rng, odd = np.random.default_rng(0), 0
+    for _ in range(500):
+        share, places = rng.uniform(), [int(rng.integers(0, side)) for side in shape]
+        odd += int(shape[0] * (1 - share) ** 0.5) % 2
+        rest = iter(places)
+        monkeypatch.setattr(mixup.np.random, "randint", lambda *_, rest=rest, **__: next(rest))
+        theirs, left = mixup.cutmix_bbox_and_lam((3, *shape), share)
+        ours = draw_mixture(MixOptions(cutmix=1.0), Dictated(share, places), 2, *shape)
+        assert ours.box[0].tolist() == [int(edge) for edge in theirs]
+        assert ours.share[0] == pytest.approx(left, abs=1e-12)
+    assert 200 < odd < 300
+
+
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("crop_pct", [0.875, 0.9, 1.0, 1.2])
 def test_crop_pct_and_interpolation(photo, crop_pct, interpolation):
