@@ -1,7 +1,8 @@
-"""`fathoms train` beside the train.py of LearnableScaler's author and timm's: settings, equal batches, then seeds.
+"""`fathoms train` beside the train.py of LearnableScaler's author and timm's: settings, batches, draws, then seeds.
 
     python benchmarks/duel.py settings --author CLONE --timm CLONE --images SMALL --line scaler
     python benchmarks/duel.py batches --author CLONE --timm CLONE --images SMALL --line scaler
+    python benchmarks/duel.py draws --author CLONE --images LARGE
     python benchmarks/duel.py seeds --author CLONE --timm CLONE --images LARGE --line scaler --seeds 5 --jobs 8
     python benchmarks/duel.py page                                                  # writes results/duel.md
 
@@ -27,6 +28,8 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results"
 SIDES = ("peer", "fathoms")
+PARTS = ("settings", "batches", "draws", "seeds")
+DRAWN_EPOCHS = 10
 
 AUTHOR = (
     "--weight-decay 0.02 --opt lamb --aa rand-m7-mstd0.5 --warmup-epoch 0 --sched custom --mixup 0.1 --cutmix 1 "
@@ -231,6 +234,31 @@ def replayed(name: str, images: Path, notes: Mapping[str, Any], epochs: int) -> 
     }
 
 
+def drawn(name: str, folder: Path, images: Path, epochs: int) -> dict[str, Any]:
+    """The training images that both sides draw, stage by stage, as distributions."""
+    from duel_draws import STAGES, compared, measured
+
+    found, line = {}, LINES[name]
+    for stage, changes in STAGES.items():
+        words = line.words
+        for old, new in changes:
+            if old not in words:
+                sys.exit(f"{name}: its line has no {old!r}; draws are those of the author's line")
+            words = words.replace(old, new)
+        LINES[name] = replace(line, words=words)
+        notes, _ = noted(folder, name, images, "draws", epochs)
+        with tempfile.TemporaryDirectory() as made:
+            loader = trainer_of(name, images, epochs, Path(made)).context.data.train
+            own = measured(
+                (batch.images, batch.labels if batch.targets is None else batch.targets)
+                for epoch in range(epochs)
+                for batch in loader.epoch(epoch)
+            )
+        found[stage] = compared(notes["draws"], own)
+    LINES[name] = line
+    return found
+
+
 def evaluations(side: str, output: Path) -> list[dict[str, float]]:
     """Train loss, val loss and top-1 of each epoch of a run."""
     run = output / "run"
@@ -273,14 +301,14 @@ def trained(folder: Path, name: str, side: str, seed: int, images: Path) -> list
 
 def kept(file: Path) -> dict[str, Any]:
     """What has been measured."""
-    return json.loads(file.read_text()) if file.exists() else {"settings": {}, "batches": {}, "seeds": {}}
+    return json.loads(file.read_text()) if file.exists() else {part: {} for part in PARTS}
 
 
 def keep(file: Path, **parts: Any) -> None:
     """Add to what has been measured."""
     rows = kept(file)
     for part, values in parts.items():
-        rows[part] |= values
+        rows[part] = rows.get(part, {}) | values
     file.write_text(json.dumps(rows, indent=1) + "\n")
 
 
@@ -305,7 +333,7 @@ def run_seeds(args: argparse.Namespace, folder: Path) -> None:
 def main() -> None:
     """Measure one part of one line, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("part", choices=("settings", "batches", "seeds", "page"))
+    parser.add_argument("part", choices=(*PARTS, "page"))
     parser.add_argument("--line", choices=LINES, default="scaler")
     parser.add_argument("--author", type=Path, help="a clone of nghiemtuan/LearnableScaler")
     parser.add_argument("--timm", type=Path, help="a clone of huggingface/pytorch-image-models")
@@ -324,6 +352,8 @@ def main() -> None:
         parser.error(f"--{LINES[args.line].peer} and --images are needed")
     if args.part == "seeds":
         run_seeds(args, folder.absolute())
+    elif args.part == "draws":
+        keep(args.rows, draws={args.line: drawn(args.line, folder, args.images, DRAWN_EPOCHS)})
     elif args.part == "settings":
         with tempfile.TemporaryDirectory() as made:
             notes, _ = noted(folder, args.line, args.images, "start", LINES[args.line].epochs)

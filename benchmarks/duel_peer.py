@@ -3,7 +3,8 @@
     python benchmarks/duel_peer.py FOLDER NOTES STOP_AFTER train.py's own words
 
 FOLDER holds train.py and the timm that it imports; nothing of it is changed or copied. NOTES is a file for torch.load,
-or "-" for a plain run. STOP_AFTER is "start" (nothing is trained) or "end". Importing this imports nothing of fathoms.
+or "-" for a plain run. STOP_AFTER is "start" (nothing is trained), "draws" (the images of all epochs are drawn and
+measured, nothing is trained) or "end". Importing this imports nothing of fathoms.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from duel_draws import measured
 
 
 class Recorded:
@@ -128,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="with a train.py and the timm beside it")
     parser.add_argument("notes", help="a file, or - for none")
-    parser.add_argument("stop", choices=("start", "end"))
+    parser.add_argument("stop", choices=("start", "draws", "end"))
     parser.add_argument("words", nargs=argparse.REMAINDER, help="train.py's own")
     given = parser.parse_args()
     notes_file, stop = given.notes, given.stop
@@ -154,7 +157,9 @@ def main() -> None:
             args = next(value for value in rest if hasattr(value, "grad_accum_steps"))
             started.update(notes.start(args), batches_per_epoch=len(loader))
             started["transforms"] = str(getattr(loader, "dataset", loader.loader.dataset).transform)
-            if stop == "start":
+            if stop == "draws":
+                started["draws"] = measured(batch for _ in range(args.epochs) for batch in loader)
+            if stop != "end":
                 raise SystemExit(0)
         return train(epoch, model, Recorded(loader, notes.batches), *rest, **options)
 

@@ -85,6 +85,31 @@ def test_the_duel_sees_another_option_another_pixel_and_another_start(script):
     assert differing(state=state | {"a": 2 * again}) == ["start: deviation of a"]
 
 
+def test_the_duel_sees_another_draw_in_its_own_number(script):
+    draws = script("duel_draws")
+
+    def side(seed, change=lambda pixels: pixels, mixed=False):
+        rng = torch.Generator().manual_seed(seed)
+        batches = [torch.rand(20, 3, 8, 8, generator=rng) * 2 - 1 for _ in range(30)]
+        targets = [torch.rand(20, 4, generator=rng) if mixed else torch.zeros(20).long() for _ in batches]
+        return draws.measured((change(each), target) for each, target in zip(batches, targets, strict=True))
+
+    def apart(first, second):
+        return {name for name, *_, z, p in draws.compared(first, second)["rows"] if abs(z) > 5 or p < 1e-6}
+
+    def redder(pixels):
+        return pixels + 0.05 * torch.tensor([1.0, 0.0, 0.0])[:, None, None]
+
+    def filled(pixels):
+        return torch.cat([torch.full_like(pixels[..., :2, :], 128 / 127.5 - 1), pixels[..., 2:, :]], 2)
+
+    for mixed in (False, True):
+        assert apart(side(0, mixed=mixed), side(1, mixed=mixed)) == set()
+    assert "red" in apart(side(0), side(1, redder))
+    assert "blue" not in apart(side(0), side(1, redder))
+    assert {"share of fill", "gradient down"} <= apart(side(0), side(1, filled))
+
+
 def test_rows_of_operations_hold_the_limits_of_their_own_run():
     report = kept("ops")
     assert set(report) == {"rows"}
