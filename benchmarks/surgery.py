@@ -32,7 +32,7 @@ from fathoms import create_model, norms
 from fathoms.data.sources.arrays import digits
 from fathoms.errors import FathomsError
 from fathoms.evaluating.onnx_model import OnnxModel
-from fathoms.exporting.export import write_onnx
+from fathoms.exporting.verified_export import write_onnx
 from fathoms.surgery.fold import fold
 from fathoms.surgery.inputs import difference, example_images, run
 from fathoms.surgery.swap import swap_norms

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from fathoms.evaluating.metrics import Evaluation
     from fathoms.evaluating.predict import Prediction
-    from fathoms.exporting.export import Exported
+    from fathoms.exporting.verified_export import Exported
 
 IN_MEMORY = "arrays_in_memory"
 """The data of a run that was given arrays, in its name and its record."""
@@ -339,7 +339,7 @@ def export(
         model: A run, what `fathoms.load_run` gives, the path of either, or a module.
         path: The file.
         format: onnx, torch-export, safetensors or timm.
-        **options: Of `fathoms.exporting.export.export_model`: folded, accelerated, opset, int8.
+        **options: Of `fathoms.exporting.verified_export.export_model`: folded, accelerated, opset, int8.
 
     >>> import tempfile
     >>> from fathoms import create_model
@@ -348,7 +348,7 @@ def export(
     'safetensors'
     """
     from fathoms.exporting.card import card_entries
-    from fathoms.exporting.export import export_model
+    from fathoms.exporting.verified_export import export_model
 
     known = ("accelerated", "folded", "opset", "int8", "name", "about", "graph")
     for option in options:

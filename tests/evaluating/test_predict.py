@@ -18,7 +18,7 @@ from fathoms.data import LoaderOptions
 from fathoms.data.sources.splits import open_held_out
 from fathoms.evaluating.predict import class_names, predict
 from fathoms.evaluating.preprocessing import Preprocessing, eval_loader
-from fathoms.exporting.export import export_model
+from fathoms.exporting.verified_export import export_model
 from fathoms.probes.probe_figures import overlay_figure
 
 DIGITS = {"num_classes": 10, "depth": 2}

@@ -14,7 +14,7 @@ from fathoms.cli import convert as convert_command
 from fathoms.cli import export as export_command
 from fathoms.cli.flags.parse import parse
 from fathoms.evaluating.onnx_model import OnnxModel
-from fathoms.exporting.export import export_model
+from fathoms.exporting.verified_export import export_model
 from tiny_models import perturbed_vit, random_images
 
 SMALL = {"image_size": 16, "patch_size": 8, "dim": 24, "heads": 3, "depth": 1, "num_classes": 5}
@@ -126,7 +126,8 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(tmp_path, options, messa
 
 def test_a_wrong_export_gets_no_name(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "fathoms.exporting.export._write_weights", lambda *_: lambda images: [torch.ones(len(images), 5)]
+        "fathoms.exporting.verified_export._write_weights",
+        lambda *_: lambda images: [torch.ones(len(images), 5)],
     )
     with pytest.raises(FathomsError, match="the safetensors file differs by"):
         export_model(vit(), tmp_path / "m.safetensors", "safetensors")

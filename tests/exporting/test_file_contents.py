@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fathoms
-from fathoms.exporting.export import export_model
+from fathoms.exporting.verified_export import export_model
 
 
 @pytest.mark.parametrize(("format", "ending"), [("onnx", ".onnx"), ("torch-export", ".pt2")])

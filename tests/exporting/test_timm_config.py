@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fathoms.cli.main import main
-from fathoms.exporting.export import export_model
+from fathoms.exporting.verified_export import export_model
 from tiny_models import perturbed_vit
 
 timm = pytest.importorskip("timm")

@@ -21,8 +21,8 @@ from fathoms.files import check_absent
 
 if TYPE_CHECKING:
     from fathoms.evaluating.load import LoadedModel
-    from fathoms.exporting.export import Exported
     from fathoms.exporting.int8 import Judge
+    from fathoms.exporting.verified_export import Exported
 
 EXAMPLES = """
 fathoms export runs/NAME --fold --output model.onnx
@@ -89,8 +89,8 @@ def run(args: Args) -> int:
     checkpoint = check_trained(args.checkpoint, args.model, where="CHECKPOINT")
     from fathoms.evaluating.onnx_model import file_of_card
     from fathoms.exporting.card import card_entries
-    from fathoms.exporting.export import FORMATS, export_model, files_of, publish
     from fathoms.exporting.fastest import export_fastest, table
+    from fathoms.exporting.verified_export import FORMATS, export_model, files_of, publish
 
     loaded = load(args, checkpoint)
     data = args.int8 if args.fastest is None else args.fastest

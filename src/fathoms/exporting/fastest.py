@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from fathoms.errors import FathomsError
 from fathoms.evaluating.onnx_model import RUNTIMES
-from fathoms.exporting.export import FORMATS, Exported, export_model, files_of
 from fathoms.exporting.int8 import Judge
+from fathoms.exporting.verified_export import FORMATS, Exported, export_model, files_of
 from fathoms.files import check_absent, replacing
 from fathoms.parts.modes import in_inference
 from fathoms.surgery.inputs import example_images, image_shape
