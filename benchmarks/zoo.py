@@ -544,10 +544,12 @@ def verdict(step: str, cell: dict[str, Any] | None) -> str:
 def page(rows: dict[str, Any]) -> str:
     """results/zoo.md."""
     built = {name: row for name, row in rows.items() if "not built" not in row}
+    with_which = Counter(row["versions"] for row in built.values())
+    made = "; ".join(f"{number} models with {which}" for which, number in with_which.most_common())
     lines = [
         "# Surgery held against the field",
         "",
-        f"`python benchmarks/zoo.py`: {versions()}; ",
+        f"`python benchmarks/zoo.py`: {made}; ",
     ]
     lines[-1] += (
         "CPU, one thread, random weights. `swap`: every norm to LearnableScaler, the whole network in float64 against "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from doc_format import TEXTS, Read, Row, table, text
 from fathoms.plotting.style import to_svg
-from fathoms.report.figures import FOLDER
+from fathoms.report.figures import FOLDER, figures
 from fathoms.report.records import read_comparison
 
 # Folder in results/compare/ of each question that has been run.
@@ -25,7 +25,7 @@ def drawn(root: Path) -> dict[Path, str]:
     made: dict[Path, str] = {}
     for name in QUESTIONS:
         folder = root / "results" / "compare" / name
-        every = read_comparison(folder).figures
+        every = figures(read_comparison(folder))
         made |= {folder / FOLDER / f"{name}.svg": to_svg(every[name]) for name in SHOWN if name in every}
     return made
 
