@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+import fathoms
 from fathoms import create_model, load_weights, save_weights
 from fathoms.cli import compare
 from fathoms.cli.flags.parse import parse
@@ -286,8 +287,18 @@ def put_in(place, *_):
     return 0, said
 
 
+def evaluated(place, photos, _):
+    """What Python's `fathoms.evaluate` measures."""
+    try:
+        found = fathoms.evaluate(place, photos, device="cpu")
+    except FathomsError as error:
+        return 2, str(error)
+    return 0, (found.loss, found.per_class, found.confusion)
+
+
 COMMANDS = {
     "validate": validated,
+    "evaluate": evaluated,
     "predict": predicted,
     "export": exported,
     "load_run": loaded,
@@ -312,6 +323,7 @@ NOT_A_FACT = {
     *(("precision", command) for command in ("probe", "cost", "compare")),
     # Neither changes what the weights were trained on.
     ("precision", "predict"),
+    ("precision", "evaluate"),
     ("precision", "export"),
     ("precision", "load_run"),
     ("precision", "start"),
@@ -336,6 +348,37 @@ def test_every_recorded_fact_counts(command, runs, photos, tmp_path, capsys):
             ignored.append(fact)
         shutil.rmtree(place)
     assert not ignored
+
+
+@pytest.mark.parametrize("name", ["plain", "swapped"])
+def test_a_weights_file_that_was_copied_out_of_its_run_keeps_its_record(name, runs, photos, tmp_path, capsys):
+    """Weights of a post-norm model with two heads were measured as those of the named pre-norm model with three."""
+    kept = runs / name / "checkpoints" / "last" / "model.safetensors"
+    shutil.copy(kept, tmp_path)
+    found, want = (validated(file, photos, capsys)[1][str(photos)] for file in (tmp_path / kept.name, kept))
+    differ = {key: (found[key], want[key]) for key in want if found.get(key) != want[key]}
+    assert not differ
+    capsys.readouterr()
+    line = ["validate", photos, "--checkpoint", tmp_path / "model.safetensors", "--device", "cpu"]
+    assert run(*line, "--model", "vit_tiny_patch16_224") == 2
+    assert "dim 24, not 192, depth 2, not 12, heads 2, not 3, norm" in capsys.readouterr().err
+    with pytest.raises(WeightsError, match="was trained with heads 2, not 4"):
+        load_run(tmp_path / "model.safetensors", heads=4)
+
+
+@pytest.mark.parametrize("layout", ["fathoms", "timm"])
+def test_saved_weights_say_which_model_they_are_of(layout, tmp_path):
+    file = tmp_path / "w.safetensors"
+    model = create_model(MODEL, depth=2, heads=2, mlp_ratio=2.0).eval()
+    save_weights(model, file, layout=layout)
+    images = torch.randn(2, 1, 8, 8)
+    assert torch.equal(load_run(file).model(images), model(images))
+    with pytest.raises(
+        WeightsError, match="was trained with depth 2, not 24, heads 2, not 4, mlp_ratio 2.0, not"
+    ):
+        load_run(file, MODEL)
+    with pytest.raises(WeightsError, match="was trained with heads 2, not 1"):
+        load_weights(create_model(MODEL, depth=2, heads=1, mlp_ratio=2.0), file)
 
 
 SCALER = "vit_learnable_scaler_embed_dim192_patch16_head3_depth12"

@@ -26,6 +26,7 @@ from fathoms.models.training_record import (
     is_saved,
     of_weights,
     record_beside,
+    record_in_file,
     record_of_card,
     record_of_pickle,
 )
@@ -142,7 +143,7 @@ def _from_hub(checkpoint: str) -> Found:
     try:
         card, _ = model_sources.fetch(source, model_sources.CARD)
     except model_sources.NoSuchFileError:
-        return Found(path, source, TrainingRecord())
+        return Found(path, source, record_in_file(path))
     return Found(path, source, record_of_card(card))
 
 

@@ -11,6 +11,7 @@ from fathoms.errors import ConfigError, WeightsError, flag_of
 from fathoms.models.build_timm import TIMM
 from fathoms.models.config import FIELDS, OF_TRAINING, TOLD_BY_WEIGHTS, ViTConfig
 from fathoms.models.recorded_arguments import changed_by
+from fathoms.models.weights_file import record_in_header
 from fathoms.models.zoo import ALIASES, MODELS, model_config
 from fathoms.registry import check_name
 from fathoms.untrusted import MAX_CARD, check_names, read_json, read_toml
@@ -77,7 +78,7 @@ class TrainingRecord:
         differ = self.differ(config.to_dict()) if self.vit is not None else self.told(model)
         # NORM:INIT starts a norm otherwise and is the same norm.
         swapped = [str(norms).partition(":")[0] for norms in (self.swap_norms, swap_norms)]
-        if self.run is not None and swapped[0] != swapped[1]:
+        if (self.run is not None or self.swap_norms is not None) and swapped[0] != swapped[1]:
             differ["swap_norms"] = (self.swap_norms, swap_norms)
         if differ:
             flags = " ".join(
@@ -119,7 +120,7 @@ class TrainingRecord:
         if name not in MODELS or (self.vit is None and own not in MODELS):
             return {} if own == name else {"model": (self.name, model)}
         # A name alone does not tell the size of the images; the positions of the weights do.
-        free = _FREE if self.vit is not None else (*_FREE, "image_size")
+        free = _FREE if self.vit is not None and self.name is not None else (*_FREE, "image_size")
         fields = model_config(name).to_dict()
         return replace(
             self, config=self.config if self.vit is not None else model_config(own).to_dict()
@@ -137,12 +138,24 @@ def _architecture(model: str) -> str:
 
 
 def record_beside(place: Path) -> TrainingRecord:
-    """The record of a folder or a weights file, from its card, else from its run; empty without either."""
+    """The record of a folder or a weights file, from its card, else from its run, else from the file; empty without."""
     file = place / "model.safetensors" if is_saved(place) else place
     card = file.with_name(f"{file.name}.json")
     if card.is_file() and not file.is_dir():
         return record_of_card(card)
-    return record_of_run(place if place.is_dir() else place.parent) or TrainingRecord()
+    of_run = record_of_run(place if place.is_dir() else place.parent)
+    return of_run or (record_in_file(place) if place.suffix == ".safetensors" else TrainingRecord())
+
+
+def record_in_file(path: Path) -> TrainingRecord:
+    """The record in a weights file itself, which stays when it is copied out of its run."""
+    told = record_in_header(path, str(path))
+    if not told:
+        return TrainingRecord()
+    record = _checked({**told, "name": told.get("model")}, path)
+    for key in record.config:
+        check_name(key, FIELDS, "option", f"{path}: config")
+    return record
 
 
 def is_saved(folder: Path) -> bool:

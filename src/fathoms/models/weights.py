@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from fathoms.models.weight_names import (
     to_timm,
     unwrap,
 )
-from fathoms.models.weights_file import check_header, check_recorded_hash
+from fathoms.models.weights_file import RECORD, check_header, check_recorded_hash
 from fathoms.registry import check_name
 
 # Parameters that an error lists by name.
@@ -222,8 +223,8 @@ def load_weights(
     timm's, DeiT's, CaiT's, LearnableScaler's and fathoms' names are recognised, and a convolution as
     patch projection. Learned positions are resized when the grid differs; a class token with a position of its own
     and one without are the same function, and either fills the other. A missing, extra or mis-shaped tensor is an
-    error, and so is a run or a card beside the file that tells of another function of the same tensors, such as
-    other heads; the model is then unchanged.
+    error, and so is a record in the file, or a run or a card beside it, that tells of another function of the same
+    tensors, such as other heads; the model is then unchanged.
 
     Args:
         model: The model to fill.
@@ -241,11 +242,6 @@ def load_weights(
     (torch.Size([16, 64]), torch.Size([64, 64]))
     """
     name, raw = _read(source)
-    if not isinstance(source, Mapping) and Path(name).is_file():
-        # Weights that fit by their shapes may be of other heads, norms or placements.
-        from fathoms.models.training_record import record_beside
-
-        record_beside(Path(name)).check_model(model.config, name)
     state = unwrap(raw)
     layout = layout_of(state)
     _check_kinds(state, name)
@@ -274,6 +270,11 @@ def load_weights(
         resized = (round(table.shape[0] ** 0.5), model.config.grid)
     shapes = {key: tuple(value.shape) for key, value in given.items()}
     _check(own, given, name, misfits(model.config, shapes, skipped))
+    if not isinstance(source, Mapping) and Path(name).is_file():
+        # Weights that fit by their shapes may be of other heads, norms or placements.
+        from fathoms.models.training_record import record_beside
+
+        record_beside(Path(name)).check_model(model.config, name)
     if any(parameter.is_meta for parameter in own.values()):
         raise WeightsError("load_weights: the model is on the meta device; model.to_empty(device=...) first")
     for key, parameter in own.items():
@@ -372,4 +373,5 @@ def save_weights(model: Described, path: str | Path, layout: str = "fathoms") ->
     state = to_timm(state, model.config) if layout == "timm" else state
     with replacing(path) as temporary:
         whole = {name: value.cpu().contiguous() for name, value in state.items()}
-        save_file(whole, temporary, metadata={"format": "pt"})
+        record = json.dumps({"config": model.config.to_dict()})
+        save_file(whole, temporary, metadata={"format": "pt", RECORD: record})

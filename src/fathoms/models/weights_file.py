@@ -38,6 +38,32 @@ def check_ending(path: Path, name: str) -> None:
 
 def check_header(path: Path, name: str) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in a weights file; another kind of file or an inconsistent header is an error."""
+    try:
+        return {key: _shape(value) for key, value in _header(path, name).items() if key != "__metadata__"}
+    except ValueError as error:
+        raise _unreadable(name, reason(error)) from error
+
+
+RECORD = "fathoms"
+"""Entry of a header's metadata: the record of the model as JSON, so that a file alone says which model it is."""
+
+
+def record_in_header(path: Path, name: str) -> dict[str, Any]:
+    """What a weights file says of its model; empty where it says nothing, as files of other libraries."""
+    metadata = _header(path, name).get("__metadata__")
+    text = metadata.get(RECORD) if isinstance(metadata, dict) else None
+    if text is None:
+        return {}
+    try:
+        record = json.loads(text)
+        if not isinstance(record, dict):
+            raise ValueError("its record is not a JSON object")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _unreadable(name, reason(error)) from error
+    return record
+
+
+def _header(path: Path, name: str) -> dict[str, Any]:
     check_ending(path, name)
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -50,8 +76,7 @@ def check_header(path: Path, name: str) -> dict[str, tuple[int, ...]]:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_unknown)
         if not isinstance(header, dict):
             raise ValueError("its header is not a JSON object")
-        entries = {key: value for key, value in header.items() if key != "__metadata__"}
-        return {key: _shape(value) for key, value in entries.items()}
+        return header
     except (ValueError, RecursionError) as error:
         raise _unreadable(name, reason(error)) from error
 

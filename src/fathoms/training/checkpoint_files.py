@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fathoms.errors import WeightsError, reason
 from fathoms.files import open_own, sync_folder
-from fathoms.models.weights_file import MANIFEST
+from fathoms.models.weights_file import MANIFEST, RECORD
 from fathoms.training.run_folder import dumps
 from fathoms.untrusted import read_json, sha256_of
 
@@ -46,15 +46,17 @@ NAMES = {
 CHUNK = 8 << 20
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
+def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> str:
     """Write contiguous host tensors as safetensors, flush them to the disk, and return the SHA-256 of the file.
+
+    `about` goes into the metadata of its header.
 
     The safetensors package copies every tensor and holds Python's lock while it writes, which would stop the training
     thread. The format is a length, a JSON header and the bytes.
     """
     # Wide types first, so that every tensor is aligned; the order of the safetensors package.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(about or {})}}
     offset = 0
     for name in names:
         tensor = tensors[name]
@@ -130,14 +132,29 @@ def _write_text(path: Path, text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _about(state: dict[str, Any]) -> dict[str, str] | None:
+    """The record of a run's model for the headers of its weights; None of a module that Python code gave."""
+    identity, classes = state.get("identity", {}), state.get("classes")
+    if not isinstance(identity, dict) or "model" not in identity or "module" in identity or not classes:
+        return None
+    config = identity["config"] and {**identity["config"], "num_classes": len(classes)}
+    told = {
+        **{"model": identity["model"], "config": config, "classes": classes},
+        **{"preprocessing": state.get("preprocessing"), "swap_norms": identity["swap_norms"]},
+    }
+    return {RECORD: dumps(told)}
+
+
 def write(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint into a new folder, its manifest last."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     hashes: dict[str, str] = {}
+    about = _about(checkpoint.state)
     for name, tensors in checkpoint.tensors.items():
         on_host = {key: value.detach().cpu() for key, value in tensors.items()}
-        hashes[f"{name}.safetensors"] = write_tensors(folder / f"{name}.safetensors", on_host)
+        told = None if name == "optimizer" else about
+        hashes[f"{name}.safetensors"] = write_tensors(folder / f"{name}.safetensors", on_host, told)
     values = {key: v.tolist() if isinstance(v, Tensor) else v for key, v in checkpoint.state.items()}
     hashes["state.json"] = _write_text(folder / "state.json", dumps({**values, "version": VERSION}) + "\n")
     _write_text(folder / MANIFEST, dumps(hashes) + "\n")

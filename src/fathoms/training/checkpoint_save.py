@@ -91,6 +91,7 @@ def counters(context: RunContext, state: TrainState, guard: Guard) -> dict[str, 
         "world": context.world.size,
         "batches_per_epoch": context.batches_per_epoch,
         "classes": list(context.data.classes),
+        "preprocessing": context.data.preprocessing.to_dict(),
         "device": device_name(context.world.device),
     }
 
