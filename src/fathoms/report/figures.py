@@ -179,7 +179,10 @@ def scores_figure(
     if not values:
         return None
     # One noisy arm must not squeeze all others: intervals may widen the scale by no more than its own width.
-    room = max(max(values) - min(values), 1e-9)
+    room = max(values) - min(values)
+    if room < 10.0 ** -DIGITS[metric]:
+        # Equal scores: the scale is that of the intervals.
+        room = max([1.0, *(arm.interval[1] - arm.interval[0] for arm in arms if arm.interval is not None)])
     low, high = min(values) - room, max(values) + room
     low, high = (max(low, 0.0), min(high, 100.0)) if metric == "top1" else (low, high)
     best, rows = leading(arms, comparison), []
