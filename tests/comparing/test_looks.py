@@ -24,6 +24,9 @@ def arm(name, mean, seeds=10, sd=1.0):
 def test_the_levels_of_looks_are_those_of_the_tables_and_simulate_to_the_whole():
     # Lan and DeMets' O'Brien-Fleming limits at half and at all of the seeds: 2.963 and 1.969.
     assert nominal_levels((5, 10), 0.05) == pytest.approx((0.00305, 0.0490), abs=5e-5)
+    # Their spending function at three tenths, by hand.
+    spent = 4 * stats.norm.sf(stats.norm.isf(0.05 / 4) / 0.3**0.5)
+    assert nominal_levels((3, 5, 10), 0.05)[0] == pytest.approx(spent)
     levels = nominal_levels((3, 5, 10), 0.01)
     rng = np.random.default_rng(0)
     steps = rng.normal(size=(400_000, 10)).cumsum(1)

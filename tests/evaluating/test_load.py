@@ -219,3 +219,9 @@ def test_weights_that_are_no_numbers_are_refused(kind, tmp_path):
     save_file(state, tmp_path / "w.safetensors")
     with pytest.raises(WeightsError, match=r"head\.bias holds values that are not finite"):
         load_run(tmp_path / "w.safetensors", "vit_digits")
+
+
+def test_bare_weights_of_timm_bring_their_number_of_classes(tmp_path):
+    save_file(build_timm("timm/test_vit", 7).state_dict(), tmp_path / "bare.safetensors")
+    loaded = load_run(tmp_path / "bare.safetensors", model="timm/test_vit")
+    assert loaded.num_classes == 7

@@ -431,3 +431,9 @@ def test_torch_s_quick_path_is_as_it_was_after_a_fold():
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     fold(nn.TransformerEncoder(layer, 1).eval(), images=torch.randn(2, 5, 16))
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_scale_that_is_set_to_one_saves_no_operation():
+    model = moved(timm.create_model("cait_xxs24_224", img_size=32, depth=1, num_classes=5))
+    rows = {row.became: row.operations for row in fold(model)[1]}
+    assert rows["set to one"] == 0

@@ -440,3 +440,11 @@ def test_a_model_of_words_is_given_words_of_its_own_vocabulary():
     model = Words()
     assert len(swap_norms(model, "learnable_scaler")) == 1
     assert model(torch.tensor([[1, 2]])).shape == (1, 2, 8)
+
+
+@pytest.mark.parametrize(("bias", "note"), [(0.0, ""), (0.5, "has no place for the old shift")])
+def test_a_shift_that_finds_no_place_is_named_where_it_does_something(bias, note):
+    norm = nn.LayerNorm(8)
+    nn.init.constant_(norm.bias, bias)
+    (row,) = swap_norms(nn.Sequential(nn.Linear(8, 8), norm), "rmsnorm", how="keep")
+    assert row.note == note
