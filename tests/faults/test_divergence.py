@@ -83,7 +83,7 @@ def test_a_bad_number_stops_the_run_before_the_weights_and_names_layer_and_batch
     assert all(torch.equal(now[name], tensor) for name, tensor in tensors.items())
     assert record == record_now
     [row] = tiny_runs.lines("guard.jsonl")
-    assert row["cause"]["step"] == 3
+    assert (row["epoch"], row["update"], row["cause"]["step"]) == (1, 4, 3)
     assert len(row["cause"]["files"]) == 32
     assert all(name.startswith("train[") for name in row["cause"]["files"])
     assert not (tiny_runs.folder() / "checkpoints" / "best").exists()
