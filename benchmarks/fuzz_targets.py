@@ -23,7 +23,11 @@ import fathoms
 from fathoms import ViT, ViTConfig
 from fathoms.data import choose_decoder, open_source
 from fathoms.data.readiness import verify_manifest
-from fathoms.report.page import read, render
+from fathoms.report.comparison_page import render_comparison
+from fathoms.report.figures import figures
+from fathoms.report.page import read
+from fathoms.report.records import RunRecord
+from fathoms.report.run_page import render_run
 from fathoms.training import checkpoint_files as checkpoints
 from fathoms.training.checkpoint_load import read as read_checkpoint
 from fathoms.training.guard import GUARD_COUNTS
@@ -395,7 +399,11 @@ class Reports:
         """Make the report."""
         for name, content in split(data).items():
             (self.folder / name).write_bytes(content)
-        render(read([self.folder]))
+        record = read([self.folder])
+        if isinstance(record, RunRecord):
+            render_run(record)
+        else:
+            render_comparison(record, figures(record))
 
 
 TARGETS: dict[str, Callable[[Path], Any]] = {

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from fathoms import FathomsError, create_model
 from fathoms.cli import predict as command
@@ -136,6 +137,8 @@ def test_mistakes_are_said(tmp_path, folder):
     with pytest.raises(FathomsError, match="is not the card of an exported model; it has no config"):
         predicted(folder)
     (folder / "w.safetensors.json").unlink()
+    # Without the header in which fathoms records the model.
+    save_file(load_file(folder / "w.safetensors"), folder / "w.safetensors")
     with pytest.raises(
         FathomsError, match="a weights file alone does not say which model it is; give --model"
     ):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from fathoms import FathomsError
 from fathoms.cli.main import main
@@ -73,9 +74,15 @@ def test_a_repository_is_private_unless_it_is_to_be_public(store, digits_run, tm
     assert store.private == {"me/digits": False}
 
 
-def test_a_repository_without_a_card_needs_the_model_s_name(store, digits_run, tmp_path, capsys):
+def test_a_repository_without_a_card_needs_the_model_s_name_where_its_weights_do_not_say_it(
+    store, digits_run, tmp_path, capsys
+):
     name = pushed(digits_run, tmp_path, capsys)
-    (store.folder / "me" / "digits" / store.heads["me/digits"] / model_sources.CARD).unlink()
+    folder = store.folder / "me" / "digits" / store.heads["me/digits"]
+    (folder / model_sources.CARD).unlink()
+    assert load_run(name).config == load_run(str(digits_run)).config
+    (weights,) = folder.glob("*.safetensors")
+    save_file(load_file(weights), weights)
     with pytest.raises(FathomsError, match="does not say which model it is; give --model"):
         load_run(name)
     fields = load_run(str(digits_run)).config.to_dict()

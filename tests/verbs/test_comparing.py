@@ -97,7 +97,7 @@ def test_modules_models_of_timm_and_names_are_compared_on_arrays_and_continue(tm
     assert len({row["loss"] for row in found.rows}) == 6
     before = found.results
     longer = compare((IMAGES, LABELS), arms=arms, seeds=3, **where, **RUN)
-    assert made == [0, 0, 1, 0, 2]
+    assert made == [0, 0, 0, 1, 0, 0, 2]
     assert [row for row in longer.rows if row["seed"] < 2] == [row for row in found.rows if row["seed"] < 2]
     assert len(before["cells"]) < len(longer.results["cells"]) == 9
 
